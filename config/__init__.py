@@ -1,0 +1,1 @@
+"""The presets that ship: data files only, read by ``vse.pipeline.presets``."""

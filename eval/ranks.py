@@ -1,0 +1,114 @@
+"""Exact ranks of the right answers, in blocks, with ties against the model.
+
+A rank is 0-based. A candidate that scores exactly as high as the right one counts as ranked before it, so a
+model that gives every pair the same score earns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.pipeline.errors import UserError
+
+# Scores are computed in tiles of one fixed shape: the arithmetic of a pair then does not depend on
+# how many others are scored with it, so equal embeddings get equal scores wherever they stand.
+TILE_IMAGES, TILE_CAPTIONS = 512, 4096
+
+# Scores of some image rows with all captions, or with the captions of these numbers.
+ScoreBlock = Callable[[slice, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """0-based ranks: ``i2t`` (n_images,) of each image's best own caption, ``t2i`` (n_captions,) of each caption's image."""
+
+    i2t: NDArray[np.int64]
+    t2i: NDArray[np.int64]
+
+
+def ranks_from_embeddings(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], owners: Int[Tensor, " n_captions"]
+) -> Ranks:
+    """Ranks under the inner product.
+
+    Parameters
+    ----------
+    images : image embeddings
+    captions : caption embeddings
+    owners : for each caption the row of its image
+    """
+    if images.shape[1] != captions.shape[1]:
+        raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
+    captions = captions.float()
+    everything = _padded(captions, TILE_CAPTIONS)
+    buffer = torch.empty(TILE_IMAGES, len(everything))
+
+    def block(rows: slice, columns: Tensor | None) -> Tensor:
+        part = _padded(images[rows].float(), TILE_IMAGES)
+        right = everything if columns is None else _padded(captions[columns], TILE_CAPTIONS)
+        for start in range(0, len(right), TILE_CAPTIONS):
+            tile = slice(start, start + TILE_CAPTIONS)
+            torch.mm(part, right[tile].T, out=buffer[:, tile])
+        return buffer[: rows.stop - rows.start, : len(captions) if columns is None else len(columns)]
+
+    return _ranks(block, len(images), owners)
+
+
+def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[Tensor, " n_captions"]) -> Ranks:
+    """Ranks from a full score matrix."""
+    if scores.shape[1] != len(owners):
+        raise UserError(f"{scores.shape[1]} columns of scores for {len(owners)} captions")
+
+    def block(rows: slice, columns: Tensor | None) -> Tensor:
+        return scores[rows].clone() if columns is None else scores[rows][:, columns]
+
+    return _ranks(block, len(scores), owners)
+
+
+def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"]) -> Ranks:
+    """The scores of the right pairs first, then, block by block of images, how many others reach them."""
+    _check_owners(owners, n_images)
+    blocks = list(_row_blocks(n_images, owners))
+    right = torch.cat([block(rows, own)[owners[own] - rows.start, torch.arange(len(own))] for rows, own in blocks])
+    right = right[torch.argsort(torch.cat([own for _, own in blocks]))]
+    best = torch.full((n_images,), -torch.inf, dtype=right.dtype).scatter_reduce(0, owners, right, "amax")
+    i2t = torch.empty(n_images, dtype=torch.int64)
+    t2i = torch.zeros(len(owners), dtype=torch.int64)
+    for rows, own in blocks:
+        scores = block(rows, None)
+        if not torch.isfinite(scores.sum()):
+            bad = int(torch.nonzero(~torch.isfinite(scores))[0, 0]) + rows.start
+            raise UserError(f"the scores of image row {bad} are not finite (NaN)")
+        scores[owners[own] - rows.start, own] = -torch.inf
+        i2t[rows] = (scores >= best[rows, None]).sum(1)
+        t2i += (scores >= right).sum(0)
+    return Ranks(i2t.numpy(), t2i.numpy())
+
+
+def _row_blocks(n_images: int, owners: Tensor) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
+    """Blocks of image rows with the numbers of their own captions."""
+    order = torch.argsort(owners, stable=True)
+    starts = torch.searchsorted(owners[order], torch.arange(0, n_images + TILE_IMAGES, TILE_IMAGES))
+    for k, start in enumerate(range(0, n_images, TILE_IMAGES)):
+        yield slice(start, min(start + TILE_IMAGES, n_images)), order[starts[k] : starts[k + 1]]
+
+
+def _check_owners(owners: Tensor, n_images: int) -> None:
+    counts = torch.bincount(owners, minlength=n_images)
+    if len(counts) > n_images or bool((owners < 0).any()):
+        raise UserError(f"a caption belongs to image row {int(owners.max())}, but there are {n_images} images")
+    if bool((counts == 0).any()):
+        raise UserError(f"image row {int(torch.argmin(counts))} has no caption")
+
+
+def _padded(rows: Tensor, multiple: int) -> Tensor:
+    """``rows`` with zero rows behind, up to a multiple."""
+    missing = -len(rows) % multiple
+    return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows

@@ -1,0 +1,4 @@
+"""The ground floor: configuration, data sets, captions, the demo data set, files that are never half-written."""
+
+if __name__ != "vse.pipeline":
+    raise ImportError(f"import this package as vse.pipeline, not {__name__}: two copies would not share classes")

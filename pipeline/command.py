@@ -1,0 +1,38 @@
+"""What all commands share: one clear line and exit code 2 for a user's mistake, progress and log on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+
+import click
+
+from vse.pipeline.errors import UserError
+
+
+def entry_point(command: click.Command) -> Callable[..., None]:
+    """Turn a click command into the function that the console script calls.
+
+    Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted.
+    """
+
+    def main(arguments: Sequence[str] | None = None) -> None:
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
+        try:
+            code = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
+        except click.ClickException as error:
+            _fail(command, error.format_message())
+        except UserError as error:
+            _fail(command, str(error))
+        except (KeyboardInterrupt, click.Abort):
+            sys.exit(130)
+        sys.exit(code if isinstance(code, int) else 0)
+
+    main.__doc__ = command.help
+    return main
+
+
+def _fail(command: click.Command, message: str) -> None:
+    click.echo(f"{command.name}: error: {' '.join(message.split())}", err=True)
+    sys.exit(2)

@@ -1,0 +1,143 @@
+"""A data set: images, their captions and splits, in the layout of the Karpathy splits.
+
+``data/<name>/dataset.json`` lies beside the folder ``images``; an image's file is
+``images/<filepath>/<filename>``, where ``filepath`` may be missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vse.pipeline.captions import tokenize
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files import read_json
+
+SPLITS = ("train", "val", "test", "restval")
+
+
+@dataclass(frozen=True)
+class Caption:
+    """One sentence of an image."""
+
+    sentid: int
+    imgid: int
+    raw: str
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Image:
+    """One picture, its file relative to the ``images`` folder, and its captions."""
+
+    imgid: int
+    file: str
+    split: str
+    captions: tuple[Caption, ...]
+    cocoid: int | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All images of ``dataset.json`` in file order; ``path`` is that file."""
+
+    name: str
+    path: Path
+    images: tuple[Image, ...]
+
+    def image_path(self, image: Image) -> Path:
+        """Where the picture lies."""
+        return self.path.parent / "images" / image.file
+
+    @cached_property
+    def splits(self) -> dict[str, tuple[Image, ...]]:
+        """Images by split, in file order; only splits that have images."""
+        found: dict[str, list[Image]] = {}
+        for image in self.images:
+            found.setdefault(image.split, []).append(image)
+        return {split: tuple(found[split]) for split in SPLITS if split in found}
+
+    def split(self, name: str) -> tuple[Image, ...]:
+        """Images of one split; :class:`UserError` if there is none."""
+        if name not in self.splits:
+            raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}")
+        return self.splits[name]
+
+
+def load_dataset_file(path: Path) -> Dataset:
+    """Read and check ``dataset.json``.
+
+    Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
+    an empty caption, an unknown split, an image file outside the ``images`` folder.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("images"), list):
+        raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
+    name = content.get("dataset")
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{path}: 'dataset' must name the data set")
+    try:
+        images = tuple(_image(path, entry) for entry in content["images"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {error!r}") from None
+    if not images:
+        raise UserError(f"{path}: no images")
+    _unique(path, "imgid", (image.imgid for image in images))
+    _unique(path, "image file", (image.file for image in images))
+    _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
+    return Dataset(name, path, images)
+
+
+def count_splits(dataset: Dataset) -> str:
+    """A line per split: images, captions, captions per image."""
+    lines = [f"{dataset.path}: data set {dataset.name!r}"]
+    for split, images in dataset.splits.items():
+        counts = sorted({len(image.captions) for image in images})
+        n_captions = sum(len(image.captions) for image in images)
+        each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({each} per image)")
+    return "\n".join(lines)
+
+
+def missing_images(dataset: Dataset) -> list[Path]:
+    """Image files that are not there."""
+    return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
+
+
+def _image(path: Path, entry: dict[str, Any]) -> Image:
+    imgid = int(entry["imgid"])
+    file = Path(entry.get("filepath") or "", entry["filename"])
+    if file.is_absolute() or ".." in file.parts:
+        raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
+    if entry["split"] not in SPLITS:
+        raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
+    if not entry["sentences"]:
+        raise UserError(f"{path}: image {imgid} has no caption")
+    captions = tuple(_caption(path, imgid, sentence) for sentence in entry["sentences"])
+    if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
+        raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
+    cocoid = int(entry["cocoid"]) if entry.get("cocoid") is not None else None
+    return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
+
+
+def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
+    sentid, raw = int(sentence["sentid"]), str(sentence["raw"])
+    if int(sentence.get("imgid", imgid)) != imgid:
+        raise UserError(f"{path}: caption {sentid} lies under image {imgid} but says image {sentence['imgid']}")
+    tokens = sentence["tokens"] if "tokens" in sentence else tokenize(raw)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise UserError(f"{path}: caption {sentid}: 'tokens' must be a list of words")
+    if not tokens or not raw.strip():
+        raise UserError(f"{path}: caption {sentid} of image {imgid} is empty")
+    return Caption(sentid, imgid, raw, tuple(tokens))
+
+
+def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
+    seen: set[int | str] = set()
+    for value in values:
+        if value in seen:
+            raise UserError(f"{path}: duplicate {what} {value}")
+        seen.add(value)

@@ -1,0 +1,65 @@
+"""The demo data set: drawn here, not downloaded, and the same for the same seed."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from vse.pipeline.captions import tokenize
+from vse.pipeline.demo_captions import Caption, write_captions
+from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_bytes, write_json
+
+DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
+
+
+def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
+    """Draw ``n_images`` scenes with five captions each and write ``out/dataset.json`` and ``out/images``.
+
+    About 8/11 of the images are for training, 1/11 for validation, 2/11 for testing. Every sentence keeps
+    its ``phrases``: first token, number of tokens, the ``boxes`` (x1, y1, x2, y2 in pixels) of the objects it
+    names, and ``kind`` ``object``, or ``scene`` (without boxes) for the background. Returns the path of
+    ``dataset.json``, which is written last.
+    """
+    if n_images < 6:
+        raise UserError(f"--images {n_images}: the demo needs at least 6 images, so that every split has some")
+    if seed < 0:
+        raise UserError(f"--seed {seed}: a seed is not negative")
+    n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
+    splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
+    entries = []
+    for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
+        rng = np.random.default_rng([seed, imgid])
+        scene = compose_scene(rng)
+        picture = io.BytesIO()
+        draw_scene(scene, rng).save(picture, "JPEG", quality=92)
+        filename = f"demo_{imgid:06d}.jpg"
+        write_bytes(out / "images" / filename, picture.getvalue(), sync=False)
+        entries.append(_entry(imgid, filename, split, scene, write_captions(scene, rng)))
+    return write_json(out / "dataset.json", {"dataset": name, "images": entries})
+
+
+def _entry(imgid: int, filename: str, split: str, scene: Scene, captions: tuple[Caption, ...]) -> dict[str, Any]:
+    sentids = [imgid * len(captions) + k for k in range(len(captions))]
+    sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
+    return {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids, "sentences": sentences}
+
+
+def _sentence(sentid: int, imgid: int, scene: Scene, caption: Caption) -> dict[str, Any]:
+    phrases = [
+        {
+            "first_token": phrase.first_token,
+            "n_tokens": phrase.n_tokens,
+            "kind": "object" if phrase.objects else "scene",
+            "objects": list(phrase.objects),
+            "boxes": [list(scene.objects[k].box) for k in phrase.objects],
+        }
+        for phrase in caption.phrases
+    ]
+    tokens = tokenize(caption.raw)
+    return {"sentid": sentid, "imgid": imgid, "raw": caption.raw, "tokens": tokens, "phrases": phrases}

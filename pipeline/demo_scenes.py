@@ -1,0 +1,184 @@
+"""Scenes of the demo data set: what is in a picture, and how it is drawn.
+
+A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background.
+Everything is drawn from a random generator that depends on the seed and on the image's number alone,
+so the first hundred images are the same whether a hundred or ten thousand are made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+IMAGE_SIZE = 128
+_SUPERSAMPLE = 4  # masks are drawn this much larger, then shrunk, for smooth edges
+
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "crescent")
+TEXTURES = ("plain", "striped", "dotted", "checkered")
+SIZES = {"small": 11, "large": 19}  # half of the side, in pixels, before jitter
+COLOURS = {
+    "red": (214, 40, 40),
+    "green": (40, 150, 60),
+    "blue": (40, 80, 215),
+    "yellow": (245, 210, 40),
+    "purple": (135, 50, 160),
+    "orange": (245, 130, 25),
+    "white": (248, 248, 248),
+    "black": (22, 22, 22),
+    "pink": (250, 140, 185),
+    "brown": (120, 72, 32),
+}
+BACKGROUNDS = {
+    "grass": (112, 176, 84),
+    "sand": (226, 204, 152),
+    "sea": (84, 150, 196),
+    "night": (28, 30, 70),
+    "snow": (226, 234, 242),
+    "bricks": (170, 92, 74),
+    "wood": (176, 132, 84),
+    "sky": (158, 206, 240),
+}
+# An object never has a colour that its background nearly has, or a reader could not see it.
+_UNSEEN = {
+    "grass": {"green"},
+    "sand": {"white", "yellow"},
+    "sea": {"blue"},
+    "night": {"black", "blue", "purple"},
+    "snow": {"white"},
+    "bricks": {"red", "brown"},
+    "wood": {"brown", "orange"},
+    "sky": {"white", "blue"},
+}
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One drawn object; ``row`` and ``column`` (0-2) name its cell, ``centre`` and ``radius`` are in pixels."""
+
+    shape: str
+    colour: str
+    size: str
+    texture: str
+    row: int
+    column: int
+    centre: tuple[float, float]
+    radius: float
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Corners (x1, y1, x2, y2) of the drawn object in whole pixels."""
+        left, top = round(self.centre[0] - self.radius), round(self.centre[1] - self.radius)
+        side = round(2 * self.radius)
+        return (left, top, left + side, top + side)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A background and one to four objects in reading order (rows from the top, then columns from the left)."""
+
+    background: str
+    objects: tuple[SceneObject, ...]
+
+
+def compose_scene(rng: np.random.Generator) -> Scene:
+    """Draw a random scene from ``rng``; no two of its objects share both colour and shape."""
+    background = str(rng.choice(list(BACKGROUNDS)))
+    colours = [c for c in COLOURS if c not in _UNSEEN[background]]
+    n_objects = int(rng.integers(1, 5))
+    cells = sorted(int(cell) for cell in rng.choice(9, n_objects, replace=False))
+    objects: list[SceneObject] = []
+    while len(objects) < n_objects:
+        colour, shape = str(rng.choice(colours)), str(rng.choice(SHAPES))
+        if any((o.colour, o.shape) == (colour, shape) for o in objects):
+            continue
+        size = str(rng.choice(list(SIZES)))
+        row, column = divmod(cells[len(objects)], 3)
+        radius = SIZES[size] + float(rng.uniform(-1.5, 1.5))
+        cell = IMAGE_SIZE / 3
+        slack = cell / 2 - radius - 0.5  # keeps the object inside its cell
+        x, y = ((k + 0.5) * cell + float(rng.uniform(-slack, slack)) for k in (column, row))
+        objects.append(SceneObject(shape, colour, size, str(rng.choice(TEXTURES)), row, column, (x, y), radius))
+    return Scene(background, tuple(objects))
+
+
+def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
+    """Draw ``scene`` as an RGB picture of ``IMAGE_SIZE`` x ``IMAGE_SIZE`` pixels; ``rng`` moves the background's grain."""
+    picture = Image.fromarray(_background(scene.background, rng))
+    for item in scene.objects:
+        left, top, right, _ = item.box
+        side = right - left
+        picture.paste(_fill(item, side), (left, top), _mask(item.shape, side))
+    return picture
+
+
+def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Pixels (IMAGE_SIZE, IMAGE_SIZE, 3) of a background with a pattern of its own."""
+    n = IMAGE_SIZE
+    y, x = np.mgrid[0:n, 0:n].astype(np.float32)
+    dx, dy = rng.uniform(0, 32, 2)
+    x, y = x + dx, y + dy
+    grain = rng.normal(0, 1, (n, n)).astype(np.float32)
+    light = {
+        "grass": lambda: 16 * np.sin(x * 1.3 + 2 * np.sin(y / 5)) + 10 * grain,
+        "sand": lambda: 14 * grain,
+        "sea": lambda: 20 * np.sin(y / 3 + 1.5 * np.sin(x / 9)),
+        "night": lambda: np.where(grain > 2.4, 170.0, 0.0),
+        "snow": lambda: 5 * np.sin((x + y) / 17) + 3 * grain,
+        "bricks": lambda: np.where((y % 12 < 2) | ((x + 12 * (y // 12 % 2)) % 24 < 2), 60.0, 4 * grain),
+        "wood": lambda: 16 * np.sin(x / 2.2 + 2 * np.sin(y / 40)) - 40 * (x % 32 < 2),
+        "sky": lambda: 40 * (y - n / 2) / n + 2 * grain,
+    }[name]()
+    pixels = np.asarray(BACKGROUNDS[name], np.float32) + light[:, :, None]
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def _fill(item: SceneObject, side: int) -> Image.Image:
+    """The object's colour and texture as a square picture; the texture's second tone is darker, or lighter for dark colours."""
+    colour = np.asarray(COLOURS[item.colour], np.float32)
+    second = colour * 0.45 if colour.mean() > 90 else colour * 0.5 + 120
+    y, x = np.mgrid[0:side, 0:side]
+    marked = {
+        "plain": np.zeros((side, side), bool),
+        "striped": (x + y) % 8 < 3,
+        "dotted": ((x % 8 - 3.5) ** 2 + (y % 8 - 3.5) ** 2) < 5.5,
+        "checkered": (x // 5 + y // 5) % 2 == 1,
+    }[item.texture]
+    return Image.fromarray(np.where(marked[:, :, None], second, colour).astype(np.uint8))
+
+
+def _mask(shape: str, side: int) -> Image.Image:
+    """The object's outline as a greyscale mask of ``side`` x ``side`` pixels."""
+    n = side * _SUPERSAMPLE
+    mask = Image.new("L", (n, n), 0)
+    pen = ImageDraw.Draw(mask)
+    full = (0, 0, n - 1, n - 1)
+
+    def polygon(points: list[tuple[float, float]]) -> None:
+        pen.polygon([(px * (n - 1), py * (n - 1)) for px, py in points], fill=255)
+
+    if shape == "circle":
+        pen.ellipse(full, fill=255)
+    elif shape == "square":
+        polygon([(0.06, 0.06), (0.94, 0.06), (0.94, 0.94), (0.06, 0.94)])
+    elif shape == "triangle":
+        polygon([(0.5, 0), (1, 0.95), (0, 0.95)])
+    elif shape == "diamond":
+        polygon([(0.5, 0), (0.88, 0.5), (0.5, 1), (0.12, 0.5)])
+    elif shape == "cross":
+        pen.rectangle((0.34 * n, 0, 0.66 * n, n), fill=255)
+        pen.rectangle((0, 0.34 * n, n, 0.66 * n), fill=255)
+    elif shape == "star":
+        radii = [0.5, 0.21] * 5
+        angles = [math.pi * (k / 5 - 0.5) for k in range(10)]
+        polygon([(0.5 + r * math.cos(a), 0.5 + r * math.sin(a)) for r, a in zip(radii, angles, strict=True)])
+    elif shape == "ring":
+        pen.ellipse(full, fill=255)
+        pen.ellipse((0.27 * n, 0.27 * n, 0.73 * n, 0.73 * n), fill=0)
+    else:  # crescent
+        pen.ellipse(full, fill=255)
+        pen.ellipse((0.32 * n, -0.06 * n, 1.2 * n, 0.82 * n), fill=0)
+    return mask.resize((side, side), Image.Resampling.BOX)

@@ -1,0 +1,18 @@
+"""What went wrong on the user's side."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input or usage: one line that says what is wrong, where, and what to do. Commands exit with 2."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'vsepp'? known: ...)``: the nearest valid name, then all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f" ({hint}known: {', '.join(names)})"

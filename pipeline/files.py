@@ -1,0 +1,86 @@
+"""Files that are whole or not there: the one way this project writes anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from vse.pipeline.errors import UserError
+
+
+def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
+    """Write a temporary file in ``path``'s folder, flush it to disk, and rename it to ``path``; returns ``path``.
+
+    On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was.
+    ``sync=False`` leaves the flush to the system, for many small files that a later file vouches for.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as stream:
+            os.fchmod(handle, 0o666 & ~_umask())
+            stream.write(content)
+            stream.flush()
+            if sync:
+                os.fsync(handle)
+        os.replace(temporary, path)
+        if sync:
+            _fsync_folder(path.parent)
+    except BaseException as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise
+    return path
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Write ``text`` as UTF-8, atomically; returns ``path``."""
+    return write_bytes(path, text.encode())
+
+
+def write_json(path: Path, content: object) -> Path:
+    """Write ``content`` as indented JSON, atomically; NaN is refused. Returns ``path``."""
+    return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Content of a JSON file; :class:`UserError` if it is missing or is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid JSON ({error})") from None
+
+
+def sha256_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_json(content: object) -> str:
+    """SHA-256 of ``content`` as canonical JSON (sorted keys, no blanks)."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _fsync_folder(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,80 @@
+"""The commands ``vse-train`` and ``vse-embed``."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from vse.features.cache import open_cache
+from vse.features.cnn import use_threads
+from vse.pipeline import presets
+from vse.pipeline.command import entry_point
+from vse.train.encode import embed_split
+from vse.train.trainer import train
+
+_FILE = click.Path(path_type=Path)
+_DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+_THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
+log = logging.getLogger(__name__)
+
+
+@click.command("vse-train")
+@click.option("--features", type=_FILE, required=True, help="The feature cache to train on.")
+@click.option("--experiment", default="vsepp", show_default=True, help="A preset of config/experiments, or a YAML file.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, loss.margin=0.1 say.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
+@click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
+@click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
+@click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
+@_DEVICE
+@_THREADS
+def train_command(
+    features: Path,
+    experiment: str,
+    sets: tuple[str, ...],
+    seed: int,
+    out: Path | None,
+    captions: Path | None,
+    resume: bool,
+    overwrite: bool,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Train an embedding on a feature cache; with --features alone, VSE++ with the paper's settings."""
+    use_threads(threads)
+    dataset = open_cache(features).dataset
+    config = presets.load_experiment(experiment, dataset, sets)
+    plain = presets.load_experiment(experiment, None, sets)
+    changes = presets.changed_fields(plain.model_dump(), config.model_dump())
+    if changes:
+        log.info("data set preset %r changes %s", dataset, "; ".join(changes))
+    click.echo(train(features, config, seed, out, captions, resume, overwrite, device))
+
+
+@click.command("vse-embed")
+@click.argument("run", type=_FILE)
+@click.option("--split", default="test", show_default=True)
+@click.option("--out", type=_FILE, help="The file to write.  [default: RUN/SPLIT.h5]")
+@click.option("--features", type=_FILE, help="The cache, if it was moved.")
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@_DEVICE
+@_THREADS
+def embed_command(
+    run: Path,
+    split: str,
+    out: Path | None,
+    features: Path | None,
+    captions: Path | None,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Write the embeddings of a split, for vse-eval."""
+    use_threads(threads)
+    click.echo(embed_split(run, out or run / f"{split}.h5", split, features, captions, device))
+
+
+train_main = entry_point(train_command)
+embed_main = entry_point(embed_command)

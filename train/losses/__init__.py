@@ -1,0 +1,47 @@
+"""Ranking losses by name. A new loss is one file here and one line below.
+
+A loss is a function of
+
+- ``scores`` (n, n): similarity of image i (row) and caption j (column) of a batch; row i and column i are a pair,
+- ``negatives`` (n, n): True where image i and caption j count as a wrong pair,
+- ``margin``: the alpha of the VSE++ paper,
+
+and returns a scalar, summed over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from vse.train.losses.max_of_hinges import max_of_hinges
+from vse.train.losses.sum_of_hinges import sum_of_hinges
+
+Loss = Callable[[Tensor, Tensor, float], Tensor]
+
+LOSSES: dict[str, Loss] = {
+    "max_of_hinges": max_of_hinges,
+    "sum_of_hinges": sum_of_hinges,
+}
+
+
+def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
+    """Which pairs of a batch are wrong: all but i = j, or, if masked, all whose images differ.
+
+    A batch of shuffled captions can hold two captions of one image. The VSE++ paper and its code count
+    each as a negative of the other's image; masking does not.
+    """
+    if mask_same_image:
+        return image_ids[:, None] != image_ids[None, :]
+    return ~torch.eye(len(image_ids), dtype=torch.bool, device=image_ids.device)
+
+
+def collapse_value(name: str, n: int, margin: float) -> float | None:
+    """The loss of a batch of n pairs when all embeddings are the same, None if that is no sign of anything.
+
+    Max of hinges: every hinge is the margin, so 2 x n x margin.
+    """
+    return 2 * n * margin if name == "max_of_hinges" else None

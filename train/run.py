@@ -1,0 +1,117 @@
+"""A run directory: what a training leaves behind, and how it is found and read again.
+
+``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
+bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import yaml
+from torch import Tensor
+
+from vse.pipeline.captions import Vocabulary
+from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, write_bytes, write_json, write_text
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and contents of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def vocabulary_file(self) -> Path:
+        return self.path / "vocab.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def best_file(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "last.ckpt"
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "run.json"
+
+    def experiment(self) -> ExperimentConfig:
+        """The settings the run was made with."""
+        if not self.config_file.is_file():
+            raise UserError(f"{self.path}: not a run folder (no config.yaml)")
+        return ExperimentConfig.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
+
+    def record(self) -> dict[str, Any]:
+        """``run.json``."""
+        record: dict[str, Any] = read_json(self.record_file)
+        return record
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(self.vocabulary_file)
+
+    def feature_file(self) -> Path:
+        """The cache that the run was trained on, found from where the run lies."""
+        return self.path / self.record()["features"]["path"]
+
+    def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
+        """Write what is known before training. Files of an earlier run go first."""
+        for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file):
+            old.unlink(missing_ok=True)
+        write_text(self.config_file, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+        vocabulary.save(self.vocabulary_file)
+        write_json(self.record_file, dict(record))
+
+    def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Write ``metrics.csv``, a row per epoch."""
+        text = io.StringIO()
+        table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_text(self.metrics_file, text.getvalue())
+
+    def save_best(self, weights: Mapping[str, Tensor]) -> None:
+        write_bytes(self.best_file, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """Weights of the epoch with the highest validation rsum."""
+        if not self.best_file.is_file():
+            raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
+        return safetensors.torch.load_file(self.best_file)
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_bytes(self.checkpoint_file, buffer.getbuffer())
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The state after the last finished epoch; tensors and plain values alone are ever loaded."""
+        try:
+            state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, OSError) as error:
+            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
+        return state
+
+
+def relative_path(target: Path, folder: Path) -> str:
+    """``target`` as seen from ``folder``, so that both can be moved together."""
+    return Path(os.path.relpath(target, folder)).as_posix()
