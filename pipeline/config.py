@@ -59,11 +59,18 @@ class ModelConfig(Settings):
 class LossConfig(Settings):
     """The ranking loss, summed over the batch (VSE++ paper, Eqs. 5 and 6)."""
 
-    name: str = Field("max_of_hinges", description="a loss of vse.train.losses")
+    name: str = Field("max", description="a loss of vse.train.losses: max or sum (of hinges)")
     margin: float = Field(0.2, ge=0)
     same_image: Literal["keep", "mask"] = Field(
         "keep", description="whether other captions of the same image count as negatives (keep, as in the paper)"
     )
+
+
+class WarmupConfig(Settings):
+    """Another loss for the first epochs (the curriculum of the VSE++ paper, section 3.6); the paper's runs have none."""
+
+    loss: str = Field("sum", description="the loss of the first epochs")
+    epochs: int = Field(0, ge=0)
 
 
 class TrainConfig(Settings):
@@ -75,6 +82,7 @@ class TrainConfig(Settings):
     decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
     decay: float = Field(0.1, gt=0, le=1)
     clip: float = Field(2.0, gt=0, description="bound on the gradient's global norm")
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
     min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")
     memory_gb: float = Field(2.0, ge=0, description="features kept in memory; the rest is mapped from the cache")
 
@@ -86,6 +94,7 @@ class ExperimentConfig(Settings):
     feature: str = Field("fc7", description="the feature preset whose cache is read")
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
+    warmup: WarmupConfig = WarmupConfig()
     train: TrainConfig = TrainConfig()
 
 
@@ -101,3 +110,15 @@ class DatasetConfig(Settings):
     seed: int = Field(0, description="seed of the drawing, for the demo")
     features: dict[str, dict[str, Any]] = Field(default_factory=dict, description="feature -> settings it changes")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings it changes in every experiment")
+
+
+class WorkflowConfig(Settings):
+    """Settings of the workflow (``config/config.yaml`` and ``--config``)."""
+
+    weights_dir: str | None = None
+    device: str = "auto"
+    threads: PositiveInt = 8
+    skip_bad: bool = False
+    seeds: list[int] = Field(default=[0], min_length=1)
+    experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
+    sources: dict[str, str] = Field(default_factory=dict)

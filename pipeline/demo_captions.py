@@ -98,9 +98,10 @@ class _Teller:
         self.first, self.second = int(order[0]), int(order[-1])  # the same one where there is only one
 
     def inventory(self) -> Caption:
-        """Colour and shape of every object."""
-        parts = [self.name(k, "colour", "shape") for k in range(len(self.scene.objects))]
-        facts = [fact for k in range(len(parts)) for fact in self.about(k, "colour", "shape")]
+        """Colour, shape and place of every object."""
+        n_objects = len(self.scene.objects)
+        parts = [[self.name(k, "colour", "shape"), self.place(self.scene.objects[k])] for k in range(n_objects)]
+        facts = [fact for k in range(n_objects) for fact in self.about(k, "colour", "shape", "place")]
         return self.caption(self.listed(parts), facts)
 
     def one_object(self) -> Caption:
@@ -114,9 +115,9 @@ class _Teller:
     def relation(self) -> Caption:
         """Where one object lies from another, or that it is alone."""
         if self.alone:
-            lonely = self.pick(("all alone", "by itself", "with nothing else"))
-            pieces = [self.name(0, "colour", "shape"), lonely, self.place(self.scene.objects[0])]
-            return self.caption(pieces, [("count",), *self.about(0, "colour", "shape", "place")])
+            lonely = self.pick(("all alone", "by itself", "with nothing else around"))
+            pieces: list[str | _Named] = [self.name(0, "size", "colour", "shape"), lonely]
+            return self.caption(pieces, [("count",), *self.about(0, "size", "colour", "shape")])
         a, b = self.scene.objects[self.first], self.scene.objects[self.second]
         if a.row != b.row:
             word = self.pick(("above", "over", "higher than") if a.row < b.row else ("below", "under", "lower than"))
@@ -128,23 +129,25 @@ class _Teller:
         return self.caption(pieces, [("relation", str(self.first), str(self.second))])
 
     def background(self) -> Caption:
-        """The background, how many objects there are, and their textures."""
+        """The background, how many objects there are, and their colours (of one alone its texture)."""
         objects = self.scene.objects
-        textures = [self.word(item.texture) for item in objects]
+        told = "texture" if self.alone else "colour"
+        words = [self.word(getattr(item, told)) for item in objects]
         count = _NUMBERS[len(objects)]
         noun = self.word("shape" if self.alone else "shapes")
-        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, "texture"))]
+        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, told))]
         everything = tuple(range(len(objects)))
         if self.alone:
-            return self.caption([_Named(f"{count} {textures[0]} {noun}", (0,)), self.where()], facts)
-        each = [_Named(texture, (k,)) for k, texture in enumerate(textures)]
+            return self.caption([_Named(f"{count} {words[0]} {noun}", (0,)), self.where()], facts)
+        each: list[list[str | _Named]] = [[_Named(word, (k,))] for k, word in enumerate(words)]
         return self.caption([_Named(f"{count} {noun}", everything), self.where(), ":", *self.listed(each)], facts)
 
     def on_background(self) -> Caption:
-        """Another object than ``one_object`` tells of, on the background."""
+        """Another object than ``one_object`` tells of, and its place, on the background."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
-        facts = [("background",), *self.about(self.second, *which)]
-        return self.caption([self.name(self.second, *which), self.where()], facts)
+        facts = [("background",), *self.about(self.second, *which, "place")]
+        place = self.place(self.scene.objects[self.second])
+        return self.caption([self.name(self.second, *which), self.where(), place], facts)
 
     @property
     def alone(self) -> bool:
@@ -179,11 +182,11 @@ class _Teller:
         return f"on the {column}" if item.row == 1 else f"in the {row} {column} {self.pick(('corner', 'part'))}"
 
     @staticmethod
-    def listed(parts: Sequence[_Named]) -> list[str | _Named]:
+    def listed(parts: Sequence[Sequence[str | _Named]]) -> list[str | _Named]:
         """``a, b and c``."""
-        pieces: list[str | _Named] = [parts[0]]
+        pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
-            pieces += ["and" if k == len(parts) else ",", part]
+            pieces += ["and" if k == len(parts) else ",", *part]
         return pieces
 
     def caption(self, pieces: Sequence[str | _Named | list[str | _Named]], facts: Sequence[tuple[str, ...]]) -> Caption:

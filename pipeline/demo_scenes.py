@@ -19,7 +19,7 @@ _SUPERSAMPLE = 4  # masks are drawn this much larger, then shrunk, for smooth ed
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "crescent")
 TEXTURES = ("plain", "striped", "dotted", "checkered")
-SIZES = {"small": 11, "large": 19}  # half of the side, in pixels, before jitter
+SIZES = {"small": 13, "large": 19}  # half of the side, in pixels, before jitter
 COLOURS = {
     "red": (214, 40, 40),
     "green": (40, 150, 60),
@@ -139,7 +139,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 def _fill(item: SceneObject, side: int) -> Image.Image:
     """The object's colour and texture as a square picture; the texture's second tone is darker, or lighter for dark colours."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
-    second = colour * 0.45 if colour.mean() > 90 else colour * 0.5 + 120
+    second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]
     marked = {
         "plain": np.zeros((side, side), bool),

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import DatasetConfig, ExperimentConfig, FeatureConfig
+from vse.pipeline.config import DatasetConfig, ExperimentConfig, FeatureConfig, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
 
-_Config = TypeVar("_Config", DatasetConfig, FeatureConfig, ExperimentConfig)
+_Config = TypeVar("_Config", DatasetConfig, FeatureConfig, ExperimentConfig, WorkflowConfig)
 
 
 def load_dataset(name: str) -> DatasetConfig:
@@ -40,6 +40,16 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     if dataset in known_presets("datasets"):
         content = merged(content, load_dataset(dataset).experiment)
     return _validated(ExperimentConfig, "experiment", name, _with_sets(ExperimentConfig, content, sets))
+
+
+def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
+    """The workflow's settings with ``--config`` on top; ``<dataset>_dir`` names a data set's source folder."""
+    datasets = known_presets("datasets")
+    short = {key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets}
+    rest = {key: value for key, value in overrides.items() if key.removesuffix("_dir") not in datasets}
+    defaults = yaml.safe_load(files("vse.presets").joinpath("config.yaml").read_text(encoding="utf-8"))
+    content = merged(merged(defaults, rest), {"sources": short})
+    return _validated(WorkflowConfig, "workflow", "--config", content)
 
 
 def known_presets(kind: str) -> list[str]:
@@ -121,7 +131,7 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             keys += _keys(kind, f"{prefix}{name}.")
-        elif name != "name":
+        elif prefix or name != "name":
             keys.append(prefix + name)
     return keys
 

@@ -28,7 +28,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets import changed_fields
 from vse.train.batches import Batch, Pairs, shuffled
 from vse.train.encode import encode
-from vse.train.losses import LOSSES, negative_pairs
+from vse.train.losses import Loss, loss_by_name, negative_pairs
 from vse.train.model import TwoBranchModel
 from vse.train.run import RunFolder, relative_path
 
@@ -64,8 +64,7 @@ class Trainer:
         self, experiment: ExperimentConfig, train: Pairs, val: Pairs, model: TwoBranchModel, seed: int, device: torch.device
     ) -> None:
         self.settings = experiment.train
-        self.loss_settings = experiment.loss
-        self.loss = LOSSES[experiment.loss.name]
+        self.loss_settings, self.warmup = experiment.loss, experiment.warmup
         self.train, self.val = train, val
         self.model = model
         self.seed = seed
@@ -94,13 +93,14 @@ class Trainer:
         learning_rate = self.settings.learning_rate * self.settings.decay ** (epoch // self.settings.decay_after)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        criterion = loss_by_name(self.warmup.loss if epoch < self.warmup.epochs else self.loss_settings.name)
         started = time.perf_counter()
         total, collapsed, seen = 0.0, 0.0, 0
         n_batches = -(-len(self.train) // self.settings.batch_size)
         self.model.train()
         with tqdm(total=n_batches, desc=f"epoch {epoch + 1}/{self.settings.epochs}", unit="batch", disable=None) as bar:
             for pairs in shuffled(len(self.train), self.settings.batch_size, self.seed, epoch):
-                loss, collapse = self.step(self.train.batch(pairs))
+                loss, collapse = self.step(self.train.batch(pairs), criterion)
                 if not np.isfinite(loss):
                     raise UserError(
                         f"epoch {epoch + 1}: the loss is {loss}; the last good checkpoint is kept. Try a lower learning rate"
@@ -120,16 +120,17 @@ class Trainer:
         row = {"epoch": epoch + 1, "learning_rate": learning_rate, "loss": total / seen}
         return {**row, **self.validate(), "seconds": round(seconds, 2), "pairs_per_s": round(seen / seconds, 1)}
 
-    def step(self, batch: Batch) -> tuple[float, float]:
+    def step(self, batch: Batch, criterion: Loss) -> tuple[float, float]:
         """One update; the loss of the batch and what it would be if all embeddings were alike."""
-        scores = self.model(batch.features.to(self.device), batch.words.to(self.device), batch.lengths)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bf16"):
+            scores = self.model(batch.features.to(self.device), batch.words.to(self.device), batch.lengths).float()
         negatives = negative_pairs(batch.image_ids.to(self.device), self.loss_settings.same_image == "mask")
-        loss = self.loss(scores, negatives, self.loss_settings.margin)
+        loss = criterion(scores, negatives, self.loss_settings.margin)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        collapse = self.loss(torch.zeros_like(scores), negatives, self.loss_settings.margin)
+        collapse = criterion(torch.zeros_like(scores), negatives, self.loss_settings.margin)
         return loss.item(), collapse.item()
 
     def validate(self) -> dict[str, float]:
@@ -165,10 +166,8 @@ def train(
     overwrite : replace a run of other settings, or an unfinished one that is not resumed
     device : ``auto`` takes a GPU if there is one
     """
-    if experiment.loss.name not in LOSSES:
-        from vse.pipeline.errors import did_you_mean
-
-        raise UserError(f"unknown loss {experiment.loss.name!r}{did_you_mean(experiment.loss.name, LOSSES)}")
+    for name in (experiment.loss.name, experiment.warmup.loss):
+        loss_by_name(name)
     cache = open_cache(features)
     dataset = load_dataset_file(captions or cache.captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))

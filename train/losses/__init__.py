@@ -17,14 +17,15 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.losses.max_of_hinges import max_of_hinges
 from vse.train.losses.sum_of_hinges import sum_of_hinges
 
 Loss = Callable[[Tensor, Tensor, float], Tensor]
 
 LOSSES: dict[str, Loss] = {
-    "max_of_hinges": max_of_hinges,
-    "sum_of_hinges": sum_of_hinges,
+    "max": max_of_hinges,
+    "sum": sum_of_hinges,
 }
 
 
@@ -39,9 +40,8 @@ def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[
     return ~torch.eye(len(image_ids), dtype=torch.bool, device=image_ids.device)
 
 
-def collapse_value(name: str, n: int, margin: float) -> float | None:
-    """The loss of a batch of n pairs when all embeddings are the same, None if that is no sign of anything.
-
-    Max of hinges: every hinge is the margin, so 2 x n x margin.
-    """
-    return 2 * n * margin if name == "max_of_hinges" else None
+def loss_by_name(name: str) -> Loss:
+    """The loss called ``name``; :class:`UserError` suggests the nearest if there is none."""
+    if name not in LOSSES:
+        raise UserError(f"unknown loss {name!r}{did_you_mean(name, LOSSES)}")
+    return LOSSES[name]

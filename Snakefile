@@ -1,0 +1,17 @@
+# data set -> feature cache -> run -> embeddings -> result -> table
+# For example: snakemake --cores all results/demo_vsepp.json
+from snakemake.utils import min_version
+
+min_version("9.0")
+
+include: "pipeline/rules/common.smk"
+include: "pipeline/rules/data.smk"
+include: "pipeline/rules/features.smk"
+include: "pipeline/rules/train.smk"
+include: "pipeline/rules/eval.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        "results/demo_vsepp.json",

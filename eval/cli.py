@@ -1,0 +1,41 @@
+"""The commands ``vse-eval`` and ``vse-table``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vse.eval.result import PROTOCOLS, evaluate, summary_line
+from vse.eval.tables import TABLES, summary, write_table
+from vse.pipeline.command import entry_point
+from vse.pipeline.files import read_json
+
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("vse-eval")
+@click.argument("files", nargs=-1, required=True, type=_FILE)
+@click.option("--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", show_default=True)
+@click.option("--out", type=_FILE, required=True, help="The result file to write (JSON).")
+@click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
+def eval_command(files: tuple[Path, ...], protocol: str, out: Path, cross_check: bool) -> None:
+    """R@K, Med r, mean r and rsum of embeddings files: one model, a file per seed."""
+    evaluate(files, out, protocol, cross_check)
+    result = read_json(out)
+    for name in result["protocols"]:
+        click.echo(summary_line(result, name), err=True)
+    click.echo(out)
+
+
+@click.command("vse-table")
+@click.argument("name", type=click.Choice(TABLES))
+@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.option("--out", type=_FILE, required=True, help="The table to write, .csv or .tex.")
+def table_command(name: str, results: tuple[Path, ...], out: Path) -> None:
+    """Make a table of result files: summary has a row per result and protocol."""
+    click.echo(write_table(summary(results), out))
+
+
+eval_main = entry_point(eval_command)
+table_main = entry_point(table_command)

@@ -1,0 +1,135 @@
+"""From embeddings files to the result file: every protocol, over one or several seeds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+
+import vse
+from vse.eval.embeddings import Embeddings, read_embeddings
+from vse.eval.metrics import FOLD, RECALLS, averaged, metrics
+from vse.eval.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
+from vse.eval.search import check_against_search
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files import write_json
+
+log = logging.getLogger(__name__)
+PROTOCOLS = ("1k", "full")
+VERSION = 1
+
+
+def evaluate(files: Sequence[Path], out: Path, protocol: str = "auto", cross_check: bool = True) -> Path:
+    """Write the result file of one model's embeddings, a file per seed; returns ``out``.
+
+    ``protocol`` is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole split), or
+    ``auto``: ``full``, and ``1k`` if there are 1,000 images. With several seeds every figure becomes
+    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). ``cross_check`` compares with FAISS.
+    """
+    if protocol not in ("auto", *PROTOCOLS):
+        raise UserError(f"unknown protocol {protocol!r}{did_you_mean(protocol, ('auto', *PROTOCOLS))}")
+    runs = [read_embeddings(path) for path in files]
+    first = runs[0]
+    for path, run in zip(files, runs, strict=True):
+        _same_split(files[0], first, path, run)
+    n_images = len(first.image_ids)
+    if protocol == "1k" and n_images < FOLD:
+        raise UserError(f"{files[0]}: the protocol 1k needs {FOLD} images, there are {n_images}")
+    chosen = [p for p in PROTOCOLS if protocol in ("auto", p) and (p == "full" or n_images >= FOLD)]
+    by_seed = [{p: _protocol(run, p, cross_check) for p in chosen} for run in runs]
+    result = {
+        "version": VERSION,
+        "dataset": first.dataset,
+        "experiment": first.experiment,
+        "split": first.split,
+        "n_images": n_images,
+        "n_captions": len(first.caption_ids),
+        "seeds": [run.seed for run in runs],
+        "protocols": {p: _over_seeds([seed[p] for seed in by_seed]) for p in chosen},
+        "provenance": _provenance(first),
+    }
+    return write_json(out, result)
+
+
+def summary_line(result: Mapping[str, Any], protocol: str) -> str:
+    """R@1/5/10 both ways and rsum of a result, for a person."""
+    found = result["protocols"][protocol]
+    ways = [f"{way} R@1/5/10 " + " / ".join(f"{_mean(found[way][f'r{k}']):.1f}" for k in RECALLS) for way in ("i2t", "t2i")]
+    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(ways)}, rsum {_mean(found['rsum']):.1f}"
+
+
+def _mean(figure: Any) -> float:
+    return float(figure["mean"] if isinstance(figure, Mapping) else figure)
+
+
+def _protocol(run: Embeddings, protocol: str, cross_check: bool) -> dict[str, Any]:
+    owners = run.owners()
+    if protocol == "full":
+        return metrics(_ranks(run, np.arange(len(run.image_ids)), np.arange(len(owners)), cross_check))
+    folds = []
+    for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
+        images = np.arange(start, start + FOLD)
+        captions = np.flatnonzero((owners >= start) & (owners < start + FOLD))
+        folds.append(metrics(_ranks(run, images, captions, cross_check=False)))
+    return {"folds": len(folds), **averaged(folds), "per_fold": folds}
+
+
+def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[Any, Any], cross_check: bool) -> Ranks:
+    """Exact ranks among some rows of a run, which are consecutive images and all their captions."""
+    owners = run.owners()[captions] - images[0]
+    if run.scores is not None:
+        return ranks_from_scores(torch.from_numpy(run.scores[np.ix_(images, captions)]), torch.from_numpy(owners))
+    assert run.images is not None and run.captions is not None
+    left, right = run.images[images], run.captions[captions]
+    ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners))
+    if cross_check:
+        found = check_against_search(left, right, owners, ranks, RECALLS)
+        log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", found["i2t"]["r1"], found["t2i"]["r1"])
+    return ranks
+
+
+def _over_seeds(results: Sequence[Any]) -> Any:
+    """One seed's figures as they are; of several, mean and standard deviation of each."""
+    first = results[0]
+    if len(results) == 1:
+        return first
+    if isinstance(first, dict):
+        return {key: first[key] if key == "folds" else _over_seeds([r[key] for r in results]) for key in first}
+    if isinstance(first, list):
+        return [_over_seeds(list(items)) for items in zip(*results, strict=True)]
+    return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
+
+
+def _same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings) -> None:
+    for name in ("dataset", "split", "experiment"):
+        if getattr(first, name) != getattr(run, name):
+            raise UserError(f"{path} is of {name} {getattr(run, name)!r}, {first_path} of {getattr(first, name)!r}")
+    for name in ("image_ids", "caption_ids", "caption_image_ids"):
+        if not np.array_equal(getattr(first, name), getattr(run, name)):
+            raise UserError(f"{path} and {first_path} differ in {name}; seeds of one experiment share them")
+    if run is not first and run.seed == first.seed:
+        raise UserError(f"{path} and {first_path} are of the same seed {run.seed}")
+    if run.similarity != "cosine" and run.scores is None:
+        raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(run.similarity, ['cosine'])}")
+
+
+def _provenance(run: Embeddings) -> dict[str, Any]:
+    versions = {
+        "vse": vse.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "faiss": faiss.__version__,
+        "python": platform.python_version(),
+    }
+    try:
+        noted = json.loads(run.provenance)
+    except json.JSONDecodeError:
+        noted = {"note": run.provenance}
+    return {"features": {}, "config": {}, **noted, "versions": versions}

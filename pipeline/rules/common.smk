@@ -1,0 +1,62 @@
+# Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
+import json
+
+from snakemake.exceptions import WorkflowError
+
+from vse.pipeline import presets, sources
+from vse.pipeline.errors import UserError
+
+try:
+    SETTINGS = presets.load_workflow(config)
+except UserError as error:
+    raise WorkflowError(str(error))
+
+
+wildcard_constraints:
+    dataset=r"[^_/]+",
+    feature=r"[^/.]+",
+    experiment=r"[^/.]+",
+    seed=r"\d+",
+    shard=r"\d{5}",
+    shards=r"\d{5}",
+
+
+def resolved(load, *names):
+    """A preset by name; a wrong name ends the workflow with the nearest valid one."""
+    try:
+        return load(*names)
+    except UserError as error:
+        raise WorkflowError(str(error))
+
+
+def settings_of(kind):
+    """A params function: every setting of a rule's feature or experiment, so that a changed one makes its job run again."""
+    load = {"feature": presets.load_feature, "experiment": presets.load_experiment}[kind]
+    return lambda wildcards: json.dumps(resolved(load, wildcards[kind], wildcards.dataset).model_dump(mode="json"))
+
+
+def source_folder(wildcards):
+    """Where a data set's published files lie; says what to put where if they do not."""
+    folder = Path(SETTINGS.sources.get(wildcards.dataset, f"data/{wildcards.dataset}"))
+    if not Path("data", wildcards.dataset, "dataset.json").exists():
+        resolved(sources.source_files, resolved(presets.load_dataset, wildcards.dataset), folder)
+    return folder
+
+
+def feature_shards(wildcards):
+    """All shards of a feature, as many as the data set's preset says."""
+    n = resolved(presets.load_dataset, wildcards.dataset).shards
+    stem = f"features/{wildcards.dataset}_{wildcards.feature}.shards/shard"
+    return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
+
+
+def experiment_features(wildcards):
+    """The cache that an experiment reads."""
+    feature = resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset).feature
+    return f"features/{wildcards.dataset}_{feature}.h5"
+
+
+def embeddings_of_seeds(wildcards):
+    """The embeddings of every seed of an experiment."""
+    run = f"runs/{wildcards.dataset}_{wildcards.experiment}"
+    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds]

@@ -1,0 +1,47 @@
+# From a feature cache to a run, and from a run to the embeddings of the test split.
+
+
+rule train:
+    input:
+        features=experiment_features,
+        dataset="data/{dataset}/dataset.json",
+    output:
+        config="runs/{dataset}_{experiment}/seed-{seed}/config.yaml",
+        vocabulary="runs/{dataset}_{experiment}/seed-{seed}/vocab.json",
+        metrics="runs/{dataset}_{experiment}/seed-{seed}/metrics.csv",
+        weights="runs/{dataset}_{experiment}/seed-{seed}/best.safetensors",
+        record="runs/{dataset}_{experiment}/seed-{seed}/run.json",
+    params:
+        settings=settings_of("experiment"),
+        device=SETTINGS.device,
+    threads: SETTINGS.threads
+    resources:
+        gpu=1,
+        mem_mb=4000,
+    log:
+        "logs/train_{dataset}_{experiment}_seed-{seed}.log",
+    shell:
+        "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
+        "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
+        "--resume --overwrite --device {params.device} --threads {threads} 2>&1 | tee {log}"
+
+
+rule embed:
+    input:
+        features=experiment_features,
+        dataset="data/{dataset}/dataset.json",
+        weights=rules.train.output.weights,
+        record=rules.train.output.record,
+    output:
+        "runs/{dataset}_{experiment}/seed-{seed}/{split}.h5",
+    wildcard_constraints:
+        split="train|val|test|restval",
+    params:
+        device=SETTINGS.device,
+    threads: SETTINGS.threads
+    log:
+        "logs/embed_{dataset}_{experiment}_seed-{seed}_{split}.log",
+    shell:
+        "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
+        "--features {input.features} --captions {input.dataset} --out {output} "
+        "--device {params.device} --threads {threads} 2>&1 | tee {log}"
