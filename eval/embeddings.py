@@ -78,12 +78,12 @@ def read_embeddings(path: Path) -> Embeddings:
         missing += [name for name in ("images", "captions") if name not in arrays]
     if missing:
         raise UserError(f"{path}: not an embeddings file, it lacks {', '.join(missing)}")
-    found = Embeddings(
-        **{name: arrays[name].astype(np.int64) for name in ("image_ids", "caption_ids", "caption_image_ids")},
-        **{name: arrays[name] if name in arrays else None for name in ("images", "captions", "scores")},
-        **{name: attributes[name] for name in _ATTRIBUTES},
-        provenance=attributes.get("provenance", "{}"),
-    )
+    values: dict[str, Any] = {
+        name: arrays[name].astype(np.int64) for name in ("image_ids", "caption_ids", "caption_image_ids")
+    }
+    values |= {name: arrays.get(name) for name in ("images", "captions", "scores")}
+    values |= {name: attributes[name] for name in _ATTRIBUTES}
+    found = Embeddings(**values, provenance=attributes.get("provenance", "{}"))
     _check(path, found)
     return found
 

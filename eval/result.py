@@ -86,7 +86,8 @@ def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[A
     owners = run.owners()[captions] - images[0]
     if run.scores is not None:
         return ranks_from_scores(torch.from_numpy(run.scores[np.ix_(images, captions)]), torch.from_numpy(owners))
-    assert run.images is not None and run.captions is not None
+    assert run.images is not None
+    assert run.captions is not None
     left, right = run.images[images], run.captions[captions]
     ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners))
     if cross_check:

@@ -31,7 +31,9 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     if out.suffix == ".csv":
         return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
     if out.suffix == ".tex":
-        names = {column: column.replace("_", " ").replace("i2t r", "i2t R@").replace("t2i r", "t2i R@") for column in table}
+        names = {
+            column: column.replace("_", " ").replace("2t r", "2t R@").replace("2i r", "2i R@") for column in map(str, table)
+        }
         text = table.rename(columns=names).to_latex(index=False, float_format="%.1f", escape=True)
         return write_text(out, text)
     raise UserError(f"{out}: a table is written as .csv or .tex")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 
 import safetensors.torch
@@ -66,10 +67,8 @@ class LayerOutput(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch of images."""
-        try:
+        with suppress(_LayerReached):
             self.model(images)
-        except _LayerReached:
-            pass
         output, self._found = self._found, None
         assert output is not None, "the model ran without reaching its layer"
         if output.ndim == 4:

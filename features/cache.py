@@ -266,7 +266,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any], Ids, np.dtype[Any], tuple[in
         raise UserError(f"{path}: no such feature cache; make it with vse-extract or snakemake --cores all {path}")
     try:
         with h5py.File(path, "r") as file:
-            attributes = {name: value for name, value in file.attrs.items()}
+            attributes = dict(file.attrs.items())
             if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
                 raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
             ids, features = file["ids"][:], file["features"]

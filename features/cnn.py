@@ -55,7 +55,7 @@ class CnnExtractor:
         backbone = load_backbone(config, weights_dir)
         self.weights_sha256 = weights_sha256(backbone)
         network = LayerOutput(backbone, config.layer, config.grid)
-        self.network = network.to(self.device, memory_format=torch.channels_last)
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)
 
     def identity(self, dataset: Dataset) -> cache.Identity:
         """All that determines the vectors of ``dataset``."""
@@ -68,7 +68,7 @@ class CnnExtractor:
         return cache.Identity(dataset.name, self.config.name, "image", content)
 
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images dim"]:
-        """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8: mean over crops, unit length on request."""
+        """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8: the mean over the crops."""
         with torch.inference_mode(), self._autocast():
             output = self.network(normalized(pixels.flatten(0, 1), self.config, self.device))
         vectors = output.float().view(*pixels.shape[:2], -1).mean(1)

@@ -100,7 +100,9 @@ class _Teller:
     def inventory(self) -> Caption:
         """Colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
-        parts = [[self.name(k, "colour", "shape"), self.place(self.scene.objects[k])] for k in range(n_objects)]
+        parts: list[list[str | _Named]] = [
+            [self.name(k, "colour", "shape"), self.place(self.scene.objects[k])] for k in range(n_objects)
+        ]
         facts = [fact for k in range(n_objects) for fact in self.about(k, "colour", "shape", "place")]
         return self.caption(self.listed(parts), facts)
 
@@ -113,7 +115,7 @@ class _Teller:
         return self.caption([opening, named, self.place(item)], self.about(self.first, *which, "place"))
 
     def relation(self) -> Caption:
-        """Where one object lies from another, or that it is alone."""
+        """Where one object lies from another, whose place is told, or that it is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _Named] = [self.name(0, "size", "colour", "shape"), lonely]
@@ -125,8 +127,8 @@ class _Teller:
             word = "to the left of" if a.column < b.column else "to the right of"
         verb = self.pick(("is", "sits", ""))
         pieces = [self.name(self.first, "colour", "shape", article="the"), verb, word]
-        pieces.append(self.name(self.second, "colour", "shape", article="the"))
-        return self.caption(pieces, [("relation", str(self.first), str(self.second))])
+        pieces += [self.name(self.second, "colour", "shape", article="the"), self.place(b)]
+        return self.caption(pieces, [("relation", str(self.first), str(self.second)), *self.about(self.second, "place")])
 
     def background(self) -> Caption:
         """The background, how many objects there are, and their colours (of one alone its texture)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,22 +123,30 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
     dx, dy = rng.uniform(0, 32, 2)
     x, y = x + dx, y + dy
     grain = rng.normal(0, 1, (n, n)).astype(np.float32)
-    light = {
-        "grass": lambda: 16 * np.sin(x * 1.3 + 2 * np.sin(y / 5)) + 10 * grain,
-        "sand": lambda: 14 * grain,
-        "sea": lambda: 20 * np.sin(y / 3 + 1.5 * np.sin(x / 9)),
-        "night": lambda: np.where(grain > 2.4, 170.0, 0.0),
-        "snow": lambda: 5 * np.sin((x + y) / 17) + 3 * grain,
-        "bricks": lambda: np.where((y % 12 < 2) | ((x + 12 * (y // 12 % 2)) % 24 < 2), 60.0, 4 * grain),
-        "wood": lambda: 16 * np.sin(x / 2.2 + 2 * np.sin(y / 40)) - 40 * (x % 32 < 2),
-        "sky": lambda: 40 * (y - n / 2) / n + 2 * grain,
-    }[name]()
+    light: NDArray[np.floating[Any]]
+    match name:
+        case "grass":
+            light = 16 * np.sin(x * 1.3 + 2 * np.sin(y / 5)) + 10 * grain
+        case "sand":
+            light = 14 * grain
+        case "sea":
+            light = 20 * np.sin(y / 3 + 1.5 * np.sin(x / 9))
+        case "night":
+            light = np.where(grain > 2.4, 170.0, 0.0)
+        case "snow":
+            light = 5 * np.sin((x + y) / 17) + 3 * grain
+        case "bricks":
+            light = np.where((y % 12 < 2) | ((x + 12 * (y // 12 % 2)) % 24 < 2), 60.0, 4 * grain)
+        case "wood":
+            light = 16 * np.sin(x / 2.2 + 2 * np.sin(y / 40)) - 40 * (x % 32 < 2)
+        case _:  # sky
+            light = 40 * (y - n / 2) / n + 2 * grain
     pixels = np.asarray(BACKGROUNDS[name], np.float32) + light[:, :, None]
     return pixels.clip(0, 255).astype(np.uint8)
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """The object's colour and texture as a square picture; the texture's second tone is darker, or lighter for dark colours."""
+    """The object's colour and texture as a square picture; a texture's second tone is darker, or lighter for dark colours."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]

@@ -11,7 +11,9 @@ from vse.pipeline.config import ModelConfig
 from vse.train.encoders import CaptionEncoder, ImageEncoder
 
 
-def cosine(images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]) -> Float[Tensor, "n_images n_captions"]:
+def cosine(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
+) -> Float[Tensor, "n_images n_captions"]:
     """Inner products (VSE++ paper, Eq. 3); the encoders decide about unit length, so for VSE0 only captions have it."""
     return images @ captions.T
 

@@ -71,7 +71,7 @@ class RunFolder:
 
     def feature_file(self) -> Path:
         """The cache that the run was trained on, found from where the run lies."""
-        return self.path / self.record()["features"]["path"]
+        return self.path / str(self.record()["features"]["path"])
 
     def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""

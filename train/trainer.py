@@ -25,6 +25,7 @@ from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_json
 from vse.pipeline.presets import changed_fields
 from vse.train.batches import Batch, Pairs, shuffled
 from vse.train.encode import encode
@@ -127,7 +128,7 @@ class Trainer:
         negatives = negative_pairs(batch.image_ids.to(self.device), self.loss_settings.same_image == "mask")
         loss = criterion(scores, negatives, self.loss_settings.margin)
         self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         collapse = criterion(torch.zeros_like(scores), negatives, self.loss_settings.margin)
@@ -218,8 +219,6 @@ def _run(folder: RunFolder, trainer: Trainer, progress: Progress, epochs: int) -
 
 
 def _finish(folder: RunFolder, record: dict[str, Any], progress: Progress) -> None:
-    from vse.pipeline.files import write_json
-
     timing = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],

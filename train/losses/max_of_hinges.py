@@ -8,9 +8,7 @@ from torch import Tensor
 from vse.train.losses.hinges import hinge_costs
 
 
-def max_of_hinges(
-    scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], margin: float = 0.2
-) -> Float[Tensor, ""]:
+def max_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], margin: float = 0.2) -> Float[Tensor, ""]:
     """Only the hardest wrong caption and the hardest wrong image cost (VSE++ paper, Eq. 6), summed over the batch."""
     wrong_caption, wrong_image = hinge_costs(scores, negatives, margin)
     return wrong_caption.amax(dim=1).sum() + wrong_image.amax(dim=0).sum()
