@@ -1,0 +1,82 @@
+"""Shared fixtures; and shapes in annotations are checked at run time, in the tests alone."""
+
+from __future__ import annotations
+
+from jaxtyping import install_import_hook
+
+_checked = ["vse.train.losses", "vse.train.encoders", "vse.train.model", "vse.eval.ranks", "vse.features.pictures"]
+_hook = install_import_hook(_checked, "beartype.beartype")
+
+import json  # noqa: E402
+import shutil  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+import pytest  # noqa: E402
+
+from vse.features.cnn import extract_shards, merge  # noqa: E402
+from vse.pipeline.config import FeatureConfig  # noqa: E402
+from vse.pipeline.demo import make_demo  # noqa: E402
+
+TINY_FEATURE = FeatureConfig(
+    name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
+)
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``dataset.json`` of a demo of 66 images: 48 train, 6 val, 12 test. Read only."""
+    return make_demo(tmp_path_factory.mktemp("demo") / "data", n_images=66)
+
+
+@pytest.fixture(scope="session")
+def cache(demo: Path) -> Path:
+    """A cache of small features of the demo, in three shards. Read only."""
+    out = demo.parent.parent / "features" / "demo_tiny.h5"
+    extract_shards(demo, TINY_FEATURE, out, 3)
+    return merge(demo, out, 3)
+
+
+@pytest.fixture
+def own_demo(demo: Path, tmp_path: Path) -> Path:
+    """A copy of the demo that a test may spoil."""
+    shutil.copytree(demo.parent, tmp_path / "data")
+    return tmp_path / "data" / "dataset.json"
+
+
+@pytest.fixture
+def own_cache(cache: Path, tmp_path: Path) -> Path:
+    """A copy of the demo and of its cache that a test may spoil; returns the cache."""
+    shutil.copytree(cache.parent.parent, tmp_path / "own")
+    return tmp_path / "own" / "features" / cache.name
+
+
+@pytest.fixture
+def edit() -> Callable[[Path, Callable[[Any], None]], Path]:
+    """Change a JSON file in place."""
+
+    def change(path: Path, how: Callable[[Any], None]) -> Path:
+        content = json.loads(path.read_text())
+        how(content)
+        path.write_text(json.dumps(content))
+        return path
+
+    return change
+
+
+@pytest.fixture
+def fails(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must exit with 2; returns its one line of error."""
+
+    def run(main: Callable[[list[str]], None], *arguments: object) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        lines = [line for line in captured.err.splitlines() if "error:" in line]
+        assert stop.value.code == 2, captured.err
+        assert len(lines) == 1
+        assert captured.err.splitlines()[-1] == lines[0], "the error is the last line"
+        return lines[0]
+
+    return run

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+
+from tests.conftest import TINY_FEATURE
+from vse.features.backbones import LayerOutput, load_backbone, weights_sha256
+from vse.pipeline.config import FeatureConfig
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_file
+
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def config(**changes: object) -> FeatureConfig:
+    return TINY_FEATURE.model_copy(update={"model": "squeezenet1_1", "layer": "features", **changes})
+
+
+def test_fc7_of_vgg_is_what_its_last_layer_reads() -> None:
+    model = torchvision.models.vgg11(weights=None).eval()
+    with torch.inference_mode():
+        slow = model.classifier[:5](torch.flatten(model.avgpool(model.features(IMAGES)), 1))
+        fc7 = LayerOutput(copy.deepcopy(model), "classifier.4")(IMAGES)
+        penultimate = LayerOutput(model, "penultimate")(IMAGES)
+    assert fc7.shape == (2, 4096)
+    assert (fc7 >= 0).all()
+    torch.testing.assert_close(fc7, slow)
+    torch.testing.assert_close(penultimate, slow)
+
+
+def test_the_penultimate_layer_of_a_resnet_is_its_pooled_vector() -> None:
+    model = torchvision.models.resnet18(weights=None).eval()
+    with torch.inference_mode():
+        found = LayerOutput(model, "penultimate")(IMAGES)
+        model.fc = torch.nn.Identity()
+        torch.testing.assert_close(found, model(IMAGES))
+
+
+def test_a_layer_with_height_and_width_is_pooled_to_a_grid() -> None:
+    model = load_backbone(config())
+    with torch.inference_mode():
+        whole = model.features(IMAGES)
+        found = LayerOutput(model, "features", grid=2)(IMAGES)
+    torch.testing.assert_close(found, torch.nn.functional.adaptive_avg_pool2d(whole, 2).flatten(1))
+
+
+def test_nothing_behind_the_layer_is_computed() -> None:
+    model = load_backbone(config())
+    model.classifier.register_forward_hook(lambda *_: pytest.fail("the classifier ran"))
+    with torch.inference_mode():
+        LayerOutput(model, "features.3")(IMAGES)
+
+
+def test_an_unknown_layer_or_model_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown layer 'featurs'.*did you mean 'features'"):
+        LayerOutput(load_backbone(config()), "featurs")
+    with pytest.raises(UserError, match="unknown torchvision model 'vgg20'.*did you mean 'vgg1"):
+        load_backbone(config(model="vgg20"))
+    with pytest.raises(UserError, match="unknown weights 'IMAGENET1K_V7' of squeezenet1_1"):
+        load_backbone(config(weights="IMAGENET1K_V7"))
+
+
+def test_random_weights_depend_on_the_seed_alone() -> None:
+    torch.manual_seed(1)
+    a = weights_sha256(load_backbone(config(seed=3)))
+    torch.manual_seed(2)
+    assert weights_sha256(load_backbone(config(seed=3))) == a
+    assert weights_sha256(load_backbone(config(seed=4))) != a
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_weights_come_from_a_file_or_from_a_folder(suffix: str, tmp_path: Path) -> None:
+    saved = load_backbone(config(seed=5))
+    file = tmp_path / f"squeezenet1_1.{suffix}"
+    if suffix == "pth":
+        torch.save(saved.state_dict(), file)
+    else:
+        safetensors.torch.save_file(saved.state_dict(), file)
+    expected = weights_sha256(saved)
+    assert weights_sha256(load_backbone(config(weights=str(file), weights_sha256=sha256_file(file)))) == expected
+    assert weights_sha256(load_backbone(config(weights="IMAGENET1K_V1"), weights_dir=tmp_path)) == expected
+    with pytest.raises(UserError, match=f"{file}: sha256 is .* expected"):
+        load_backbone(config(weights=str(file), weights_sha256="0" * 64))
+
+
+def test_a_file_of_other_weights_is_refused(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1)}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"x\.pth: not weights of this model"):
+        load_backbone(config(weights=str(tmp_path / "x.pth")))
+    (tmp_path / "y.pth").write_bytes(b"junk")
+    with pytest.raises(UserError, match=r"y\.pth: not weights of this model"):
+        load_backbone(config(weights=str(tmp_path / "y.pth")))
+
+
+class _Payload:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (pytest.fail, ("a weights file ran code",))
+
+
+def test_a_weights_file_runs_no_code(tmp_path: Path) -> None:
+    torch.save({"a": _Payload()}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match="not weights of this model"):
+        load_backbone(config(weights=str(tmp_path / "x.pth")))
+
+
+def test_timm_models_give_their_pooled_vector() -> None:
+    pytest.importorskip("timm")
+    model = load_backbone(config(model="timm/mobilenetv3_small_050", weights="random"))
+    with torch.inference_mode():
+        found = LayerOutput(model, "penultimate")(IMAGES)
+        torch.testing.assert_close(found, model.forward_head(model.forward_features(IMAGES), pre_logits=True))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tests.conftest import TINY_FEATURE
+from vse.features.cache import failures_path, open_cache, verify_cache
+from vse.features.cli import main
+from vse.features.cnn import CnnExtractor, extract_shards, merge
+from vse.pipeline.config import FeatureConfig
+from vse.pipeline.dataset import load_dataset_file
+
+SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8"]
+COMMAND = [argument for setting in SETTINGS for argument in ("--set", setting)]
+
+
+def slow_feature(path: Path, config: FeatureConfig) -> np.ndarray:
+    """One image at a time, one crop at a time, with nothing of ours but the network."""
+    extractor = CnnExtractor(config)
+    size, crop = config.resize, config.crop
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB").resize((size, size), Image.Resampling.BILINEAR), np.float32) / 255
+    if config.crops == "1c":
+        places = [((size - crop) // 2, (size - crop) // 2, False)]
+    else:
+        far = size - crop
+        corners = [(0, 0), (0, far), (far, 0), (far, far), (far // 2, far // 2)]
+        places = [(top, left, flip) for flip in (False, True) for top, left in corners]
+    total = 0
+    for top, left, flip in places:
+        view = pixels[top : top + crop, left : left + crop]
+        view = (view[:, ::-1] if flip else view) - np.asarray(config.mean, np.float32)
+        image = torch.from_numpy(np.ascontiguousarray((view / np.asarray(config.std, np.float32)).transpose(2, 0, 1)))
+        with torch.inference_mode():
+            total = total + extractor.network(image[None])[0].numpy()
+    mean = total / len(places)
+    return mean / np.linalg.norm(mean) if config.normalize else mean
+
+
+@pytest.mark.parametrize("crops", ["1c", "10c"])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_features_are_those_of_a_plain_loop(demo: Path, crops: str, normalize: bool) -> None:
+    config = TINY_FEATURE.model_copy(update={"crops": crops, "normalize": normalize, "resize": 36, "dtype": "float32"})
+    paths = sorted((demo.parent / "images").glob("*.jpg"))[:5]
+    found, skipped = CnnExtractor(config).extract(paths)
+    assert skipped == []
+    np.testing.assert_allclose(found, [slow_feature(path, config) for path in paths], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_autocast_stays_close_to_float32(demo: Path, precision: str) -> None:
+    paths = sorted((demo.parent / "images").glob("*.jpg"))[:4]
+    config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
+    full, _ = CnnExtractor(config).extract(paths)
+    half, _ = CnnExtractor(config.model_copy(update={"precision": precision})).extract(paths)
+    assert (np.sum(full * half, axis=1) > 0.999).all()
+
+
+def test_a_finished_shard_is_kept_and_a_missing_one_is_made(own_cache: Path) -> None:
+    dataset = own_cache.parent.parent / "data" / "dataset.json"
+    shards = sorted(own_cache.with_suffix(".shards").glob("*.h5"))
+    before = [shard.stat().st_mtime_ns for shard in shards]
+    content = shards[1].read_bytes()
+    shards[1].unlink()
+    extract_shards(dataset, TINY_FEATURE, own_cache, 3)
+    after = [shard.stat().st_mtime_ns for shard in shards]
+    assert (after[0], after[2]) == (before[0], before[2])
+    assert shards[1].read_bytes() == content
+
+
+def test_one_shard_can_be_made_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
+    out = tmp_path / "demo_tiny.h5"
+    made = extract_shards(demo, TINY_FEATURE, out, 3, only=2)
+    assert made.read_bytes() == sorted(cache.with_suffix(".shards").glob("*.h5"))[2].read_bytes()
+    assert not out.exists()
+
+
+def spoil(dataset: Path, number: int, how: str) -> Path:
+    picture = dataset.parent / "images" / f"demo_{number:06d}.jpg"
+    if how == "missing":
+        picture.unlink()
+    else:
+        picture.write_bytes(picture.read_bytes()[:300])
+    return picture
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated"])
+def test_a_bad_image_stops_the_extraction(how: str, own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    picture = spoil(own_demo, 40, how)
+    out = tmp_path / "f" / "demo_fc7.h5"
+    line = fails(main, "cnn", "--dataset", own_demo, "--out", out, "--shards", 3, *COMMAND)
+    assert str(picture) in line
+    assert "--skip-bad" in line
+    assert not out.exists()
+    assert len(list((tmp_path / "f").rglob("*"))) == 3, "the folder, the first shard and its record"
+
+
+def test_skip_bad_leaves_images_out_and_lists_them(own_demo: Path, tmp_path: Path) -> None:
+    spoil(own_demo, 3, "missing")
+    cut = spoil(own_demo, 40, "truncated")
+    out = tmp_path / "demo_tiny.h5"
+    extract_shards(own_demo, TINY_FEATURE, out, 3, skip_bad=True)
+    found = open_cache(merge(own_demo, out, 3))
+    assert found.skipped == {3, 40}
+    assert found.ids.tolist() == [k for k in range(66) if k not in (3, 40)]
+    lines = [json.loads(line) for line in failures_path(out).read_text().splitlines()]
+    assert [line["id"] for line in lines] == [3, 40]
+    assert lines[1]["path"] == str(cut)
+    assert "runcated" in lines[1]["reason"]
+
+
+def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    out = tmp_path / "x.h5"
+    assert "did you mean 'fc7'" in fails(main, "cnn", "--dataset", demo, "--feature", "fc8")
+    assert "did you mean 'crop'" in fails(main, "cnn", "--dataset", demo, "--out", out, "--set", "crop5=10c")
+    assert "shard 9 is not one of 0-3" in fails(main, "cnn", "--dataset", demo, "--out", out, "--shard", 9)
+    assert "No such command 'cnm'" in fails(main, "cnm")
+    assert "crop 64 is larger than resize 32" in fails(main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--set", "crop=64")
+
+
+@pytest.mark.slow
+def test_killed_ten_times_then_run_once_gives_the_same_cache(demo: Path, tmp_path: Path) -> None:
+    """SIGKILL at random moments of the extraction; a run that is left alone must then be as if it had been the first."""
+    chance = random.Random(0)
+
+    def command(folder: str) -> list[str]:
+        out = tmp_path / folder / "demo_fc7.h5"
+        arguments = ["cnn", "--dataset", str(demo), "--out", str(out), "--shards", "33", "--threads", "1", *COMMAND]
+        return [sys.executable, "-c", "from vse.features.cli import main; main()", *arguments]
+
+    for _ in range(10):
+        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        shards = tmp_path / "killed" / "demo_fc7.shards"
+        enough = len(list(shards.glob("*.json"))) + chance.randrange(4)
+        while process.poll() is None and len(list(shards.glob("*.json"))) < min(33, enough):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=chance.uniform(0.01, 0.2))
+        process.kill()
+        process.communicate()
+    for folder in ("killed", "whole"):
+        subprocess.run(command(folder), check=True, capture_output=True)
+    caches = [tmp_path / folder / "demo_fc7.h5" for folder in ("killed", "whole")]
+    killed, whole = (verify_cache(path) for path in caches)
+    assert killed.key == whole.key
+    for shard, twin in zip(killed.shards, whole.shards, strict=True):
+        assert shard.path.read_bytes() == twin.path.read_bytes()
+    with h5py.File(caches[0]) as a, h5py.File(caches[1]) as b:
+        np.testing.assert_array_equal(a["ids"][:], b["ids"][:])
+        np.testing.assert_array_equal(a["features"][:], b["features"][:])
+    assert len(load_dataset_file(demo).images) == len(killed.ids)

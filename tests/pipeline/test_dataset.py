@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vse.pipeline import cli
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.sources import check_dataset
+
+Edit = Callable[[Path, Callable[[Any], None]], Path]
+
+
+def first(content: Any) -> Any:
+    return content["images"][0]
+
+
+def set_in(key: str, value: object) -> Callable[[Any], None]:
+    return lambda content: first(content).__setitem__(key, value)
+
+
+def set_in_sentence(key: str, value: object) -> Callable[[Any], None]:
+    return lambda content: first(content)["sentences"][0].__setitem__(key, value)
+
+
+FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
+    "duplicate image id": (set_in("imgid", 1), "says image 0|duplicate imgid 1"),
+    "duplicate file": (set_in("filename", "demo_000001.jpg"), "duplicate image file demo_000001.jpg"),
+    "duplicate sentence id": (
+        lambda content: (set_in_sentence("sentid", 7)(content), set_in("sentids", [7, 1, 2, 3, 4])(content))[0],
+        "duplicate sentid 7",
+    ),
+    "caption of another image": (set_in_sentence("imgid", 5), "caption 0 lies under image 0 but says image 5"),
+    "sentids that are not the sentences'": (set_in("sentids", [9, 1, 2, 3, 4]), "'sentids'"),
+    "empty caption": (set_in_sentence("tokens", []), "caption 0 of image 0 is empty"),
+    "blank caption": (set_in_sentence("raw", " "), "caption 0 of image 0 is empty"),
+    "image without caption": (set_in("sentences", []), "image 0 has no caption"),
+    "unknown split": (set_in("split", "tset"), "did you mean 'test'"),
+    "path out of the folder": (set_in("filename", "../secret.jpg"), "not inside the images folder"),
+    "absolute path": (set_in("filename", "/etc/passwd"), "not inside the images folder"),
+    "missing field": (lambda content: first(content).pop("imgid"), "lacks a field"),
+    "no images": (lambda content: content.update(images=[]), "no images"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault: str, own_demo: Path, edit: Edit) -> None:
+    spoil, message = FAULTS[fault]
+    with pytest.raises(UserError, match=message):
+        load_dataset_file(edit(own_demo, spoil))
+
+
+def test_a_sound_data_set_is_counted(demo: Path) -> None:
+    text = check_dataset(demo)
+    assert "train         48 images     240 captions (5 per image)" in text
+
+
+def test_tokens_may_be_missing_and_captions_any_number(own_demo: Path, edit: Edit) -> None:
+    def change(content: Any) -> None:
+        del first(content)["sentences"][1:]
+        del first(content)["sentids"][1:]
+        del first(content)["sentences"][0]["tokens"]
+        first(content)["sentences"][0]["raw"] = "Two DOGS!"
+
+    image = load_dataset_file(edit(own_demo, change)).images[0]
+    assert [caption.tokens for caption in image.captions] == [("two", "dogs")]
+
+
+def test_a_missing_picture_is_named(own_demo: Path, fails: Callable[..., str]) -> None:
+    (own_demo.parent / "images" / "demo_000003.jpg").unlink()
+    assert "1 of 66 pictures are missing, the first is" in fails(cli.main, "check", own_demo)
+
+
+def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str]) -> None:
+    line = fails(cli.main, "prepare", "f30k", "--source", tmp_path)
+    assert f"{tmp_path}/dataset_flickr30k.json and {tmp_path}/flickr30k-images not found" in line
+    assert "--config f30k_dir=FOLDER" in line
+
+
+def test_prepare_links_the_pictures_and_keeps_every_field(own_demo: Path, tmp_path: Path) -> None:
+    own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
+    out = tmp_path / "prepared"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["prepare", "f8k", "--source", str(own_demo.parent), "--out", str(out)])
+    assert stop.value.code == 0
+    dataset = load_dataset_file(out / "dataset.json")
+    assert dataset.name == "f8k"
+    assert len(dataset.images) == 66
+    assert (out / "images").is_symlink()
+    assert dataset.image_path(dataset.images[0]).is_file()
+    assert '"phrases"' in (out / "dataset.json").read_text()
+
+
+def test_prepare_writes_nothing_when_a_picture_is_missing(own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
+    (own_demo.parent / "images" / "demo_000003.jpg").unlink()
+    fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
+    assert not (tmp_path / "prepared").exists()

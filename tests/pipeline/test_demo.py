@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vse.pipeline.captions import tokenize
+from vse.pipeline.demo import make_demo
+from vse.pipeline.demo_captions import write_captions
+from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
+
+SEEDS = st.integers(0, 2**32)
+
+
+def test_the_same_seed_draws_the_same_files_and_another_seed_does_not(tmp_path: Path) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        make_demo(tmp_path / name, 12, seed)
+    files = [p.relative_to(tmp_path / "a") for p in sorted((tmp_path / "a").rglob("*")) if p.is_file()]
+    assert len(files) == 13
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+    assert (tmp_path / "a" / "dataset.json").read_bytes() != (tmp_path / "c" / "dataset.json").read_bytes()
+
+
+def test_an_image_does_not_depend_on_how_many_are_made(tmp_path: Path) -> None:
+    few, many = make_demo(tmp_path / "few", 6), make_demo(tmp_path / "many", 12)
+    name = "images/demo_000005.jpg"
+    assert (few.parent / name).read_bytes() == (many.parent / name).read_bytes()
+
+
+def test_the_default_splits_have_four_thousand_five_hundred_and_a_thousand_images(demo: Path) -> None:
+    splits = [image["split"] for image in json.loads(demo.read_text())["images"]]
+    assert [splits.count(s) for s in ("train", "val", "test")] == [48, 6, 12]  # 4,000 : 500 : 1,000
+
+
+@given(SEEDS)
+def test_objects_lie_in_the_picture_and_do_not_overlap(seed: int) -> None:
+    boxes = [item.box for item in compose_scene(np.random.default_rng(seed)).objects]
+    assert 1 <= len(boxes) <= 4
+    for x1, y1, x2, y2 in boxes:
+        assert 0 <= x1 < x2 <= IMAGE_SIZE
+        assert 0 <= y1 < y2 <= IMAGE_SIZE
+    for k, a in enumerate(boxes):
+        assert all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] for b in boxes[:k])
+
+
+@settings(max_examples=30)
+@given(SEEDS)
+def test_a_box_holds_all_that_its_object_draws(seed: int) -> None:
+    scene = compose_scene(np.random.default_rng(seed))
+    bare = draw_scene(type(scene)(scene.background, ()), np.random.default_rng(1))
+    full = draw_scene(scene, np.random.default_rng(1))
+    changed = (np.asarray(bare) != np.asarray(full)).any(axis=2)
+    for x1, y1, x2, y2 in (item.box for item in scene.objects):
+        assert changed[y1:y2, x1:x2].any()
+        changed[y1:y2, x1:x2] = False
+    assert not changed.any()
+
+
+@given(SEEDS)
+def test_five_captions_tell_five_different_things(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    captions = write_captions(compose_scene(rng), rng)
+    assert len({caption.raw for caption in captions}) == 5
+    assert len({caption.facts for caption in captions}) == 5
+
+
+@given(SEEDS)
+def test_a_phrase_names_what_it_points_to(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scene = compose_scene(rng)
+    for caption in write_captions(scene, rng):
+        tokens = tokenize(caption.raw)
+        for phrase in caption.phrases:
+            assert phrase.n_tokens > 0
+            assert phrase.first_token + phrase.n_tokens <= len(tokens)
+            assert all(0 <= k < len(scene.objects) for k in phrase.objects)
+        assert any(phrase.objects for phrase in caption.phrases)
+
+
+def test_every_phrase_of_an_object_has_its_box(demo: Path) -> None:
+    for image in json.loads(demo.read_text())["images"]:
+        for phrase in (p for sentence in image["sentences"] for p in sentence["phrases"]):
+            assert len(phrase["boxes"]) == len(phrase["objects"])
+            assert (phrase["kind"] == "scene") == (not phrase["boxes"])
+
+
+def test_pictures_are_jpeg_files(demo: Path) -> None:
+    with Image.open(demo.parent / "images" / "demo_000000.jpg") as picture:
+        assert (picture.format, picture.size) == ("JPEG", (IMAGE_SIZE, IMAGE_SIZE))
