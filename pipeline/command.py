@@ -18,7 +18,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s", force=True)
+        _log_to_stderr()
         try:
             code = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
         except click.ClickException as error:
@@ -31,6 +31,20 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     main.__doc__ = command.help
     return main
+
+
+class _Echo(logging.Handler):
+    """Log lines on whatever standard error is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+def _log_to_stderr() -> None:
+    log = logging.getLogger("vse")
+    log.setLevel(logging.INFO)
+    if not any(isinstance(handler, _Echo) for handler in log.handlers):
+        log.addHandler(_Echo())
 
 
 def _fail(command: click.Command, message: str) -> None:

@@ -70,6 +70,7 @@ class Trainer:
         self.model = model
         self.seed = seed
         self.device = device
+        self._collapsed = False
         self.optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate)
 
     def state(self, progress: Progress) -> dict[str, Any]:
@@ -110,16 +111,22 @@ class Trainer:
                 bar.set_postfix(loss=f"{total / seen:.3f}", pairs_per_s=f"{seen / (time.perf_counter() - started):.0f}")
                 bar.update()
         seconds = time.perf_counter() - started
-        if abs(total / collapsed - 1) < 0.02:
-            log.warning(
-                "epoch %d: the loss sits at %.3f per pair, what it is when all embeddings are alike (for the max of hinges "
-                "2 x batch x margin a batch). The max of hinges often stays there for a few epochs; if it does not leave, "
-                "lower the learning rate or start from the sum of hinges",
-                epoch + 1,
-                total / seen,
-            )
+        self._warn_of_collapse(epoch + 1, total / seen, abs(total / collapsed - 1) < 0.02)
         row = {"epoch": epoch + 1, "learning_rate": learning_rate, "loss": total / seen}
         return {**row, **self.validate(), "seconds": round(seconds, 2), "pairs_per_s": round(seen / seconds, 1)}
+
+    def _warn_of_collapse(self, epoch: int, loss: float, collapsed: bool) -> None:
+        """Say once that the loss sits where it is when all embeddings are alike, and once that it left."""
+        if collapsed and not self._collapsed:
+            log.warning(
+                "epoch %d: the loss sits at its collapse value, %.3f per pair: all embeddings are alike (for the max of hinges "
+                "2 x batch x margin a batch). It often stays there for a few epochs; if it does not leave, lower the learning "
+                "rate, or warm up with the sum of hinges (--set warmup.epochs=1)",
+                *(epoch, loss),
+            )
+        elif self._collapsed and not collapsed:
+            log.info("epoch %d: the loss left its collapse value", epoch)
+        self._collapsed = collapsed
 
     def step(self, batch: Batch, criterion: Loss) -> tuple[float, float]:
         """One update; the loss of the batch and what it would be if all embeddings were alike."""

@@ -4,11 +4,11 @@
 rule demo:
     output:
         "data/demo/dataset.json",
+    log:
+        "logs/data_demo.log",
     params:
         images=presets.load_dataset("demo").n_images,
         seed=presets.load_dataset("demo").seed,
-    log:
-        "logs/data_demo.log",
     shell:
         "vse-data demo --out data/demo --images {params.images} --seed {params.seed} 2>&1 | tee {log}"
 
@@ -16,11 +16,11 @@ rule demo:
 rule prepare:
     output:
         "data/{dataset}/dataset.json",
+    log:
+        "logs/data_{dataset}.log",
     wildcard_constraints:
         dataset=r"(?!demo$)[^_/]+",
     params:
         source=source_folder,
-    log:
-        "logs/data_{dataset}.log",
     shell:
         "vse-data prepare {wildcards.dataset} --source {params.source:q} 2>&1 | tee {log}"

@@ -7,6 +7,12 @@ rule extract:
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",
+    log:
+        "logs/extract_{dataset}_{feature}_{shard}-of-{shards}.log",
+    threads: SETTINGS.threads
+    resources:
+        gpu=1,
+        mem_mb=4000,
     params:
         settings=settings_of("feature"),
         shard=lambda wildcards: int(wildcards.shard),
@@ -14,12 +20,6 @@ rule extract:
         weights=f"--weights-dir '{SETTINGS.weights_dir}'" if SETTINGS.weights_dir else "",
         skip="--skip-bad" if SETTINGS.skip_bad else "",
         device=SETTINGS.device,
-    threads: SETTINGS.threads
-    resources:
-        gpu=1,
-        mem_mb=4000,
-    log:
-        "logs/extract_{dataset}_{feature}_{shard}-of-{shards}.log",
     shell:
         "vse-extract cnn --dataset {input} --feature {wildcards.feature} "
         "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --shards {params.shards} --shard {params.shard} "
@@ -33,9 +33,9 @@ rule merge:
     output:
         cache="features/{dataset}_{feature}.h5",
         manifest="features/{dataset}_{feature}.shards/manifest.json",
-    params:
-        shards=lambda wildcards: presets.load_dataset(wildcards.dataset).shards,
     log:
         "logs/merge_{dataset}_{feature}.log",
+    params:
+        shards=lambda wildcards: presets.load_dataset(wildcards.dataset).shards,
     shell:
         "vse-extract merge --dataset {input.dataset} --out {output.cache} --shards {params.shards} 2>&1 | tee {log}"

@@ -11,15 +11,15 @@ rule train:
         metrics="runs/{dataset}_{experiment}/seed-{seed}/metrics.csv",
         weights="runs/{dataset}_{experiment}/seed-{seed}/best.safetensors",
         record="runs/{dataset}_{experiment}/seed-{seed}/run.json",
-    params:
-        settings=settings_of("experiment"),
-        device=SETTINGS.device,
+    log:
+        "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
     resources:
         gpu=1,
         mem_mb=4000,
-    log:
-        "logs/train_{dataset}_{experiment}_seed-{seed}.log",
+    params:
+        settings=settings_of("experiment"),
+        device=SETTINGS.device,
     shell:
         "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
         "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
@@ -34,13 +34,13 @@ rule embed:
         record=rules.train.output.record,
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}.h5",
-    wildcard_constraints:
-        split="train|val|test|restval",
-    params:
-        device=SETTINGS.device,
-    threads: SETTINGS.threads
     log:
         "logs/embed_{dataset}_{experiment}_seed-{seed}_{split}.log",
+    wildcard_constraints:
+        split="train|val|test|restval",
+    threads: SETTINGS.threads
+    params:
+        device=SETTINGS.device,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "

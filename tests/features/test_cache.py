@@ -74,7 +74,10 @@ FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing shard": (lambda p: shard(p, 1).unlink(), "shard-00001-of-00003.h5: this shard is missing"),
     "truncated shard": (lambda p: shard(p, 1).write_bytes(shard(p, 1).read_bytes()[:-9]), "00001-of-00003.h5: .* bytes"),
     "missing manifest": (lambda p: (shards_folder(p) / "manifest.json").unlink(), "manifest.json: No such file"),
-    "shards of another run": (lambda p: make(p.parent / "x", identity=Identity("demo", "tiny", "image", {})), "other settings"),
+    "shards of another run": (
+        lambda p: make(p.parent / "x", identity=Identity("demo", "tiny", "image", {})),
+        "other settings",
+    ),
     "no cache": (lambda p: p.unlink(), "no such feature cache"),
     "not HDF5": (lambda p: p.write_bytes(b"text"), "not a readable feature cache"),
     "other HDF5": (lambda p: h5py.File(p, "w").close(), "not a feature cache of version 1"),

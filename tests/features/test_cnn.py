@@ -126,7 +126,9 @@ def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Callable[..., 
     assert "did you mean 'crop'" in fails(main, "cnn", "--dataset", demo, "--out", out, "--set", "crop5=10c")
     assert "shard 9 is not one of 0-3" in fails(main, "cnn", "--dataset", demo, "--out", out, "--shard", 9)
     assert "No such command 'cnm'" in fails(main, "cnm")
-    assert "crop 64 is larger than resize 32" in fails(main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--set", "crop=64")
+    assert "crop 64 is larger than resize 32" in fails(
+        main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--set", "crop=64"
+    )
 
 
 @pytest.mark.slow

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+
+from vse.eval.cli import eval_main, table_main
+from vse.eval.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.metrics import RECALLS, metrics
+from vse.eval.ranks import Ranks
+from vse.eval.result import evaluate
+from vse.eval.search import check_against_search, search
+from vse.eval.tables import summary
+from vse.pipeline.errors import UserError
+
+
+def made(n_images: int = 30, n_each: int = 5, seed: int = 0, noise: float = 1.0, **changes: Any) -> Embeddings:
+    """Embeddings whose captions are their image plus noise, of unit length."""
+    rng = np.random.default_rng(seed)
+    images = rng.normal(size=(n_images, 16)).astype(np.float32)
+    captions = np.repeat(images, n_each, axis=0) + noise * rng.normal(size=(n_images * n_each, 16)).astype(np.float32)
+    values = Embeddings(
+        image_ids=np.arange(n_images) * 3,
+        caption_ids=np.arange(n_images * n_each),
+        caption_image_ids=np.repeat(np.arange(n_images) * 3, n_each),
+        images=images / np.linalg.norm(images, axis=1, keepdims=True),
+        captions=captions / np.linalg.norm(captions, axis=1, keepdims=True),
+        scores=None,
+        dataset="demo",
+        split="test",
+        experiment="vsepp",
+        seed=seed,
+    )
+    return replace(values, **changes)
+
+
+def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str = "auto") -> dict[str, Any]:
+    files = [write_embeddings(tmp_path / f"{k}.h5", e) for k, e in enumerate(embeddings)]
+    result: dict[str, Any] = json.loads(evaluate(files, tmp_path / "result.json", protocol).read_text())
+    return result
+
+
+def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
+    """Full sorting of every query over some consecutive images, as the published evaluators do (no ties here)."""
+    assert run.images is not None
+    assert run.captions is not None
+    owners = run.owners()
+    captions = [c for c in range(len(owners)) if owners[c] in images]
+    scores = run.images[images.start : images.stop] @ run.captions[captions].T
+    own = owners[captions] - images.start
+    i2t = [min(np.flatnonzero(own[np.argsort(-scores[i])] == i)) for i in range(len(images))]
+    t2i = [int(np.flatnonzero(np.argsort(-scores[:, c]) == own[c])[0]) for c in range(len(captions))]
+    return metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
+
+
+def test_the_full_split_equals_a_sorting_of_every_query(tmp_path: Path) -> None:
+    run = made(n_each=3)
+    found = evaluated(tmp_path, run)
+    assert (found["n_images"], found["n_captions"], found["split"], found["seeds"]) == (30, 90, "test", [0])
+    assert set(found["protocols"]) == {"full"}
+    slow = slow_metrics(run, range(30))
+    assert found["protocols"]["full"]["rsum"] == pytest.approx(slow["rsum"])
+    for way in ("i2t", "t2i"):
+        assert found["protocols"]["full"][way] == pytest.approx(slow[way])
+
+
+def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
+    run = made(n_images=2100, n_each=2, noise=1.5)
+    found = evaluated(tmp_path, run, protocol="1k")["protocols"]["1k"]
+    folds = [slow_metrics(run, range(0, 1000)), slow_metrics(run, range(1000, 2000))]
+    assert found["folds"] == 2
+    for fold, slow in zip(found["per_fold"], folds, strict=True):
+        for way in ("i2t", "t2i"):
+            assert fold[way] == pytest.approx(slow[way])
+    assert found["rsum"] == pytest.approx(np.mean([slow["rsum"] for slow in folds]))
+    assert found["i2t"]["medr"] == pytest.approx(np.mean([slow["i2t"]["medr"] for slow in folds]))
+
+
+def test_several_seeds_give_mean_and_standard_deviation(tmp_path: Path) -> None:
+    runs = [made(seed=seed, noise=2) for seed in (0, 1, 2)]
+    found = evaluated(tmp_path, *runs)
+    figures = [slow_metrics(run, range(30))["t2i"]["r1"] for run in runs]
+    assert found["seeds"] == [0, 1, 2]
+    assert found["protocols"]["full"]["t2i"]["r1"] == pytest.approx({"mean": np.mean(figures), "std": np.std(figures, ddof=1)})
+
+
+def test_a_score_matrix_is_evaluated_like_the_embeddings_it_came_from(tmp_path: Path) -> None:
+    run = made()
+    assert run.images is not None
+    assert run.captions is not None
+    scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
+    assert evaluated(tmp_path, scores)["protocols"] == evaluated(tmp_path, run)["protocols"]
+
+
+def test_rows_are_joined_by_id(tmp_path: Path) -> None:
+    run = made()
+    assert run.captions is not None
+    order = np.random.default_rng(1).permutation(len(run.caption_ids))
+    mixed = replace(
+        run,
+        caption_ids=run.caption_ids[order],
+        caption_image_ids=run.caption_image_ids[order],
+        captions=run.captions[order],
+    )
+    assert evaluated(tmp_path, mixed)["protocols"] == evaluated(tmp_path, run)["protocols"]
+
+
+def test_search_finds_the_highest_inner_products() -> None:
+    run = made()
+    assert run.images is not None
+    assert run.captions is not None
+    scores, rows = search(run.captions, run.images, 4)
+    full = run.images @ run.captions.T
+    np.testing.assert_array_equal(rows, np.argsort(-full, axis=1)[:, :4])
+    np.testing.assert_allclose(scores, -np.sort(-full, axis=1)[:, :4], rtol=1e-5)
+
+
+def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
+    run = made(noise=2)
+    assert run.images is not None
+    assert run.captions is not None
+    recalls = evaluated(tmp_path, run)["protocols"]["full"]
+    exact = [recalls["t2i"][f"r{k}"] for k in RECALLS]
+    ranks = Ranks(np.zeros(30, np.int64), np.zeros(150, np.int64))
+    with pytest.raises(RuntimeError, match="query"):
+        check_against_search(run.images, run.captions, run.owners(), ranks, RECALLS)
+    assert exact == sorted(exact)
+
+
+def test_ties_do_not_trouble_the_cross_check(tmp_path: Path) -> None:
+    run = made()
+    collapsed = replace(run, images=np.ones_like(run.images), captions=np.ones_like(run.captions))
+    assert evaluated(tmp_path, collapsed)["protocols"]["full"]["rsum"] == 0
+
+
+FAULTS: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
+    "no captions": (lambda f: f.__delitem__("captions"), "lacks captions"),
+    "no split": (lambda f: f.attrs.__delitem__("split"), "lacks split"),
+    "NaN": (lambda f: f["images"].__setitem__((4, 2), np.nan), "images row 4 is not finite"),
+    "duplicate id": (lambda f: f["image_ids"].__setitem__(1, 0), "duplicate image id 0"),
+    "caption without image": (lambda f: f["caption_image_ids"].__setitem__(3, 77), "belongs to image 77"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_file_is_named(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+    spoil, message = FAULTS[fault]
+    path = write_embeddings(tmp_path / "e.h5", made())
+    with h5py.File(path, "r+") as file:
+        spoil(file)
+    assert message in fails(eval_main, path, "--out", tmp_path / "r.json")
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_files_of_different_models_are_not_seeds(tmp_path: Path, fails: Callable[..., str]) -> None:
+    a = write_embeddings(tmp_path / "a.h5", made())
+    b = write_embeddings(tmp_path / "b.h5", made(seed=1, experiment="vse0"))
+    c = write_embeddings(tmp_path / "c.h5", made())
+    assert "is of experiment 'vse0'" in fails(eval_main, a, b, "--out", tmp_path / "r.json")
+    assert "of the same seed 0" in fails(eval_main, a, c, "--out", tmp_path / "r.json")
+    assert "no such file" in fails(eval_main, tmp_path / "x.h5", "--out", tmp_path / "r.json")
+    assert "needs 1000 images" in fails(eval_main, a, "--protocol", "1k", "--out", tmp_path / "r.json")
+
+
+def test_a_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    run = made()
+    found = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
+    for name, value in vars(run).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+
+
+def test_the_summary_has_a_row_per_result_and_protocol(tmp_path: Path) -> None:
+    results = []
+    for name, n_images in (("vse0", 30), ("vsepp", 1000)):
+        file = write_embeddings(tmp_path / f"{name}.h5", made(n_images=n_images, experiment=name))
+        results.append(evaluate([file], tmp_path / f"{name}.json"))
+    with pytest.raises(SystemExit) as stop:
+        table_main(["summary", *map(str, results), "--out", str(tmp_path / "table.csv")])
+    assert stop.value.code == 0
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert list(zip(table["experiment"], table["protocol"], strict=True)) == [
+        ("vse0", "full"),
+        ("vsepp", "1k"),
+        ("vsepp", "full"),
+    ]
+    full = json.loads(results[0].read_text())["protocols"]["full"]
+    assert table["rsum"][0] == pytest.approx(full["rsum"], abs=0.01)
+    assert table["i2t_medr"][0] == full["i2t"]["medr"]
+
+
+def test_a_table_of_several_seeds_has_deviations_and_can_be_latex(tmp_path: Path, fails: Callable[..., str]) -> None:
+    files = [write_embeddings(tmp_path / f"{seed}.h5", made(seed=seed, noise=2)) for seed in (0, 1)]
+    result = evaluate(files, tmp_path / "r.json")
+    assert summary([result])["rsum_std"][0] > 0
+    with pytest.raises(SystemExit):
+        table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
+    text = (tmp_path / "t.tex").read_text()
+    assert "\\toprule" in text
+    assert "i2t R@1" in text
+    assert "is written as .csv or .tex" in fails(table_main, "summary", result, "--out", tmp_path / "t.xls")
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(UserError, match="not a result file"):
+        summary([tmp_path / "bad.json"])

@@ -1,0 +1,90 @@
+"""The workflow as a user runs it, on a demo of 33 images, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DEMO = """
+n_images: 33
+shards: 2
+features:
+  fc7: { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }
+experiment:
+  model: { dim: 16, word_dim: 8 }
+  train: { epochs: 2, min_count: 1 }
+"""
+
+
+def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the workflow in ``folder``, where nothing of the repository lies, with the tiny demo's preset."""
+    presets = folder / "presets" / "datasets"
+    presets.mkdir(parents=True, exist_ok=True)
+    (presets / "demo.yaml").write_text(DEMO)
+    scripts = str(Path(sys.executable).parent)
+    environment = {**os.environ, "VSE_PRESETS": str(presets.parent), "PATH": f"{scripts}:{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "8", *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_main_job_runs_once_and_again_does_nothing(tmp_path: Path) -> None:
+    done = snakemake(tmp_path, "results/demo_vsepp.json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "results/demo_vsepp.json").read_text())
+    assert (result["dataset"], result["experiment"], result["n_images"]) == ("demo", "vsepp", 6)
+    assert result["provenance"]["config"]["train"]["epochs"] == 2
+    again = snakemake(tmp_path, "results/demo_vsepp.json")
+    assert again.returncode == 0
+    assert "Nothing to be done" in again.stderr + again.stdout
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path) -> None:
+    assert snakemake(tmp_path, "features/demo_fc7.h5").returncode == 0
+    shards = tmp_path / "features" / "demo_fc7.shards"
+    kept = (shards / "shard-00000-of-00002.h5").stat().st_mtime_ns
+    for path in shards.glob("shard-00001*"):
+        path.unlink()
+    assert snakemake(tmp_path, "features/demo_fc7.h5").returncode == 0
+    assert (shards / "shard-00000-of-00002.h5").stat().st_mtime_ns == kept
+    assert (shards / "shard-00001-of-00002.h5").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("results/demo_vspp.json", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
+        ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
+        ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
+        ("results/f30k_vsepp.json", "Put dataset_flickr30k.json (the Karpathy split)"),
+        ("results/coco_vsepp.json", "or say where they are with --config coco_dir=FOLDER"),
+    ],
+)
+def test_what_cannot_be_made_is_said_before_anything_runs(target: str, message: str, tmp_path: Path) -> None:
+    answer = snakemake(tmp_path, "--dry-run", target)
+    assert answer.returncode == 1
+    assert message in answer.stderr + answer.stdout
+
+
+def test_an_unknown_setting_of_the_workflow_is_named(tmp_path: Path) -> None:
+    answer = snakemake(tmp_path, "--dry-run", "results/demo_vsepp.json", "--config", "thread=2")
+    assert "did you mean 'threads'" in answer.stderr + answer.stdout
+
+
+def test_the_user_s_own_files_are_used_by_configuration_alone(demo: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    shutil.copy(demo, source / "dataset_flickr8k.json")
+    (source / "images").symlink_to(demo.parent / "images")
+    done = snakemake(tmp_path, "data/f8k/dataset.json", "--config", f"f8k_dir={source}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "data/f8k/dataset.json").read_text())["dataset"] == "f8k"
+    assert (tmp_path / "data/f8k/images/demo_000000.jpg").is_file()
