@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.metrics import RECALLS
+from vse.eval.metrics import FOLD, RECALLS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_text
 
@@ -17,12 +17,16 @@ _FIGURES = [f"{way}_{name}" for way in ("i2t", "t2i") for name in (*(f"r{k}" for
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r and mean r both ways, rsum; with several seeds also standard deviations."""
+    """A row per result and protocol: R@K, Med r and mean r both ways, rsum; with several seeds also standard deviations.
+
+    A test set of one fold has one row, ``full``, since ``1k`` would repeat it.
+    """
     rows = []
     for path in results:
         result = _read_result(path)
         for protocol, found in result["protocols"].items():
-            rows.append(_row(result, protocol, found))
+            if protocol != "1k" or result["n_images"] > FOLD or "full" not in result["protocols"]:
+                rows.append(_row(result, protocol, found))
     return pd.DataFrame(rows)
 
 

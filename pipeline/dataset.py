@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,7 @@ from vse.pipeline.files import read_json
 SPLITS = ("train", "val", "test", "restval")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Caption:
     """One sentence of an image."""
 
@@ -29,7 +30,7 @@ class Caption:
     tokens: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Image:
     """One picture, its file relative to the ``images`` folder, and its captions."""
 
@@ -73,14 +74,15 @@ def load_dataset_file(path: Path) -> Dataset:
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
     an empty caption, an unknown split, an image file outside the ``images`` folder.
     """
-    content = read_json(path)
+    content = read_json(path, _share_words)
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
     if not isinstance(name, str) or not name:
         raise UserError(f"{path}: 'dataset' must name the data set")
     try:
-        images = tuple(_image(path, entry) for entry in content["images"])
+        entries = content.pop("images")[::-1]
+        images = tuple(_image(path, entries.pop()) for _ in range(len(entries)))  # each entry is freed once it is read
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {error!r}") from None
     if not images:
@@ -105,6 +107,14 @@ def count_splits(dataset: Dataset) -> str:
 def missing_images(dataset: Dataset) -> list[Path]:
     """Image files that are not there."""
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
+
+
+def _share_words(content: dict[str, Any]) -> dict[str, Any]:
+    """Keep each distinct token once in memory: COCO has 6.5 million tokens and 30,000 words."""
+    tokens = content.get("tokens")
+    if isinstance(tokens, list) and all(type(token) is str for token in tokens):
+        content["tokens"] = [sys.intern(token) for token in tokens]
+    return content
 
 
 def _image(path: Path, entry: dict[str, Any]) -> Image:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,10 @@ def write_json(path: Path, content: object) -> Path:
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Content of a JSON file; :class:`UserError` if it is missing or is not JSON."""
+def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Content of a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), object_hook=object_hook)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

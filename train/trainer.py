@@ -119,8 +119,8 @@ class Trainer:
         """Say once that the loss sits where it is when all embeddings are alike, and once that it left."""
         if collapsed and not self._collapsed:
             log.warning(
-                "epoch %d: the loss sits at its collapse value, %.3f per pair: all embeddings are alike (for the max of hinges "
-                "2 x batch x margin a batch). It often stays there for a few epochs; if it does not leave, lower the learning "
+                "epoch %d: the loss sits at its collapse value, %.3f per pair: all embeddings are alike (of the max of "
+                "hinges 2 x batch x margin). It often stays there for a few epochs; if it does not leave, lower the learning "
                 "rate, or warm up with the sum of hinges (--set warmup.epochs=1)",
                 *(epoch, loss),
             )
