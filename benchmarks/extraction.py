@@ -18,7 +18,7 @@ from common import report, seconds
 from PIL import Image
 
 from vse.features.cnn import CnnExtractor
-from vse.features.pictures import crops_of, decode
+from vse.features.pictures import crops_of, decode, normalized
 from vse.pipeline.config import FeatureConfig
 from vse.pipeline.demo import make_demo
 
@@ -37,10 +37,17 @@ def measure(model: str, precision: str, paths: list[Path]) -> dict[str, object]:
     config = FeatureConfig(name=model, model=model, weights="random", precision=precision, batch_size=16)
     extractor = CnnExtractor(config)
     batches = [torch.stack([crops_of(decode(p), config) for p in paths[k : k + 16]]) for k in range(0, len(paths), 16)]
-    extractor.features(batches[0])  # warm up
+    inputs = [normalized(batch.flatten(0, 1), config, extractor.device) for batch in batches]
+
+    def forward_only() -> None:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            for images in inputs:
+                extractor.network(images)
+
+    forward_only()  # warm up
     times = {"forward": [], "extract": []}
     for _ in range(3):
-        times["forward"].append(seconds(lambda: [extractor.features(batch) for batch in batches]))
+        times["forward"].append(seconds(forward_only))
         times["extract"].append(seconds(lambda: extractor.extract(paths)))
     forward, extract = min(times["forward"]), min(times["extract"])
     return {

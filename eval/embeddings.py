@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes
 
+_MATRICES = ("images", "captions", "scores")
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity")
 
 
@@ -67,7 +68,7 @@ def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length."""
     try:
         with h5py.File(path, "r") as file:
-            arrays = {name: dataset[()] for name, dataset in file.items()}
+            arrays = {name: item[()] for name, item in file.items() if isinstance(item, h5py.Dataset)}
             attributes = {name: _plain(value) for name, value in file.attrs.items()}
     except OSError as error:
         reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
@@ -81,7 +82,7 @@ def read_embeddings(path: Path) -> Embeddings:
     values: dict[str, Any] = {
         name: arrays[name].astype(np.int64) for name in ("image_ids", "caption_ids", "caption_image_ids")
     }
-    values |= {name: arrays.get(name) for name in ("images", "captions", "scores")}
+    values |= {name: arrays[name].astype(np.float32) if name in arrays else None for name in _MATRICES}
     values |= {name: attributes[name] for name in _ATTRIBUTES}
     found = Embeddings(**values, provenance=attributes.get("provenance", "{}"))
     _check(path, found)
@@ -89,7 +90,9 @@ def read_embeddings(path: Path) -> Embeddings:
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    """An attribute as a Python value, text whichever way the writer stored it."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _check(path: Path, found: Embeddings) -> None:
@@ -100,15 +103,14 @@ def _check(path: Path, found: Embeddings) -> None:
         values, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
             raise UserError(f"{path}: duplicate {name} id {values[counts > 1][0]}")
-    shapes: dict[str, tuple[Any, int]] = {
-        "caption_image_ids": (found.caption_image_ids, n_captions),
-        "images": (found.images, n_images),
-        "captions": (found.captions, n_captions),
-        "scores": (found.scores, n_images),
-    }
-    for name, (values, expected) in shapes.items():
-        if values is not None and len(values) != expected:
-            raise UserError(f"{path}: {name} has {len(values)} rows, {expected} expected")
-        if values is not None and not np.isfinite(values).all():
-            row = int(np.argwhere(~np.isfinite(values))[0][0])
-            raise UserError(f"{path}: {name} row {row} is not finite (NaN)")
+    if found.caption_image_ids.shape != (n_captions,):
+        raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {found.caption_image_ids.shape}")
+    shapes = {"images": (n_images, None), "captions": (n_captions, None), "scores": (n_images, n_captions)}
+    for name, (rows, columns) in shapes.items():
+        values = getattr(found, name)
+        if values is None:
+            continue
+        if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]):
+            raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
+        if not np.isfinite(values).all():
+            raise UserError(f"{path}: {name} row {np.argwhere(~np.isfinite(values))[0][0]} is not finite (NaN)")

@@ -131,6 +131,7 @@ def _provenance(run: Embeddings) -> dict[str, Any]:
     }
     try:
         noted = json.loads(run.provenance)
-    except json.JSONDecodeError:
-        noted = {"note": run.provenance}
+    except (json.JSONDecodeError, TypeError):
+        noted = {}
+    noted = noted if isinstance(noted, dict) else {"note": noted}
     return {"features": {}, "config": {}, **noted, "versions": versions}

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranks import Ranks
 
-_ROUNDING = 1e-5  # two float32 inner products of the same vectors, summed in another order, differ by less
+_ROUNDING = 1e-5  # times both lengths: float32 inner products of the same vectors, summed in another order, differ by less
 
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -37,6 +37,7 @@ def check_against_search(
         "t2i": _found_at(*search(images, captions, depth), owners, np.arange(len(images))),
     }
     right = np.einsum("nd,nd->n", images[owners], captions)
+    longest = float(np.linalg.norm(images, axis=1).max() * np.linalg.norm(captions, axis=1).max())
     best = np.full(len(images), -np.inf, np.float32)
     np.maximum.at(best, owners, right)
     scores = {"i2t": best, "t2i": right}
@@ -45,8 +46,7 @@ def check_against_search(
         position, last = found[way]
         for k in ks:
             differs = (position < k) != (exact < k)
-            scale = np.maximum(1.0, np.abs(scores[way]))
-            tied = np.abs(last[:, min(k, last.shape[1]) - 1] - scores[way]) <= _ROUNDING * scale
+            tied = np.abs(last[:, min(k, last.shape[1]) - 1] - scores[way]) <= _ROUNDING * longest
             if (differs & ~tied).any():
                 query = int(np.flatnonzero(differs & ~tied)[0])
                 raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -101,15 +102,20 @@ def _build(config: FeatureConfig, pretrained: bool) -> nn.Module:
     names = torchvision.models.list_models(torchvision.models)
     if config.model not in names:
         raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
-    model: nn.Module = torchvision.models.get_model(config.model, weights=None, **_quick_start(config.model))
+    # These two draw their weights slowly and with a warning unless told to, and turn their input to suit trained weights.
+    options = {}
+    if config.model in ("googlenet", "inception_v3"):
+        options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
+    model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_download(config.model, config.weights))
+        model.load_state_dict(_renamed(_download(config.model, config.weights)))
     return model
 
 
-def _quick_start(name: str) -> dict[str, bool]:
-    """GoogLeNet and Inception draw their weights slowly and with a warning unless told how."""
-    return {"init_weights": True} if name in ("googlenet", "inception_v3") else {}
+def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """DenseNet's published weights say ``norm.1`` where torchvision's model says ``norm1``."""
+    pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+    return {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()}
 
 
 def _download(name: str, weights: str) -> dict[str, Tensor]:
@@ -121,7 +127,7 @@ def _download(name: str, weights: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
             entry.url, map_location="cpu", check_hash=True, weights_only=True
         )
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise UserError(
             f"cannot download the weights of {name} from {entry.url} ({error}); put the file into a folder as {name}.pth "
             "and name the folder with --weights-dir"
@@ -156,6 +162,6 @@ def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
             state = safetensors.torch.load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-        model.load_state_dict(state)
+        model.load_state_dict(_renamed(state))
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
-        raise UserError(f"{file}: not weights of this model ({str(error).splitlines()[0]})") from None
+        raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None

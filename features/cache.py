@@ -48,7 +48,7 @@ class Identity:
 class Shard:
     """A finished shard's record. ``skipped`` lists the unreadable images: id, path and reason.
 
-    ``versions`` of libraries are noted but are not part of the identity: an upgrade makes no cache stale.
+    ``notes`` (library versions, where the weights came from) are no part of the identity: an upgrade makes no cache stale.
     """
 
     file: str
@@ -58,7 +58,7 @@ class Shard:
     key: str
     identity: Identity
     skipped: Sequence[Mapping[str, Any]] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def write_shard(
     ids: Ids,
     features: NDArray[Any],
     skipped: Sequence[Mapping[str, Any]] = (),
-    versions: Mapping[str, str] | None = None,
+    notes: Mapping[str, Any] | None = None,
 ) -> Shard:
     """Write one shard, then its record. ``ids`` (n,), ``features`` (n, dim) or (n, n_crops, dim), finite."""
     if len(ids) != len(features):
@@ -136,7 +136,7 @@ def write_shard(
         file.create_dataset("ids", data=ids.astype(np.int64))
         file.create_dataset("features", data=features)
     write_bytes(path, buffer.getbuffer())
-    shard = Shard(path.name, sha256_file(path), path.stat().st_size, len(ids), identity.key, identity, skipped, versions or {})
+    shard = Shard(path.name, sha256_file(path), path.stat().st_size, len(ids), identity.key, identity, skipped, notes or {})
     write_json(record, asdict(shard))
     return shard
 
@@ -183,10 +183,12 @@ def open_cache(path: Path) -> FeatureCache:
     HDF5 itself returns fill values for a missing or short shard, so nothing is read through its views.
     """
     attributes, ids, dtype, shape, skipped = _read_head(path)
-    manifest = read_json(shards_folder(path) / "manifest.json")
-    if manifest.get("key") != attributes["key"]:
+    manifest = _read_manifest(path)
+    if manifest["key"] != attributes["key"]:
         raise UserError(f"{path}: its shards were made with other settings; run vse-extract again")
-    shards = tuple(_locate(shards_folder(path) / entry["file"], entry, shape, dtype) for entry in manifest["shards"])
+    shards = tuple(
+        _locate(shards_folder(path) / entry["file"], entry, shape, dtype, attributes["key"]) for entry in manifest["shards"]
+    )
     rows = sum(shard.count for shard in shards)
     if not rows == len(ids) == shape[0]:
         raise UserError(f"{path}: {len(ids)} ids and {shape[0]} rows, but its shards hold {rows} rows")
@@ -212,7 +214,7 @@ def open_cache(path: Path) -> FeatureCache:
 def verify_cache(path: Path) -> FeatureCache:
     """Open a cache, re-hash every shard and compare the ids; :class:`UserError` names what is broken."""
     cache = open_cache(path)
-    manifest = read_json(shards_folder(path) / "manifest.json")
+    manifest = _read_manifest(path)
     for shard, entry in zip(cache.shards, manifest["shards"], strict=True):
         if sha256_file(shard.path) != entry["sha256"]:
             raise UserError(f"{shard.path}: its bytes changed (sha256 differs); delete it and extract it again")
@@ -249,7 +251,7 @@ def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, ski
         ids.append(_read_ids(folder / shard.file))
         start += shard.rows
     all_ids = np.concatenate(ids)
-    provenance = {**identity.content, "versions": shards[0].versions, "ids_sha256": sha256_json(all_ids.tolist())}
+    provenance = {**identity.content, **shards[0].notes, "ids_sha256": sha256_json(all_ids.tolist())}
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         _write_attributes(file, identity)
@@ -269,13 +271,29 @@ def _read_head(path: Path) -> tuple[dict[str, Any], Ids, np.dtype[Any], tuple[in
             attributes = dict(file.attrs.items())
             if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
                 raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
+            missing = {"dataset", "feature", "kind", "key", "captions", "provenance"} - attributes.keys()
+            if missing:
+                raise UserError(f"{path}: not a whole feature cache, it lacks {', '.join(sorted(missing))}")
             ids, features = file["ids"][:], file["features"]
             return attributes, ids, features.dtype, features.shape, file["skipped_ids"][:]
     except (OSError, KeyError) as error:
         raise UserError(f"{path}: not a readable feature cache ({error})") from None
 
 
-def _locate(path: Path, entry: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> ShardRows:
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest beside a cache's shards, with the fields that are read from it."""
+    file = shards_folder(path) / "manifest.json"
+    manifest: dict[str, Any] = read_json(file)
+    try:
+        fields = [manifest["key"], *((e["file"], e["sha256"], e["bytes"], e["rows"]) for e in manifest["shards"])]
+    except (TypeError, KeyError):
+        fields = []
+    if not fields:
+        raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
+    return manifest
+
+
+def _locate(path: Path, entry: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any], key: str) -> ShardRows:
     if not path.is_file():
         raise UserError(f"{path}: this shard is missing; run the same extraction again to make it")
     if path.stat().st_size != entry["bytes"]:
@@ -283,9 +301,14 @@ def _locate(path: Path, entry: Mapping[str, Any], shape: tuple[int, ...], dtype:
     try:
         with h5py.File(path, "r") as file:
             features = file["features"]
+            if file.attrs["key"] != key:
+                raise UserError(f"{path}: made with other settings than the cache; run the same extraction again")
             if features.shape != (entry["rows"], *shape[1:]) or features.dtype != dtype:
                 raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
-            return ShardRows(path, features.id.get_offset() or 0, features.shape[0])
+            offset = features.id.get_offset()
+            if offset is None and features.shape[0]:
+                raise UserError(f"{path}: its features are not contiguous; delete it and extract it again")
+            return ShardRows(path, offset or 0, features.shape[0])
     except (OSError, KeyError) as error:
         raise UserError(f"{path}: not a readable shard ({error}); delete it and extract it again") from None
 

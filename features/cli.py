@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vse.features import cache, cnn
+from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.pipeline.dataset import load_dataset_file
@@ -49,7 +50,7 @@ def cnn_command(
     config = presets.load_feature(feature, name, sets)
     out = out or Path("features", f"{name}_{config.name}.h5")
     n_shards = shards or _default_shards(name)
-    cnn.use_threads(threads)
+    use_threads(threads)
     made = cnn.extract_shards(dataset, config, out, n_shards, shard, skip_bad, weights_dir, device)
     click.echo(made if shard is not None else cnn.merge(dataset, out, n_shards))
 

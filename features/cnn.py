@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +19,7 @@ from tqdm import tqdm
 import vse
 from vse.features import cache
 from vse.features.backbones import LayerOutput, load_backbone, weights_sha256
+from vse.features.hardware import pick_device
 from vse.features.pictures import BadImage, Crops, normalized, read_ahead
 from vse.pipeline.config import FeatureConfig
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -51,11 +51,21 @@ class CnnExtractor:
         if config.crop > config.resize:
             raise UserError(f"feature {config.name!r}: crop {config.crop} is larger than resize {config.resize}")
         self.config = config
-        self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        self.device = pick_device(device)
         backbone = load_backbone(config, weights_dir)
         self.weights_sha256 = weights_sha256(backbone)
         network = LayerOutput(backbone, config.layer, config.grid)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
+        self._try_once()
+
+    def _try_once(self) -> None:
+        """Run one blank image through, so that a layer or a size that does not fit the model is said at once."""
+        config = self.config
+        try:
+            self.features(torch.zeros(1, 1, 3, config.crop, config.crop, dtype=torch.uint8))
+        except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{config.model}, layer {config.layer!r}, crop {config.crop}: cannot be used ({reason})") from None
 
     def identity(self, dataset: Dataset) -> cache.Identity:
         """All that determines the vectors of ``dataset``."""
@@ -152,16 +162,11 @@ def extract_shards(
             raise UserError(f"{path}: not one of its {len(images)} images can be read, the first: {skipped[0]['reason']}")
         left_out = {item["id"] for item in skipped}
         ids = np.asarray([image.imgid for image in images if image.imgid not in left_out], np.int64)
-        cache.write_shard(path, identity, ids, features, skipped, _VERSIONS)
+        notes = {"weights": config.weights, "seed": config.seed, "versions": _VERSIONS}
+        cache.write_shard(path, identity, ids, features, skipped, notes)
     return cache.shards_folder(out) if only is None else cache.shard_path(out, only, n_shards)
 
 
 def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Join the finished shards of an image feature to the cache ``out``."""
     return cache.merge_shards(out, n_shards, dataset_file, image_ids(load_dataset_file(dataset_file)))
-
-
-def use_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` cores, but no more than there are."""
-    if threads is not None:
-        torch.set_num_threads(max(1, min(threads, len(os.sched_getaffinity(0)))))

@@ -43,7 +43,9 @@ def decode(path: Path) -> Image.Image:
             return ImageOps.exif_transpose(picture).convert("RGB")
     except FileNotFoundError:
         raise BadImage(f"{path}: no such image file") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (BadImage, MemoryError):
+        raise
+    except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 

@@ -15,8 +15,8 @@ class FeatureReader:
     """Random access to the rows of a cache.
 
     Shards are read into memory in order while they fit into ``memory_gb``; the others are memory-mapped at
-    the place where HDF5 stored their contiguous rows. Mapping costs no file handle, so a reader survives a
-    fork and works where file locking does not.
+    the place where HDF5 stored their contiguous rows. No HDF5 handle stays open, so a reader survives a fork and
+    works where file locking does not; a mapped shard holds one file descriptor.
 
     Parameters
     ----------
@@ -60,5 +60,7 @@ class FeatureReader:
             out[mine] = self._shards[shard][positions[mine] - self._starts[shard]]
         if not np.isfinite(out.sum()):
             bad = ~np.isfinite(out.reshape(len(out), -1)).all(axis=1)
-            raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[positions[bad][0]]} are not finite (NaN)")
+            if bad.any():  # else the sum alone overflowed
+                first = self.cache.ids[positions[bad][0]]
+                raise UserError(f"{self.cache.path}: the features of id {first} are not finite (NaN)")
         return out

@@ -43,8 +43,8 @@ class FeatureConfig(Settings):
     workers: int = Field(2, ge=0, description="threads that decode images ahead of the network")
 
     def content(self) -> dict[str, Any]:
-        """The settings that determine the vectors (not how fast they are made)."""
-        return self.model_dump(mode="json", exclude={"name", "batch_size", "workers", "weights_sha256"})
+        """The settings that determine the vectors, beside the weights, which are known by their own hash."""
+        return self.model_dump(mode="json", exclude={"name", "batch_size", "workers", "weights", "seed", "weights_sha256"})
 
 
 class ModelConfig(Settings):

@@ -32,6 +32,7 @@ def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: st
         raise UserError(f"--seed {seed}: a seed is not negative")
     n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
+    (out / "dataset.json").unlink(missing_ok=True)  # an earlier one must not vouch for pictures that are redrawn
     entries = []
     for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
         rng = np.random.default_rng([seed, imgid])

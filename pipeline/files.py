@@ -22,6 +22,8 @@ def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> P
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f".{path.name}.*.tmp") if sync else ():
+            left.unlink(missing_ok=True)  # of a writer that was killed
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:

@@ -84,9 +84,11 @@ def _folders(kind: str) -> list[Path]:
     return [Path(own, kind), packaged] if own else [packaged]
 
 
-def _read(kind: str, name: str) -> dict[str, Any]:
+def _read(kind: str, name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """A preset's settings, with those of the preset it ``extends`` underneath."""
     path = _find(kind, name)
+    if path in above:
+        raise UserError(f"{path}: extends itself ({' -> '.join(p.stem for p in (*above, path))})")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -94,7 +96,9 @@ def _read(kind: str, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{path}: a preset is a YAML mapping")
     base = content.pop("extends", None)
-    return {**(merged(_read(kind, base), content) if base else content), "name": path.stem}
+    if base is not None and not isinstance(base, str):
+        raise UserError(f"{path}: extends: takes the name of a preset, not {base!r}")
+    return {**(merged(_read(kind, base, (*above, path)), content) if base else content), "name": path.stem}
 
 
 def _find(kind: str, name: str) -> Path:
@@ -118,7 +122,10 @@ def _with_sets(schema: type[BaseModel], content: Mapping[str, Any], sets: Sequen
             raise UserError(f"--set takes key=value, got {item!r}")
         if key not in known:
             raise UserError(f"unknown setting {key!r}{did_you_mean(key, known)}")
-        value = yaml.safe_load(text)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for part in reversed(key.split(".")):
             value = {part: value}
         result = merged(result, value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vse.features.cache import open_cache
-from vse.features.cnn import use_threads
+from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.train.encode import embed_split

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vse.eval.embeddings import Embeddings, write_embeddings
 from vse.features.cache import open_cache
+from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -56,7 +57,7 @@ def embed_split(
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
     vocabulary = folder.vocabulary()
     pairs = Pairs(dataset.split(split), FeatureReader(cache, experiment.train.memory_gb), vocabulary)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = pick_device(device)
     model = TwoBranchModel(experiment.model, cache.dim, len(vocabulary))
     model.load_state_dict(folder.best_weights())
     images, sentences = encode(model.to(where), pairs, where)

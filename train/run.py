@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import safetensors
 import safetensors.torch
 import torch
 import yaml
+from pydantic import ValidationError
 from torch import Tensor
 
 from vse.pipeline.captions import Vocabulary
@@ -59,11 +61,16 @@ class RunFolder:
         """The settings the run was made with."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
-        return ExperimentConfig.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
+        try:
+            return ExperimentConfig.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
+        except (yaml.YAMLError, ValidationError, UnicodeDecodeError):
+            raise UserError(f"{self.config_file}: not the settings of a run; --overwrite trains it anew") from None
 
     def record(self) -> dict[str, Any]:
         """``run.json``."""
         record: dict[str, Any] = read_json(self.record_file)
+        if not isinstance(record, dict) or not isinstance(record.get("features"), dict):
+            raise UserError(f"{self.record_file}: not the record of a run")
         return record
 
     def vocabulary(self) -> Vocabulary:
@@ -96,7 +103,10 @@ class RunFolder:
         """Weights of the epoch with the highest validation rsum."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
-        return safetensors.torch.load_file(self.best_file)
+        try:
+            return safetensors.torch.load_file(self.best_file)
+        except safetensors.SafetensorError as error:
+            raise UserError(f"{self.best_file}: not readable weights ({error})") from None
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
@@ -107,8 +117,9 @@ class RunFolder:
         """The state after the last finished epoch; tensors and plain values alone are ever loaded."""
         try:
             state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, OSError) as error:
-            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
+        except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains anew") from None
         return state
 
 

@@ -20,12 +20,13 @@ import vse
 from vse.eval.metrics import RECALLS, metrics
 from vse.eval.ranks import ranks_from_embeddings
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
+from vse.pipeline.files import sha256_file, write_json
 from vse.pipeline.presets import changed_fields
 from vse.train.batches import Batch, Pairs, shuffled
 from vse.train.encode import encode
@@ -111,7 +112,7 @@ class Trainer:
                 bar.set_postfix(loss=f"{total / seen:.3f}", pairs_per_s=f"{seen / (time.perf_counter() - started):.0f}")
                 bar.update()
         seconds = time.perf_counter() - started
-        self._warn_of_collapse(epoch + 1, total / seen, abs(total / collapsed - 1) < 0.02)
+        self._warn_of_collapse(epoch + 1, total / seen, collapsed > 0 and abs(total - collapsed) < 0.02 * collapsed)
         row = {"epoch": epoch + 1, "learning_rate": learning_rate, "loss": total / seen}
         return {**row, **self.validate(), "seconds": round(seconds, 2), "pairs_per_s": round(seen / seconds, 1)}
 
@@ -179,7 +180,18 @@ def train(
     cache = open_cache(features)
     dataset = load_dataset_file(captions or cache.captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
-    identity = {"dataset": dataset.name, "seed": seed, "feature": cache.feature, "feature_key": cache.key}
+    if cache.feature != experiment.feature:
+        log.info(
+            "experiment %r asks for the feature %r; this run reads %r", experiment.name, experiment.feature, cache.feature
+        )
+        experiment = experiment.model_copy(update={"feature": cache.feature})
+    identity = {
+        "dataset": dataset.name,
+        "captions_sha256": sha256_file(dataset.path),
+        "seed": seed,
+        "feature": cache.feature,
+        "feature_key": cache.key,
+    }
     action = _what_to_do(folder, experiment, identity, resume, overwrite)
     if action == "nothing":
         log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
@@ -199,16 +211,17 @@ def train(
     }
     if action == "resume":
         progress = trainer.restore(folder.checkpoint())
+        write_json(folder.record_file, record)
         log.info("%s: continues after epoch %d", folder.path, progress.epoch)
     else:
         progress = Progress(0, [])
         folder.start(experiment, vocabulary, record)
-    _run(folder, trainer, progress, experiment.train.epochs)
+    _run(folder, trainer, progress, experiment.train.epochs, identity)
     _finish(folder, record, progress)
     return folder.path
 
 
-def _run(folder: RunFolder, trainer: Trainer, progress: Progress, epochs: int) -> None:
+def _run(folder: RunFolder, trainer: Trainer, progress: Progress, epochs: int, identity: Mapping[str, Any]) -> None:
     """Train the epochs that are left. The best weights are written before the checkpoint that counts their epoch."""
     for epoch in range(progress.epoch, epochs):
         progress.rows.append(trainer.run_epoch(epoch))
@@ -217,7 +230,7 @@ def _run(folder: RunFolder, trainer: Trainer, progress: Progress, epochs: int) -
         if progress.best is row:
             folder.save_best(trainer.model.state_dict())
         folder.save_metrics(progress.rows)
-        folder.save_checkpoint(trainer.state(progress))
+        folder.save_checkpoint({**trainer.state(progress), "identity": dict(identity)})
         log.info(
             "epoch %d: loss %.3f, val rsum %.1f (i2t R@1 %.1f, t2i R@1 %.1f), %.0f pairs/s%s",
             *(row["epoch"], row["loss"], row["rsum"], row["i2t_r1"], row["t2i_r1"], row["pairs_per_s"]),
@@ -240,10 +253,11 @@ def _what_to_do(
     folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], resume: bool, overwrite: bool
 ) -> str:
     """``start``, ``resume`` or ``nothing``; :class:`UserError` if that would destroy or mix up a run."""
-    if not folder.config_file.is_file():
+    if not folder.config_file.is_file() or (overwrite and not resume):
         return "start"
     record = folder.record() if folder.record_file.is_file() else {}
-    before = {**folder.experiment().model_dump(mode="json"), **{key: record.get(key, identity[key]) for key in identity}}
+    known = record or (folder.checkpoint()["identity"] if folder.checkpoint_file.is_file() else identity)
+    before = {**folder.experiment().model_dump(mode="json"), **{key: known.get(key) for key in identity}}
     changes = changed_fields(before, {**experiment.model_dump(mode="json"), **identity})
     if changes and not overwrite:
         raise UserError(
@@ -253,7 +267,7 @@ def _what_to_do(
         return "start"
     if resume and folder.checkpoint_file.is_file():
         return "resume" if record.get("state") != "finished" else "nothing"
-    if overwrite or not folder.checkpoint_file.is_file():
+    if not folder.checkpoint_file.is_file():
         return "start"
     if record.get("state") == "finished":
         return "nothing"
@@ -272,7 +286,9 @@ def _prepare(
     tokens = (caption.tokens for image in images for caption in image.captions)
     vocabulary = Vocabulary.build(tokens, experiment.train.min_count)
     train_pairs, val_pairs = (Pairs(split, reader, vocabulary) for split in (images, dataset.split("val")))
+    if len(train_pairs) < 2:
+        raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     torch.manual_seed(seed)
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = pick_device(device)
     model = TwoBranchModel(experiment.model, cache.dim, len(vocabulary)).to(where)
     return Trainer(experiment, train_pairs, val_pairs, model, seed, where), vocabulary

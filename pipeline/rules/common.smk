@@ -21,6 +21,12 @@ wildcard_constraints:
     shards=r"\d{5}",
 
 
+# How a job runs, not what it makes: named in the commands as globals, because a changed params entry makes jobs run again.
+DEVICE = SETTINGS.device
+WEIGHTS = f"--weights-dir '{SETTINGS.weights_dir}'" if SETTINGS.weights_dir else ""
+SKIP_BAD = "--skip-bad" if SETTINGS.skip_bad else ""
+
+
 def resolved(load, *names):
     """A preset by name; a wrong name ends the workflow with the nearest valid one."""
     try:
@@ -29,10 +35,15 @@ def resolved(load, *names):
         raise WorkflowError(str(error))
 
 
-def settings_of(kind):
-    """A params function: every setting of a rule's feature or experiment, so that a changed one makes its job run again."""
-    load = {"feature": presets.load_feature, "experiment": presets.load_experiment}[kind]
-    return lambda wildcards: json.dumps(resolved(load, wildcards[kind], wildcards.dataset).model_dump(mode="json"))
+def feature_settings(wildcards):
+    """The settings that determine a feature, so that a changed one makes its jobs run again."""
+    config = resolved(presets.load_feature, wildcards.feature, wildcards.dataset)
+    return json.dumps({**config.content(), "weights": config.weights, "seed": config.seed})
+
+
+def experiment_settings(wildcards):
+    """Every setting of an experiment, so that a changed one makes its jobs run again."""
+    return json.dumps(resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset).model_dump(mode="json"))
 
 
 def source_folder(wildcards):

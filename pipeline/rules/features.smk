@@ -14,16 +14,13 @@ rule extract:
         gpu=1,
         mem_mb=4000,
     params:
-        settings=settings_of("feature"),
+        settings=feature_settings,
         shard=lambda wildcards: int(wildcards.shard),
         shards=lambda wildcards: int(wildcards.shards),
-        weights=f"--weights-dir '{SETTINGS.weights_dir}'" if SETTINGS.weights_dir else "",
-        skip="--skip-bad" if SETTINGS.skip_bad else "",
-        device=SETTINGS.device,
     shell:
         "vse-extract cnn --dataset {input} --feature {wildcards.feature} "
         "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --shards {params.shards} --shard {params.shard} "
-        "{params.weights} {params.skip} --device {params.device} --threads {threads} 2>&1 | tee {log}"
+        "{WEIGHTS} {SKIP_BAD} --device {DEVICE} --threads {threads} 2>&1 | tee {log}"
 
 
 rule merge:
@@ -36,6 +33,6 @@ rule merge:
     log:
         "logs/merge_{dataset}_{feature}.log",
     params:
-        shards=lambda wildcards: presets.load_dataset(wildcards.dataset).shards,
+        shards=lambda wildcards: resolved(presets.load_dataset, wildcards.dataset).shards,
     shell:
         "vse-extract merge --dataset {input.dataset} --out {output.cache} --shards {params.shards} 2>&1 | tee {log}"

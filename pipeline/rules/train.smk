@@ -5,14 +5,10 @@ rule train:
     input:
         features=experiment_features,
         dataset="data/{dataset}/dataset.json",
+    # The record alone is declared, because Snakemake deletes the outputs of a job before it starts and when it fails:
+    # the checkpoint must outlive both. vse-train writes state = finished into it last.
     output:
-        config="runs/{dataset}_{experiment}/seed-{seed}/config.yaml",
-        vocabulary="runs/{dataset}_{experiment}/seed-{seed}/vocab.json",
-        metrics="runs/{dataset}_{experiment}/seed-{seed}/metrics.csv",
-        weights="runs/{dataset}_{experiment}/seed-{seed}/best.safetensors",
-        record="runs/{dataset}_{experiment}/seed-{seed}/run.json",
-    log:
-        "logs/train_{dataset}_{experiment}_seed-{seed}.log",
+        "runs/{dataset}_{experiment}/seed-{seed}/run.json",
     threads: SETTINGS.threads
     resources:
         gpu=1,
@@ -23,15 +19,14 @@ rule train:
     shell:
         "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
         "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
-        "--resume --overwrite --device {params.device} --threads {threads} 2>&1 | tee {log}"
+        "--resume --overwrite --device {DEVICE} --threads {threads} 2>&1 | tee {log}"
 
 
 rule embed:
     input:
         features=experiment_features,
         dataset="data/{dataset}/dataset.json",
-        weights=rules.train.output.weights,
-        record=rules.train.output.record,
+        record=rules.train.output,
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/{split}.h5",
     log:
@@ -44,4 +39,4 @@ rule embed:
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "
-        "--device {params.device} --threads {threads} 2>&1 | tee {log}"
+        "--device {DEVICE} --threads {threads} 2>&1 | tee {log}"

@@ -10,11 +10,12 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from vse.eval.cli import eval_main, table_main
 from vse.eval.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.metrics import RECALLS, metrics
-from vse.eval.ranks import Ranks
+from vse.eval.ranks import Ranks, ranks_from_embeddings
 from vse.eval.result import evaluate
 from vse.eval.search import check_against_search, search
 from vse.eval.tables import summary
@@ -126,12 +127,15 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
     run = made(noise=2)
     assert run.images is not None
     assert run.captions is not None
-    recalls = evaluated(tmp_path, run)["protocols"]["full"]
-    exact = [recalls["t2i"][f"r{k}"] for k in RECALLS]
-    ranks = Ranks(np.zeros(30, np.int64), np.zeros(150, np.int64))
+    exact = evaluated(tmp_path, run)["protocols"]["full"]
+    owners = run.owners()
+    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, owners)))
+    found = check_against_search(run.images, run.captions, owners, ranks, RECALLS)
+    for way in ("i2t", "t2i"):
+        assert found[way] == pytest.approx({f"r{k}": exact[way][f"r{k}"] for k in RECALLS})
+    wrong = Ranks(np.zeros(30, np.int64), np.zeros(150, np.int64))
     with pytest.raises(RuntimeError, match="query"):
-        check_against_search(run.images, run.captions, run.owners(), ranks, RECALLS)
-    assert exact == sorted(exact)
+        check_against_search(run.images, run.captions, owners, wrong, RECALLS)
 
 
 def test_ties_do_not_trouble_the_cross_check(tmp_path: Path) -> None:
@@ -143,6 +147,8 @@ def test_ties_do_not_trouble_the_cross_check(tmp_path: Path) -> None:
 FAULTS: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "no captions": (lambda f: f.__delitem__("captions"), "lacks captions"),
     "no split": (lambda f: f.attrs.__delitem__("split"), "lacks split"),
+    "scores of another size": (lambda f: f.create_dataset("scores", data=np.zeros((30, 149))), "scores has shape (30, 149)"),
+    "one axis": (lambda f: (f.__delitem__("images"), f.create_dataset("images", data=np.zeros(30))), "images has shape (30,)"),
     "NaN": (lambda f: f["images"].__setitem__((4, 2), np.nan), "images row 4 is not finite"),
     "duplicate id": (lambda f: f["image_ids"].__setitem__(1, 0), "duplicate image id 0"),
     "caption without image": (lambda f: f["caption_image_ids"].__setitem__(3, 77), "belongs to image 77"),

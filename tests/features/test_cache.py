@@ -95,6 +95,15 @@ def test_opening_names_what_is_broken(fault: str, tmp_path: Path) -> None:
         open_cache(path)
 
 
+def test_a_shard_of_other_settings_among_the_others_is_refused(tmp_path: Path) -> None:
+    path = make(tmp_path)
+    twin = make(tmp_path / "x", identity=Identity("demo", "tiny", "image", {"crops": "1c", "seed": 1}))
+    assert shard(twin, 1).stat().st_size == shard(path, 1).stat().st_size
+    shard(twin, 1).replace(shard(path, 1))
+    with pytest.raises(UserError, match="00001-of-00003.h5: made with other settings than the cache"):
+        open_cache(path)
+
+
 def test_verify_finds_one_flipped_bit(tmp_path: Path, fails: Callable[..., str]) -> None:
     path = make(tmp_path)
     content = bytearray(shard(path, 2).read_bytes())

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vse.pipeline.captions import tokenize
 from vse.pipeline.demo import make_demo
-from vse.pipeline.demo_captions import write_captions
+from vse.pipeline.demo_captions import SYNONYMS, write_captions
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
 
 SEEDS = st.integers(0, 2**32)
@@ -77,7 +77,13 @@ def test_a_phrase_names_what_it_points_to(seed: int) -> None:
         for phrase in caption.phrases:
             assert phrase.n_tokens > 0
             assert phrase.first_token + phrase.n_tokens <= len(tokens)
-            assert all(0 <= k < len(scene.objects) for k in phrase.objects)
+            words = set(tokens[phrase.first_token : phrase.first_token + phrase.n_tokens])
+            named = [scene.objects[k] for k in phrase.objects]
+            concepts = [(item.shape, item.colour, item.texture) for item in named] or [(scene.background,)]
+            for known in concepts if len(named) < 2 else []:
+                assert words & {w for concept in known for text in SYNONYMS[concept] for w in tokenize(text)}
+            if len(named) > 1:
+                assert words & {"two", "three", "four"}
         assert any(phrase.objects for phrase in caption.phrases)
 
 

@@ -58,6 +58,7 @@ def test_a_setting_is_read_as_yaml() -> None:
     [
         ("loss.margn=1", "unknown setting 'loss.margn' .did you mean 'loss.margin'"),
         ("loss", "takes key=value"),
+        ("loss.name=[", "is not a YAML value"),
         ("loss.margin=-1", "loss.margin: Input should be greater than or equal to 0"),
         ("loss.same_image=drop", "loss.same_image: Input should be 'keep' or 'mask'"),
     ],
@@ -81,7 +82,7 @@ def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: p
     assert presets.load_experiment("wide").model.dim == 2048
 
 
-@pytest.mark.parametrize("text", ["loss: {margn: 1}", "[1, 2]", "a: [", "learning_rate: 1"])
+@pytest.mark.parametrize("text", ["loss: {margn: 1}", "[1, 2]", "a: [", "learning_rate: 1", "extends: 3"])
 def test_a_wrong_preset_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError, match="bad"):
@@ -93,3 +94,12 @@ def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
     assert (settings.sources, settings.threads) == ({"f8k": "/pictures"}, 2)
     with pytest.raises(UserError, match="did you mean 'threads'"):
         presets.load_workflow({"thread": 2})
+
+
+def test_a_preset_that_extends_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "a.yaml").write_text("extends: b\n")
+    (tmp_path / "experiments" / "b.yaml").write_text("extends: a\n")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    with pytest.raises(UserError, match="extends itself .a -> b -> a"):
+        presets.load_experiment("a")

@@ -16,7 +16,9 @@ import safetensors.torch
 import torch
 import yaml
 
+from tests.conftest import TINY_FEATURE
 from vse.features.cache import shards_folder
+from vse.features.cnn import extract_shards, merge
 from vse.pipeline import presets
 from vse.pipeline.config import ExperimentConfig
 from vse.train import trainer as trainer_module
@@ -223,15 +225,76 @@ def test_embeddings_are_those_of_the_best_weights(cache: Path, demo: Path, tmp_p
         np.testing.assert_allclose(file["images"][:], slow, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_is_not_embedded_with_another_cache(
-    cache: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]
-) -> None:
+def test_a_run_is_not_embedded_with_another_cache(cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     run = train(cache, experiment(), out=tmp_path / "run")
-    manifest = shards_folder(own_cache) / "manifest.json"
-    with h5py.File(own_cache, "r+") as file:
-        key = file.attrs["key"]
-        file.attrs["key"] = "0" * 64
-    manifest.write_text(manifest.read_text().replace(key, "0" * 64))
-    assert "is not the cache that" in fails(embed_main, run, "--features", own_cache)
+    other = tmp_path / "demo_tiny.h5"
+    extract_shards(demo, TINY_FEATURE.model_copy(update={"grid": 1}), other, 2)
+    merge(demo, other, 2)
+    assert "is not the cache that" in fails(embed_main, run, "--features", other)
     assert "not a run folder" in fails(embed_main, tmp_path / "nowhere")
     assert "no images in split 'tset' (did you mean 'test'?" in fails(embed_main, run, "--split", "tset")
+
+
+@pytest.mark.parametrize("file", ["config.yaml", "last.ckpt", "run.json"])
+@pytest.mark.parametrize("content", [b"", b"[junk", b"[]"])
+def test_a_broken_run_is_named_and_can_be_overwritten(
+    file: str, content: bytes, cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    if file == "last.ckpt":
+        (run / "run.json").unlink()
+    (run / file).write_bytes(content)
+    arguments = ["--features", cache, "--out", run, *COMMAND, "--set", "train.epochs=1"]
+    assert file in fails(train_main, *arguments, "--resume")
+    with pytest.raises(SystemExit) as stop:
+        train_main([str(a) for a in [*arguments, "--overwrite"]])
+    assert stop.value.code == 0
+
+
+def test_broken_weights_are_named(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    (run / "best.safetensors").write_bytes(b"junk")
+    assert "not readable weights" in fails(embed_main, run)
+
+
+def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, tmp_path: Path) -> None:
+    """Snakemake deletes run.json before it starts a job again."""
+    run = train(cache, experiment(), out=tmp_path / "run")
+    before = weights(run)
+    (run / "run.json").unlink()
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "step", lambda *_: calls.append(1))
+        train(cache, experiment(), out=run, resume=True, overwrite=True)
+    assert not calls
+    assert RunFolder(run).record()["state"] == "finished"
+    assert all(torch.equal(before[name], value) for name, value in weights(run).items())
+
+
+def test_a_margin_of_zero_trains(cache: Path, tmp_path: Path) -> None:
+    train(cache, experiment("loss.margin=0", "train.epochs=1"), out=tmp_path / "run")
+
+
+def test_other_captions_are_another_run(cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = train(cache, experiment(), out=tmp_path / "run")
+    own_demo.write_text(own_demo.read_text().replace("square", "quadrangle"))
+    line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", run, "--resume", *COMMAND)
+    assert "captions_sha256" in line
+
+
+def test_an_unknown_device_is_one_line(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "--device foo: not usable here" in fails(
+        train_main, "--features", cache, "--out", tmp_path / "r", "--device", "foo"
+    )
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tmp_path: Path) -> None:
+    """No file of this process may grow beyond 20,000 bytes, which the system reports like a full disk: in the write."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
+    arguments = ["--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND, "--set", "model.dim=64"]
+    command = [sys.executable, "-c", limit + "from vse.train.cli import train_main; train_main()", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert f"vse-train: error: cannot write {tmp_path}/run/best.safetensors: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "vocab.json", "run.json"}
