@@ -9,13 +9,14 @@ rule train:
     # the checkpoint must outlive both. vse-train writes state = finished into it last.
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/run.json",
+    log:
+        "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
     resources:
         gpu=1,
         mem_mb=4000,
     params:
-        settings=settings_of("experiment"),
-        device=SETTINGS.device,
+        settings=experiment_settings,
     shell:
         "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
         "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
@@ -34,8 +35,6 @@ rule embed:
     wildcard_constraints:
         split="train|val|test|restval",
     threads: SETTINGS.threads
-    params:
-        device=SETTINGS.device,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "
