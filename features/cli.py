@@ -29,9 +29,11 @@ def extract() -> None:
 @_SHARDS
 @click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
-@click.option("--skip-bad", is_flag=True, help="Leave unreadable images out and list them in OUT.failures.jsonl.")
+@click.option(
+    "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."
+)
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 def cnn_command(
     dataset: Path,

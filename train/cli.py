@@ -15,7 +15,7 @@ from vse.train.encode import embed_split
 from vse.train.trainer import train
 
 _FILE = click.Path(path_type=Path)
-_DEVICE = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+_DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 log = logging.getLogger(__name__)
 

@@ -1,5 +1,7 @@
 # Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
 import json
+import os
+from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
@@ -21,10 +23,12 @@ wildcard_constraints:
     shards=r"\d{5}",
 
 
-# How a job runs, not what it makes: named in the commands as globals, because a changed params entry makes jobs run again.
-DEVICE = SETTINGS.device
-WEIGHTS = f"--weights-dir '{SETTINGS.weights_dir}'" if SETTINGS.weights_dir else ""
-SKIP_BAD = "--skip-bad" if SETTINGS.skip_bad else ""
+# How a job runs, not what it makes, goes to the commands by environment: as a parameter of a rule, a changed value would
+# make its jobs run again.
+os.environ["VSE_DEVICE"] = SETTINGS.device
+os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
+if SETTINGS.weights_dir:
+    os.environ["VSE_WEIGHTS_DIR"] = str(Path(SETTINGS.weights_dir).resolve())
 
 
 def resolved(load, *names):

@@ -20,7 +20,7 @@ rule extract:
     shell:
         "vse-extract cnn --dataset {input} --feature {wildcards.feature} "
         "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --shards {params.shards} --shard {params.shard} "
-        "{WEIGHTS} {SKIP_BAD} --device {DEVICE} --threads {threads} 2>&1 | tee {log}"
+        "--threads {threads} 2>&1 | tee {log}"
 
 
 rule merge:

@@ -20,7 +20,7 @@ rule train:
     shell:
         "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
         "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
-        "--resume --overwrite --device {DEVICE} --threads {threads} 2>&1 | tee {log}"
+        "--resume --overwrite --threads {threads} 2>&1 | tee {log}"
 
 
 rule embed:
@@ -38,4 +38,4 @@ rule embed:
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "
-        "--device {DEVICE} --threads {threads} 2>&1 | tee {log}"
+        "--threads {threads} 2>&1 | tee {log}"
