@@ -1,7 +1,6 @@
 # Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
 import json
 import os
-from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
@@ -27,8 +26,13 @@ wildcard_constraints:
 # make its jobs run again.
 os.environ["VSE_DEVICE"] = SETTINGS.device
 os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
-if SETTINGS.weights_dir:
-    os.environ["VSE_WEIGHTS_DIR"] = str(Path(SETTINGS.weights_dir).resolve())
+os.environ["VSE_WEIGHTS_DIR"] = SETTINGS.weights_dir or os.environ.get("VSE_WEIGHTS_DIR", "")
+
+
+envvars:
+    "VSE_DEVICE",
+    "VSE_SKIP_BAD",
+    "VSE_WEIGHTS_DIR",
 
 
 def resolved(load, *names):
