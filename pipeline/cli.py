@@ -29,15 +29,14 @@ def demo_command(out: Path, images: int, seed: int) -> None:
 
 @data.command("prepare")
 @click.argument("name")
-@click.option("--source", type=_FILE, help="Folder with the published files.  [default: data/NAME]")
+@click.option("--source", type=_FILE, help="Folder with the published files.  [default: $VSE_NAME_DIR or data/NAME]")
 @click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k or coco."""
     config = presets.load_dataset(name)
     if config.annotations is None:
         raise UserError(f"{name!r} has no published files; draw it with: vse-data demo --out data/{name}")
-    folder = Path("data", name)
-    click.echo(sources.prepare_dataset(config, source or folder, out or folder))
+    click.echo(sources.prepare_dataset(config, source or sources.source_folder(name), out or Path("data", name)))
 
 
 @data.command("check")

@@ -11,6 +11,16 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_json
 
 
+def folder_variable(name: str) -> str:
+    """The environment variable that says where a data set's published files lie: ``VSE_F8K_DIR``."""
+    return f"VSE_{name.upper()}_DIR"
+
+
+def source_folder(name: str) -> Path:
+    """Where a data set's published files lie: its environment variable, else ``data/<name>``."""
+    return Path(os.environ.get(folder_variable(name)) or Path("data", name))
+
+
 def source_files(config: DatasetConfig, source: Path) -> tuple[Path, Path]:
     """The annotation file and the images folder of ``config`` in ``source``.
 

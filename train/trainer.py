@@ -120,9 +120,9 @@ class Trainer:
         """Say once that the loss sits where it is when all embeddings are alike, and once that it left."""
         if collapsed and not self._collapsed:
             log.warning(
-                "epoch %d: the loss sits at its collapse value, %.3f per pair: all embeddings are alike (of the max of "
-                "hinges 2 x batch x margin). It often stays there for a few epochs; if it does not leave, lower the learning "
-                "rate, or warm up with the sum of hinges (--set warmup.epochs=1)",
+                "epoch %d: the loss sits at its collapse value, %.3f per pair: all embeddings are alike "
+                "(2 x batch x margin for the max of hinges). It often stays there for a few epochs; if it does not leave, "
+                "lower the learning rate, or warm up with the sum of hinges (--set warmup.epochs=1)",
                 *(epoch, loss),
             )
         elif self._collapsed and not collapsed:
@@ -256,7 +256,7 @@ def _what_to_do(
     if not folder.config_file.is_file() or (overwrite and not resume):
         return "start"
     record = folder.record() if folder.record_file.is_file() else {}
-    known = record or (folder.checkpoint()["identity"] if folder.checkpoint_file.is_file() else identity)
+    known = record or (folder.checkpoint().get("identity", {}) if folder.checkpoint_file.is_file() else identity)
     before = {**folder.experiment().model_dump(mode="json"), **{key: known.get(key) for key in identity}}
     changes = changed_fields(before, {**experiment.model_dump(mode="json"), **identity})
     if changes and not overwrite:

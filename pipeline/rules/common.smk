@@ -26,6 +26,7 @@ wildcard_constraints:
 # make its jobs run again.
 os.environ["VSE_DEVICE"] = SETTINGS.device
 os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
+os.environ.update({sources.folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
 os.environ["VSE_WEIGHTS_DIR"] = SETTINGS.weights_dir or os.environ.get("VSE_WEIGHTS_DIR", "")
 
 
@@ -54,12 +55,12 @@ def experiment_settings(wildcards):
     return json.dumps(resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset).model_dump(mode="json"))
 
 
-def source_folder(wildcards):
-    """Where a data set's published files lie; says what to put where if they do not."""
-    folder = Path(SETTINGS.sources.get(wildcards.dataset, f"data/{wildcards.dataset}"))
+def published_files(wildcards):
+    """An input function without inputs: says what to put where if a data set's published files are not there."""
+    config = resolved(presets.load_dataset, wildcards.dataset)
     if not Path("data", wildcards.dataset, "dataset.json").exists():
-        resolved(sources.source_files, resolved(presets.load_dataset, wildcards.dataset), folder)
-    return folder
+        resolved(sources.source_files, config, sources.source_folder(wildcards.dataset))
+    return []
 
 
 def feature_shards(wildcards):

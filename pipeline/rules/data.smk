@@ -14,13 +14,13 @@ rule demo:
 
 
 rule prepare:
+    input:
+        published_files,
     output:
         "data/{dataset}/dataset.json",
     log:
         "logs/data_{dataset}.log",
     wildcard_constraints:
         dataset=r"(?!demo$)[^_/]+",
-    params:
-        source=source_folder,
     shell:
-        "vse-data prepare {wildcards.dataset} --source {params.source:q} 2>&1 | tee {log}"
+        "vse-data prepare {wildcards.dataset} 2>&1 | tee {log}"

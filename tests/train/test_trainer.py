@@ -166,7 +166,7 @@ def test_collapse_is_told(cache: Path, tmp_path: Path, caplog: pytest.LogCapture
     with caplog.at_level(logging.WARNING):
         train(cache, experiment("train.learning_rate=1e-9", "loss.margin=500"), out=tmp_path / "run")
     assert "the loss sits at its collapse value" in caplog.text
-    assert "2 x batch x margin" in caplog.text
+    assert "2 x batch x margin for the max" in caplog.text
 
 
 def test_a_cache_of_another_data_set_is_refused(

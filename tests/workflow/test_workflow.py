@@ -88,3 +88,5 @@ def test_the_user_s_own_files_are_used_by_configuration_alone(demo: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "data/f8k/dataset.json").read_text())["dataset"] == "f8k"
     assert (tmp_path / "data/f8k/images/demo_000000.jpg").is_file()
+    again = snakemake(tmp_path, "data/f8k/dataset.json")
+    assert "Nothing to be done" in again.stderr + again.stdout, "the folder need not be named again"
