@@ -295,7 +295,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _locate(path: Path, entry: Mapping[str, Any], shape: tuple[int, ...], dtype: np.dtype[Any], key: str) -> ShardRows:
     if not path.is_file():
-        raise UserError(f"{path}: this shard is missing; run the same extraction again to make it")
+        again = f"run the same vse-extract again, or delete {path.parent.with_suffix('.h5')} and run snakemake again"
+        raise UserError(f"{path}: this shard is missing; {again}: only what is missing is made")
     if path.stat().st_size != entry["bytes"]:
         raise UserError(f"{path}: {path.stat().st_size} bytes, {entry['bytes']} expected; delete it and extract it again")
     try:
