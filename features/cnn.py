@@ -139,6 +139,7 @@ def extract_shards(
 ) -> Path:
     """Make the shards of an image feature, or ``only`` one of them, that are not finished yet.
 
+    Without ``skip_bad`` a finished shard that left images out is made again: they may be readable by now.
     Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
     """
     dataset = load_dataset_file(dataset_file)
@@ -150,7 +151,8 @@ def extract_shards(
     identity = extractor.identity(dataset)
     for index in range(n_shards) if only is None else [only]:
         path = cache.shard_path(out, index, n_shards)
-        if cache.finished_shard(path, identity) is not None:
+        finished = cache.finished_shard(path, identity)
+        if finished is not None and (skip_bad or not finished.skipped):
             log.info("%s: finished, kept", path)
             continue
         images = dataset.images[cache.shard_slice(len(dataset.images), index, n_shards)]

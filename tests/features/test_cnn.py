@@ -20,6 +20,7 @@ from vse.features.cli import main
 from vse.features.cnn import CnnExtractor, extract_shards, merge
 from vse.pipeline.config import FeatureConfig
 from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
 
 SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8"]
 COMMAND = [argument for setting in SETTINGS for argument in ("--set", setting)]
@@ -118,6 +119,20 @@ def test_skip_bad_leaves_images_out_and_lists_them(own_demo: Path, tmp_path: Pat
     assert [line["id"] for line in lines] == [3, 40]
     assert lines[1]["path"] == str(cut)
     assert "runcated" in lines[1]["reason"]
+
+
+def test_what_skip_bad_left_out_is_not_taken_for_whole_without_it(own_demo: Path, tmp_path: Path) -> None:
+    picture = own_demo.parent / "images" / "demo_000040.jpg"
+    whole = picture.read_bytes()
+    spoil(own_demo, 40, "truncated")
+    out = tmp_path / "demo_tiny.h5"
+    extract_shards(own_demo, TINY_FEATURE, out, 3, skip_bad=True)
+    with pytest.raises(UserError, match="demo_000040.jpg"):
+        extract_shards(own_demo, TINY_FEATURE, out, 3)
+    picture.write_bytes(whole)
+    extract_shards(own_demo, TINY_FEATURE, out, 3)
+    assert open_cache(merge(own_demo, out, 3)).ids.tolist() == list(range(66))
+    assert not failures_path(out).exists()
 
 
 def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
