@@ -19,7 +19,7 @@ from PIL import Image
 
 from vse.features.cnn import CnnExtractor
 from vse.features.pictures import crops_of, decode, normalized
-from vse.pipeline.config import FeatureConfig
+from vse.pipeline.config import CnnConfig
 from vse.pipeline.demo import make_demo
 
 
@@ -34,7 +34,7 @@ def pictures(folder: Path, n_images: int) -> list[Path]:
 
 
 def measure(model: str, precision: str, paths: list[Path]) -> dict[str, object]:
-    config = FeatureConfig(name=model, model=model, weights="random", precision=precision, batch_size=16)
+    config = CnnConfig(name=model, model=model, weights="random", precision=precision, batch_size=16)
     extractor = CnnExtractor(config)
     batches = [torch.stack([crops_of(decode(p), config) for p in paths[k : k + 16]]) for k in range(0, len(paths), 16)]
     inputs = [normalized(batch.flatten(0, 1), config, extractor.device) for batch in batches]

@@ -1,59 +1,79 @@
-"""CNNs by name, with weights from torchvision, timm, a file, or a seed."""
+"""Networks by name, with weights from torchvision, timm, OpenCLIP, a file, or a seed; and one layer of them."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import safetensors.torch
 import torch
 import torchvision
 from torch import Tensor, nn
 
-from vse.pipeline.config import FeatureConfig
+from vse.pipeline.config import NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import sha256_file
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
-def load_backbone(config: FeatureConfig, weights_dir: Path | None = None) -> nn.Module:
+def load_backbone(
+    config: NetworkSettings, weights_dir: Path | None = None, family: ModuleType = torchvision.models, **options: Any
+) -> nn.Module:
     """The model of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download.
+    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
+    torchvision that knows the model, and ``options`` are handed to its builder.
     """
     file = _weights_file(config, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = _build(config, pretrained=file is None and config.weights != "random")
+        model = _build(config, file is None and config.weights != "random", family, options)
     if file is not None:
         _load_file(model, file, config.weights_sha256)
     return model.eval().requires_grad_(False)
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers: names, types, shapes and values."""
+    """SHA-256 of all parameters and buffers."""
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors: names, types, shapes and values."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy() if tensor.numel() else b"")
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
     return digest.hexdigest()
 
 
-class LayerOutput(nn.Module):
-    """A model cut off at one layer: (n, 3, height, width) -> (n, dim).
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """The context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
-    ``layer`` is the name of a module of ``model``, whose output is taken, or ``penultimate``, what the model's
-    last Linear layer reads. An output with height and width is averaged to ``grid`` x ``grid`` and flattened.
-    Nothing behind the layer is computed.
+
+class LayerOutput(nn.Module):
+    """A model cut off at one layer: (n, 3, height, width) -> (n, dim), or (n, grid * grid, dim) with ``positions``.
+
+    ``layer`` is the name of a module of ``model``, whose output is taken; ``penultimate``, what the model's last Linear
+    layer reads; or ``output``, what the model returns. An output with height and width, or with a token per patch,
+    is averaged to ``grid`` x ``grid`` positions, which are flattened, or kept apart. Tokens that stand in front of the
+    patches' (class, registers) are left out. Nothing behind the layer is computed.
     """
 
-    def __init__(self, model: nn.Module, layer: str, grid: int = 1) -> None:
+    def __init__(self, model: nn.Module, layer: str, grid: int = 1, positions: bool = False) -> None:
         super().__init__()
         self.model = model
         self.grid = grid
+        self.positions = positions
         self._found: Tensor | None = None
         modules = dict(model.named_modules())
         if layer == "penultimate":
@@ -61,10 +81,10 @@ class LayerOutput(nn.Module):
             if not linear:
                 raise UserError("layer 'penultimate': the model has no Linear layer; name another layer")
             linear[-1].register_forward_pre_hook(lambda _, inputs: self._stop(inputs[0]))
-        elif layer in modules and layer:
-            modules[layer].register_forward_hook(lambda _, __, output: self._stop(output))
+        elif layer == "output":
+            model.register_forward_hook(lambda _, __, output: self._stop(output))
         else:
-            raise UserError(f"unknown layer {layer!r}{did_you_mean(layer, ['penultimate', *filter(None, modules)])}")
+            module_named(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch of images."""
@@ -72,10 +92,13 @@ class LayerOutput(nn.Module):
             self.model(images)
         output, self._found = self._found, None
         assert output is not None, "the model ran without reaching its layer"
+        if output.ndim == 3:
+            output = _as_map(output)
         if output.ndim == 4:
-            output = nn.functional.adaptive_avg_pool2d(output, self.grid).flatten(1)
-        if output.ndim != 2:
-            raise UserError(f"the layer gives {output.ndim} axes; choose one with (n, dim) or (n, dim, height, width)")
+            pooled: Tensor = nn.functional.adaptive_avg_pool2d(output, self.grid).flatten(2)
+            return pooled.transpose(1, 2) if self.positions else pooled.flatten(1)
+        if output.ndim != 2 or self.positions or self.grid > 1:
+            raise UserError(f"the layer gives {output.ndim} axes; a grid needs a layer with height and width, or with patches")
         return output
 
     def _stop(self, output: Tensor) -> None:
@@ -83,39 +106,63 @@ class LayerOutput(nn.Module):
         raise _LayerReached
 
 
+def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
+    """A module of ``model`` by its dotted name; :class:`UserError` with the nearest names, ``others`` among them."""
+    modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
+    if name not in modules:
+        raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
+    return modules[name]
+
+
+def _as_map(tokens: Tensor) -> Tensor:
+    """Tokens (n, prefix + side * side, dim) of square patches as a map (n, dim, side, side)."""
+    side = math.isqrt(tokens.shape[1])
+    patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
+    return patches.reshape(*patches.shape[:2], side, side)
+
+
 class _LayerReached(Exception):
     """Ends a forward pass at the layer that was asked for."""
 
 
-def _weights_file(config: FeatureConfig, weights_dir: Path | None) -> Path | None:
+def _weights_file(config: NetworkSettings, weights_dir: Path | None) -> Path | None:
     if config.weights.endswith(WEIGHT_SUFFIXES):
         return Path(config.weights)
     if config.weights == "random" or weights_dir is None:
         return None
-    stem = config.model.removeprefix("timm/")
+    stem = config.model.rpartition("/")[2]
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
-def _build(config: FeatureConfig, pretrained: bool) -> nn.Module:
-    if config.model.startswith("timm/"):
-        return _build_timm(config.model.removeprefix("timm/"), pretrained)
-    names = torchvision.models.list_models(torchvision.models)
+def _build(config: NetworkSettings, pretrained: bool, family: ModuleType, options: dict[str, Any]) -> nn.Module:
+    library, _, name = config.model.rpartition("/")
+    if library:
+        builders: dict[str, Callable[[str, str | None], nn.Module]] = {"timm": _build_timm, "open_clip": _build_open_clip}
+        if library not in builders:
+            raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
+        return builders[library](name, config.weights if pretrained else None)
+    names = torchvision.models.list_models(family)
     if config.model not in names:
         raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
     # These two draw their weights slowly and with a warning unless told to, and turn their input to suit trained weights.
-    options = {}
     if config.model in ("googlenet", "inception_v3"):
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_renamed(_download(config.model, config.weights)))
+        model.load_state_dict(_fitted(model, _download(config.model, config.weights)))
     return model
 
 
-def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """DenseNet's published weights say ``norm.1`` where torchvision's model says ``norm1``."""
+def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Published weights under the names of ``model``.
+
+    DenseNet's say ``norm.1`` where torchvision's model says ``norm1``; those of networks trained with frozen batch norms
+    lack its counters, which nothing reads in evaluation; an OpenCLIP checkpoint may hold both towers.
+    """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
-    return {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()}
+    counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
+    tower = {name.removeprefix("visual."): tensor for name, tensor in state.items() if name.startswith("visual.")}
+    return {**counters, **(tower or {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()})}
 
 
 def _download(name: str, weights: str) -> dict[str, Tensor]:
@@ -135,7 +182,7 @@ def _download(name: str, weights: str) -> dict[str, Tensor]:
     return state
 
 
-def _build_timm(name: str, pretrained: bool) -> nn.Module:
+def _build_timm(name: str, weights: str | None) -> nn.Module:
     try:
         import timm
     except ImportError:
@@ -143,13 +190,35 @@ def _build_timm(name: str, pretrained: bool) -> nn.Module:
     if not timm.is_model(name):
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models()[:2000])}")
     try:
-        model: nn.Module = timm.create_model(name, pretrained=pretrained)
+        model: nn.Module = timm.create_model(name, pretrained=weights is not None)
     except (OSError, RuntimeError) as error:
-        raise UserError(
-            f"cannot get the weights of timm/{name} ({str(error).splitlines()[0]}); put the file into a folder as {name}.pth "
-            "and name the folder with --weights-dir"
-        ) from None
+        raise _no_weights(f"timm/{name}", name, error) from None
     return model
+
+
+def _build_open_clip(name: str, weights: str | None) -> nn.Module:
+    """The image tower of an OpenCLIP model, with its projection."""
+    try:
+        import open_clip
+    except ImportError:
+        raise UserError(f"model open_clip/{name} needs OpenCLIP: pip install 'vse-pipeline[openclip]'") from None
+    if name not in open_clip.list_models():
+        raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if weights not in (None, *tags):
+        raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
+    try:
+        tower: nn.Module = open_clip.create_model(name, pretrained=weights).visual
+    except (OSError, RuntimeError) as error:
+        raise _no_weights(f"open_clip/{name}", name, error) from None
+    return tower
+
+
+def _no_weights(model: str, stem: str, error: Exception) -> UserError:
+    return UserError(
+        f"cannot get the weights of {model} ({str(error).splitlines()[0]}); put the file into a folder as {stem}.pth "
+        "and name the folder with --weights-dir"
+    )
 
 
 def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
@@ -162,6 +231,6 @@ def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
             state = safetensors.torch.load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-        model.load_state_dict(_renamed(state))
+        model.load_state_dict(_fitted(model, state))
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
         raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None

@@ -2,59 +2,124 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import click
 
-from vse.features import cache, cnn
+from vse.features import cache, extraction
+from vse.features.extractors import make_extractor
 from vse.features.hardware import use_threads
+from vse.features.sentences import encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
+from vse.pipeline.config import CAPTION_EXTRACTORS, EXTRACTORS, FeatureConfig, HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError, did_you_mean
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
+_OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
+_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
+_SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
+_SKIP_BAD = click.option(
+    "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."
+)
+_WEIGHTS = click.option(
+    "--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads."
+)
+_WORDS = click.option(
+    "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"
+)
+_DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
+_THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
+
+_DEFAULTS = {"cnn": "fc7"}
+_HELP = {
+    "cnn": "Vectors of images from a CNN: one crop, ten crops, random crops, or a grid of positions.",
+    "regions": "Boxes that a Faster R-CNN finds, and a vector for each.",
+    "boxes": "Vectors of given or proposed boxes, by ROI-align on a CNN.",
+    "hglmm": "Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture.",
+    "tfidf": "TF-IDF vectors of captions.",
+    "mean_vector": "Means of the captions' word vectors.",
+}
 
 
 @click.group("vse-extract")
 def extract() -> None:
-    """Extract features once, into a cache that the trainers read."""
+    """Extract features once, into a cache that the trainers read.
+
+    Only the shards that are not finished yet are made; then the cache joins them.
+    """
 
 
-@extract.command("cnn")
+def _command(extractor: str) -> None:
+    """Add the command of one extractor."""
+    mine = [_WORDS] if extractor in CAPTION_EXTRACTORS else [_SKIP_BAD, _WEIGHTS]
+    feature = click.option(
+        "--feature",
+        default=_DEFAULTS.get(extractor, extractor),
+        show_default=True,
+        help="A preset of config/features, or a YAML file.",
+    )
+
+    def run(
+        dataset: Path,
+        feature: str,
+        out: Path | None,
+        shards: int | None,
+        shard: int | None,
+        sets: tuple[str, ...],
+        device: str,
+        threads: int | None,
+        skip_bad: bool = False,
+        weights_dir: Path | None = None,
+        words: Path | None = None,
+    ) -> None:
+        config, out = _resolved(dataset, feature, out, sets)
+        if config.extractor != extractor:
+            raise UserError(f"feature {feature!r} is made by vse-extract {config.extractor}, not by vse-extract {extractor}")
+        n_shards = shards or _default_shards(dataset)
+        use_threads(threads)
+        ready = make_extractor(config, dataset, out, weights_dir, words, device)
+        made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
+        click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
+
+    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _SETS, *mine, _DEVICE, _THREADS]
+    decorated = reduce(lambda function, option: option(function), reversed(options), run)
+    extract.command(extractor, help=_HELP[extractor])(decorated)
+
+
+for _extractor in EXTRACTORS:
+    _command(_extractor)
+
+
+@extract.command("fit")
 @_DATASET
-@click.option("--feature", default="fc7", show_default=True, help="A preset of config/features, or a YAML file.")
-@click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
-@_SHARDS
-@click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
-@click.option(
-    "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."
-)
-@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads.")
-@click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-@click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
-def cnn_command(
+@click.option("--feature", required=True, help="A preset of a caption feature, or a YAML file.")
+@_OUT
+@_SETS
+@_WORDS
+@_DEVICE
+@_THREADS
+def fit_command(
     dataset: Path,
     feature: str,
     out: Path | None,
-    shards: int | None,
-    shard: int | None,
     sets: tuple[str, ...],
-    skip_bad: bool,
-    weights_dir: Path | None,
+    words: Path | None,
     device: str,
     threads: int | None,
 ) -> None:
-    """Extract a CNN feature: the shards that are not finished yet, then the cache that joins them."""
-    name = load_dataset_file(dataset).name
-    config = presets.load_feature(feature, name, sets)
-    out = out or Path("features", f"{name}_{config.name}.h5")
-    n_shards = shards or _default_shards(name)
+    """Fit the encoder of a caption feature on the training captions, beside the cache OUT; its shards can then be jobs."""
+    config, out = _resolved(dataset, feature, out, sets)
+    if not isinstance(config, TfidfConfig | MeanVectorConfig | HglmmConfig):
+        raise UserError(f"feature {feature!r} has no encoder to fit{did_you_mean(feature, CAPTION_EXTRACTORS)}")
     use_threads(threads)
-    made = cnn.extract_shards(dataset, config, out, n_shards, shard, skip_bad, weights_dir, device)
-    click.echo(made if shard is not None else cnn.merge(dataset, out, n_shards))
+    click.echo(fit_encoder(dataset, config, encoder_path(out), device, words))
 
 
 @extract.command("merge")
@@ -63,20 +128,32 @@ def cnn_command(
 @_SHARDS
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
-    click.echo(cnn.merge(dataset, out, shards or _default_shards(load_dataset_file(dataset).name)))
+    click.echo(extraction.merge(dataset, out, shards or _default_shards(dataset)))
 
 
 @extract.command("verify")
 @click.argument("cache_file", type=_FILE)
-def verify_command(cache_file: Path) -> None:
-    """Re-hash every shard of a cache and check its row counts and ids."""
+@click.option("--no-sources", is_flag=True, help="Do not hash the images or captions that the rows were made from.")
+def verify_command(cache_file: Path, no_sources: bool) -> None:
+    """Hash every shard of a cache again, and the images or captions that its rows were made from; check counts and ids."""
     found = cache.verify_cache(cache_file)
-    rows = f"{len(found.ids)} rows of {' x '.join(map(str, found.row_shape))} {found.dtype}"
-    click.echo(f"{cache_file}: sound, {rows} in {len(found.shards)} shards, key {found.key}")
+    sources = "not looked at" if no_sources else extraction.verify_sources(found)
+    each = f"{' x '.join(map(str, found.row_shape))} {found.dtype}"
+    rows = f"{len(found.ids)} rows of {each}"
+    if found.offsets is not None:
+        rows = f"{len(found.ids)} images with {found.offsets[-1]} regions of {each}"
+    click.echo(f"{cache_file}: sound, {rows} in {len(found.shards)} shards, sources {sources}, key {found.key}")
 
 
-def _default_shards(dataset: str) -> int:
-    return presets.load_dataset(dataset).shards if dataset in presets.known_presets("datasets") else 4
+def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureConfig, Path]:
+    name = load_dataset_file(dataset).name
+    config = presets.load_feature(feature, name, sets)
+    return config, out or Path("features", f"{name}_{config.name}.h5")
+
+
+def _default_shards(dataset: Path) -> int:
+    name = load_dataset_file(dataset).name
+    return presets.load_dataset(name).shards if name in presets.known_presets("datasets") else 4
 
 
 main = entry_point(extract)

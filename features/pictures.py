@@ -1,106 +1,170 @@
-"""From an image file to the crops that a CNN reads."""
+"""From an image file to upright RGB, and to the crops that a CNN reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vse.pipeline.config import FeatureConfig
+from vse.pipeline.config import CnnConfig
 from vse.pipeline.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 100_000_000  # a picture with more is taken for a decompression bomb
+MAX_PIXELS = 80_000_000  # a picture with more is taken for a decompression bomb
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+Mean = tuple[float, float, float]
 
 
 class BadImage(UserError):
     """An image file that is missing or cannot be decoded."""
 
 
-@dataclass(frozen=True)
-class Crops:
-    """The crops of one image, (n_crops, 3, crop, crop) uint8, or the reason why there are none."""
-
-    position: int
-    pixels: torch.Tensor | None
-    error: BadImage | None = None
-
-
-def decode(path: Path) -> Image.Image:
-    """Open an image as upright RGB; :class:`BadImage` says why not."""
+def read_bytes(path: Path) -> bytes:
+    """Bytes of an image file; :class:`BadImage` if it is not there, or is not a plain file."""
+    if not path.is_file():
+        raise BadImage(f"{path}: no such image file")
     try:
-        with Image.open(path, formats=FORMATS) as picture:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadImage(f"{path}: {error.strerror}") from None
+
+
+def decode(path: Path, content: bytes | None = None) -> Image.Image:
+    """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
+
+    Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``MAX_PIXELS``. The
+    picture is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
+    16-bit pictures become 8-bit RGB. A truncated file is refused.
+    """
+    try:
+        with Image.open(BytesIO(read_bytes(path) if content is None else content), formats=FORMATS) as picture:
             if picture.width * picture.height > MAX_PIXELS:
                 raise BadImage(f"{path}: {picture.width} x {picture.height} pixels are too many")
             picture.load()
-            return ImageOps.exif_transpose(picture).convert("RGB")
-    except FileNotFoundError:
-        raise BadImage(f"{path}: no such image file") from None
+            return _as_rgb(ImageOps.exif_transpose(picture))
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def crops_of(picture: Image.Image, config: FeatureConfig) -> torch.Tensor:
-    """Resize ``picture`` and cut its crops: (1, 3, crop, crop) or, for ten crops, (10, 3, crop, crop), uint8.
+def crops_of(picture: Image.Image, config: CnnConfig, image_id: int = 0) -> UInt8[Tensor, "n_crops 3 crop crop"]:
+    """Resize ``picture`` and cut its crops, as ``config.crops`` says.
 
-    The ten crops are the four corners and the centre, then their mirrors.
+    Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed`` and
+    ``image_id`` alone.
     """
+    if config.crops == "rc_bank" and config.random_crop == "resized":
+        return _stacked([_random_resized(picture, config.crop, chance) for chance in _chances(config, image_id)])
     if config.resize_mode == "square":
         width = height = config.resize
     else:
-        scale = config.resize / min(picture.size)
-        width, height = (max(config.resize, round(side * scale)) for side in picture.size)
+        width, height = scaled(picture.size, config.resize)
     small = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
-    crop, right, bottom = config.crop, width - config.crop, height - config.crop
-    corners = [(round(bottom / 2), round(right / 2))]
-    if config.crops == "10c":
-        corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), *corners]
-    views = [small[top : top + crop, left : left + crop] for top, left in corners]
-    if config.crops == "10c":
-        views += [view[:, ::-1] for view in views]
-    return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
+    right, bottom = width - config.crop, height - config.crop
+    if config.crops == "rc_bank":
+        views = []
+        for chance in _chances(config, image_id):
+            top, left = int(chance.integers(bottom + 1)), int(chance.integers(right + 1))
+            views.append(_mirrored(_cut(small, top, left, config.crop), chance))
+        return _stacked(views)
+    centre = (round(bottom / 2), round(right / 2))
+    if config.crops == "1c":
+        return _stacked([_cut(small, *centre, config.crop)])
+    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
+    views = [_cut(small, top, left, config.crop) for top, left in corners]
+    return _stacked([*views, *(view[:, ::-1] for view in views)])
 
 
-def normalized(pixels: Tensor, config: FeatureConfig, device: torch.device) -> Float[Tensor, "n 3 crop crop"]:
-    """Pixels 0-255 (n, 3, crop, crop) as the network's input: minus the mean, over the standard deviation, channels last."""
+def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
+    """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more."""
+    scale = shorter / min(size)
+    if longer is not None:
+        scale = min(scale, longer / max(size))
+        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
+    return max(shorter, round(size[0] * scale)), max(shorter, round(size[1] * scale))
+
+
+def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+    """Pixels 0-255 (n, 3, height, width) as the network's input: minus the mean, over the deviation, channels last."""
     images = pixels.to(device, non_blocking=True).to(torch.float32, memory_format=torch.channels_last)
-    mean = torch.tensor(config.mean, device=device).view(3, 1, 1) * 255
-    std = torch.tensor(config.std, device=device).view(3, 1, 1) * 255
-    return (images - mean) / std
+    shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
+    scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
+    return (images - shift) / scale
 
 
-def read_ahead(paths: Sequence[Path], config: FeatureConfig) -> Iterator[Crops]:
-    """Crops of every path in order, decoded by ``config.workers`` threads a few batches ahead.
+def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Found], workers: int, ahead: int) -> Iterator[_Found]:
+    """``load`` of every item in order, by ``workers`` threads that are ``ahead`` items ahead at most.
 
     Pillow and numpy release the interpreter lock while they decode and resize, so threads are enough.
     """
-
-    def load(position: int) -> Crops:
-        try:
-            return Crops(position, crops_of(decode(paths[position]), config))
-        except BadImage as error:
-            return Crops(position, None, error)
-
-    if config.workers == 0:
-        yield from map(load, range(len(paths)))
+    if workers == 0:
+        yield from map(load, items)
         return
-    ahead = 2 * config.batch_size
-    with ThreadPoolExecutor(config.workers) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         try:
-            waiting: list[Future[Crops]] = [pool.submit(load, k) for k in range(min(ahead, len(paths)))]
-            for k in range(len(paths)):
+            waiting: list[Future[_Found]] = [pool.submit(load, item) for item in items[:ahead]]
+            for k in range(len(items)):
                 result = waiting[k % ahead].result()
-                if k + ahead < len(paths):
-                    waiting[k % ahead] = pool.submit(load, k + ahead)
+                if k + ahead < len(items):
+                    waiting[k % ahead] = pool.submit(load, items[k + ahead])
                 yield result
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
+        deep = np.asarray(picture).astype(np.float64)
+        return Image.fromarray((deep / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:
+        picture = picture.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _chances(config: CnnConfig, image_id: int) -> list[np.random.Generator]:
+    """A generator per random crop, so that more crops leave the first ones as they are."""
+    seeds = np.random.SeedSequence([config.crop_seed, image_id]).spawn(config.n_random)
+    return [np.random.default_rng(seed) for seed in seeds]
+
+
+def _random_resized(picture: Image.Image, crop: int, chance: np.random.Generator) -> NDArray[np.uint8]:
+    """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
+    width, height = picture.size
+    for _ in range(10):
+        area = width * height * chance.uniform(0.08, 1)
+        aspect = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(chance.integers(width - w + 1)), int(chance.integers(height - h + 1))
+            break
+    else:
+        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+        left, top = (width - w) // 2, (height - h) // 2
+    box = (left, top, left + w, top + h)
+    return _mirrored(np.asarray(picture.resize((crop, crop), Image.Resampling.BILINEAR, box=box)), chance)
+
+
+def _mirrored(view: NDArray[np.uint8], chance: np.random.Generator) -> NDArray[np.uint8]:
+    return view[:, ::-1] if chance.random() < 0.5 else view
+
+
+def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
+    return pixels[top : top + side, left : left + side]
+
+
+def _stacked(views: Sequence[NDArray[np.uint8]]) -> Tensor:
+    return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +12,16 @@ from vse.features.cache import FeatureCache
 from vse.pipeline.errors import UserError
 
 
+@dataclass(frozen=True)
+class Regions:
+    """Regions of n images: ``features`` (n, longest, dim), and where there is a region at all, ``mask`` (n, longest)."""
+
+    features: NDArray[np.generic]
+    mask: NDArray[np.bool_]
+
+
 class FeatureReader:
-    """Random access to the rows of a cache.
+    """Random access to the rows of a cache, in the type in which they are stored.
 
     Shards are read into memory in order while they fit into ``memory_gb``; the others are memory-mapped at
     the place where HDF5 stored their contiguous rows. No HDF5 handle stays open, so a reader survives a fork and
@@ -26,41 +35,57 @@ class FeatureReader:
 
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0) -> None:
         self.cache = cache
-        self._starts = np.cumsum([0, *(shard.count for shard in cache.shards)])
         self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
-        self._shards: list[NDArray[np.generic]] = []
-        left = memory_gb * 1e9
-        for shard in cache.shards:
-            shape = (shard.count, *cache.row_shape)
-            rows: NDArray[np.generic] = (
-                np.memmap(shard.path, cache.dtype, "r", shard.offset, shape) if shard.count else np.empty(shape, cache.dtype)
-            )
-            if rows.nbytes <= left:
-                left -= rows.nbytes
-                rows = np.array(rows)
-            self._shards.append(rows)
+        shape = (0, *cache.row_shape)
+        mapped = [shard["features"].map().reshape(-1, *cache.row_shape) for shard in cache.shards]
+        fits = int(np.searchsorted(np.cumsum([part.nbytes for part in mapped]), memory_gb * 1e9, side="right"))
+        memory = np.concatenate([np.empty(shape, cache.dtype), *mapped[:fits]])
+        self._parts: list[NDArray[np.generic]] = [memory, *mapped[fits:]]
+        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
 
     def positions(self, ids: Iterable[int]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
         wanted = [int(i) for i in ids]
         missing = [i for i in wanted if i not in self._positions]
         if missing:
+            what = "images" if self.cache.kind == "image" else "captions"
             raise UserError(
-                f"{self.cache.path}: {len(missing)} of {len(wanted)} images have no features, the first is id {missing[0]}; "
+                f"{self.cache.path}: {len(missing)} of {len(wanted)} {what} have no features, the first is id {missing[0]}; "
                 f"extract the features of this very data set ({self.cache.dataset!r} is in the cache)"
             )
         return np.asarray([self._positions[i] for i in wanted], np.int64)
 
-    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Features (len(positions), dim) as float32; :class:`UserError` names an id whose features are not finite."""
-        out = np.empty((len(positions), *self.cache.row_shape), np.float32)
-        shard_of = np.searchsorted(self._starts, positions, side="right") - 1
-        for shard in np.unique(shard_of):
-            mine = np.flatnonzero(shard_of == shard)
-            out[mine] = self._shards[shard][positions[mine] - self._starts[shard]]
-        if not np.isfinite(out.sum()):
-            bad = ~np.isfinite(out.reshape(len(out), -1)).all(axis=1)
-            if bad.any():  # else the sum alone overflowed
-                first = self.cache.ids[positions[bad][0]]
-                raise UserError(f"{self.cache.path}: the features of id {first} are not finite (NaN)")
+    def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
+        assert self.cache.offsets is None, "regions are read by regions()"
+        return self._take(positions)
+
+    def regions(self, positions: NDArray[np.int64]) -> Regions:
+        """Regions of images, side by side, and the mask that tells them from the zeros behind the shorter rows."""
+        assert self.cache.offsets is not None, "not a cache of regions"
+        starts, counts = self.cache.offsets[positions], np.diff(self.cache.offsets)[positions]
+        column = np.arange(counts.max(initial=0))
+        mask = column < counts[:, None]
+        features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
+        features[mask] = self._take((starts[:, None] + column)[mask])
+        return Regions(features, mask)
+
+    def refuse_not_finite(self, positions: NDArray[np.int64]) -> None:
+        """:class:`UserError` naming the first of these rows whose features are not all finite numbers, if there is one."""
+        for position in positions:
+            row = np.asarray([position])
+            found = self.rows(row) if self.cache.offsets is None else self.regions(row).features
+            if not np.isfinite(found).all():
+                raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
+
+    def _take(self, vectors: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Vectors by number, over all shards."""
+        if len(self._parts) == 1:
+            found: NDArray[np.generic] = self._parts[0][vectors]
+            return found
+        out = np.empty((len(vectors), *self.cache.row_shape), self.cache.dtype)
+        part_of = np.searchsorted(self._starts, vectors, side="right") - 1
+        for part in np.unique(part_of):
+            mine = np.flatnonzero(part_of == part)
+            out[mine] = self._parts[part][vectors[mine] - self._starts[part]]
         return out

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from vse.pipeline import demo, presets, sources
+from vse.pipeline import demo, downloads, presets, sources
 from vse.pipeline.command import entry_point
+from vse.pipeline.config import DatasetConfig
 from vse.pipeline.errors import UserError
 
 _FILE = click.Path(path_type=Path)
@@ -27,15 +28,32 @@ def demo_command(out: Path, images: int, seed: int) -> None:
     click.echo(demo.make_demo(out, images, seed))
 
 
+@data.command("fetch")
+@click.argument("name")
+@click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
+@click.option(
+    "--base-url",
+    envvar="VSE_BASE_URL",
+    show_envvar=True,
+    help="A mirror: the folder, http://host/folder/, that has all the files under their published names.",
+)
+@click.option("--images/--no-images", default=True, show_default=True, help="Download the pictures too, where one may.")
+def fetch_command(name: str, out: Path | None, base_url: str | None, images: bool) -> None:
+    """Download what may be downloaded of f8k, f30k or coco, and make data/NAME/dataset.json.
+
+    Files are checked by their SHA-256. An interrupted download goes on when the command is run again. Where pictures
+    must be asked for, it says what to get where.
+    """
+    click.echo(downloads.fetch_dataset(_published(name), out or Path("data", name), base_url, images))
+
+
 @data.command("prepare")
 @click.argument("name")
 @click.option("--source", type=_FILE, help="Folder with the published files.  [default: $VSE_NAME_DIR or data/NAME]")
 @click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k or coco."""
-    config = presets.load_dataset(name)
-    if config.annotations is None:
-        raise UserError(f"{name!r} has no published files; draw it with: vse-data demo --out data/{name}")
+    config = _published(name)
     click.echo(sources.prepare_dataset(config, source or sources.source_folder(name), out or Path("data", name)))
 
 
@@ -44,6 +62,14 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
 def check_command(dataset: Path) -> None:
     """Validate a dataset.json and its pictures; print counts per split."""
     click.echo(sources.check_dataset(dataset))
+
+
+def _published(name: str) -> DatasetConfig:
+    """The preset of a data set that is not drawn."""
+    config = presets.load_dataset(name)
+    if config.annotations is None:
+        raise UserError(f"{name!r} has no published files; draw it with: vse-data demo --out data/{name}")
+    return config
 
 
 main = entry_point(data)

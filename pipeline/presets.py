@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import DatasetConfig, ExperimentConfig, FeatureConfig, WorkflowConfig
+from vse.pipeline.config import EXTRACTORS, DatasetConfig, ExperimentConfig, FeatureConfig, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
 
-_Config = TypeVar("_Config", DatasetConfig, FeatureConfig, ExperimentConfig, WorkflowConfig)
+_Config = TypeVar("_Config", bound=Settings)
 
 
 def load_dataset(name: str) -> DatasetConfig:
@@ -31,7 +31,10 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     content = _read("features", name)
     if dataset in known_presets("datasets"):
         content = merged(content, load_dataset(dataset).features.get(content["name"], {}))
-    return _validated(FeatureConfig, "feature", name, _with_sets(FeatureConfig, content, sets))
+    kind = content.get("extractor", "cnn")
+    if kind not in EXTRACTORS:
+        raise UserError(f"feature {name!r}: unknown extractor {kind!r}{did_you_mean(str(kind), EXTRACTORS)}")
+    return _validated(EXTRACTORS[kind], "feature", name, _with_sets(EXTRACTORS[kind], content, sets))
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
@@ -138,7 +141,7 @@ def _keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             keys += _keys(kind, f"{prefix}{name}.")
-        elif prefix or name != "name":
+        elif prefix or name not in ("name", "extractor"):
             keys.append(prefix + name)
     return keys
 
@@ -150,4 +153,5 @@ def _validated(schema: type[_Config], kind: str, name: str, content: dict[str, A
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         hint = did_you_mean(key, _keys(schema)) if first["type"] == "extra_forbidden" else ""
-        raise UserError(f"{kind} {name!r}: {key}: {first['msg']}{hint}") from None
+        where = f"{kind} {name!r}: {key}" if key else f"{kind} {name!r}"
+        raise UserError(f"{where}: {first['msg'].removeprefix('Value error, ')}{hint}") from None

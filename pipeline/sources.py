@@ -30,10 +30,12 @@ def source_files(config: DatasetConfig, source: Path) -> tuple[Path, Path]:
     annotations, images = source / config.annotations, source / config.images
     missing = [str(path) for path, there in ((annotations, annotations.is_file()), (images, images.is_dir())) if not there]
     if missing:
+        fetch = f"vse-data fetch {config.name} downloads what may be downloaded. " if config.files else ""
         raise UserError(
             f"data set {config.name!r}: {' and '.join(missing)} not found. Put {config.annotations} (the Karpathy split) and "
             f"the folder {config.images} (the pictures) into {source}, or say where they are with "
-            f"--config {config.name}_dir=FOLDER (workflow) or --source FOLDER (vse-data prepare). {config.where}".strip()
+            f"--config {config.name}_dir=FOLDER (workflow) or --source FOLDER (vse-data prepare). "
+            f"{fetch}{config.where}".strip()
         )
     return annotations, images
 

@@ -15,11 +15,12 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
-from vse.features.cnn import extract_shards, merge  # noqa: E402
-from vse.pipeline.config import FeatureConfig  # noqa: E402
+from vse.features.cnn import CnnExtractor  # noqa: E402
+from vse.features.extraction import extract_shards, merge  # noqa: E402
+from vse.pipeline.config import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
 
-TINY_FEATURE = FeatureConfig(
+TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
 )
 
@@ -34,7 +35,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cache(demo: Path) -> Path:
     """A cache of small features of the demo, in three shards. Read only."""
     out = demo.parent.parent / "features" / "demo_tiny.h5"
-    extract_shards(demo, TINY_FEATURE, out, 3)
+    extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)
     return merge(demo, out, 3)
 
 

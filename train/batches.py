@@ -66,8 +66,11 @@ class Pairs:
         return torch.from_numpy(words), torch.from_numpy(lengths)
 
     def features(self, rows: NDArray[np.int64]) -> Tensor:
-        """Features (n, dim) of rows of the cache."""
-        return torch.from_numpy(self._reader.rows(rows))
+        """Features (n, dim) of rows of the cache, in float32; :class:`UserError` names an image whose are not finite."""
+        found = torch.from_numpy(self._reader.rows(rows)).float()
+        if not found.sum().isfinite():
+            self._reader.refuse_not_finite(rows)  # or else the sum alone overflowed
+        return found
 
     def batch(self, pairs: NDArray[np.int64]) -> Batch:
         """The pairs with these numbers."""

@@ -5,6 +5,7 @@ import os
 from snakemake.exceptions import WorkflowError
 
 from vse.pipeline import presets, sources
+from vse.pipeline.config import CAPTION_EXTRACTORS
 from vse.pipeline.errors import UserError
 
 try:
@@ -28,12 +29,14 @@ os.environ["VSE_DEVICE"] = SETTINGS.device
 os.environ["VSE_SKIP_BAD"] = str(int(SETTINGS.skip_bad))
 os.environ.update({sources.folder_variable(name): folder for name, folder in SETTINGS.sources.items()})
 os.environ["VSE_WEIGHTS_DIR"] = SETTINGS.weights_dir or os.environ.get("VSE_WEIGHTS_DIR", "")
+os.environ["VSE_WORDS"] = SETTINGS.words or os.environ.get("VSE_WORDS", "")
 
 
 envvars:
     "VSE_DEVICE",
     "VSE_SKIP_BAD",
     "VSE_WEIGHTS_DIR",
+    "VSE_WORDS",
 
 
 def resolved(load, *names):
@@ -44,10 +47,22 @@ def resolved(load, *names):
         raise WorkflowError(str(error))
 
 
+def feature_preset(wildcards):
+    """The preset of a feature."""
+    return resolved(presets.load_feature, wildcards.feature, wildcards.dataset)
+
+
 def feature_settings(wildcards):
     """The settings that determine a feature, so that a changed one makes its jobs run again."""
-    config = resolved(presets.load_feature, wildcards.feature, wildcards.dataset)
-    return json.dumps({**config.content(), "weights": config.weights, "seed": config.seed})
+    config = feature_preset(wildcards)
+    sources = {key: getattr(config, key, None) for key in ("weights", "seed", "words", "proposer_weights", "edge_model")}
+    return json.dumps({**config.content(), **sources})
+
+
+def feature_encoder(wildcards):
+    """The fitted encoder that a caption feature needs; nothing for an image feature."""
+    is_caption = feature_preset(wildcards).extractor in CAPTION_EXTRACTORS
+    return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if is_caption else []
 
 
 def experiment_settings(wildcards):

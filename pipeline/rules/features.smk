@@ -1,9 +1,30 @@
-# From pictures to features/<dataset>_<feature>.h5: a job per shard, then one that joins them.
+# From pictures or captions to features/<dataset>_<feature>.h5: for captions an encoder, then a job per shard, then one
+# that joins them.
+
+
+rule fit:
+    input:
+        "data/{dataset}/dataset.json",
+    output:
+        "features/{dataset}_{feature}.encoder.safetensors",
+    log:
+        "logs/fit_{dataset}_{feature}.log",
+    threads: SETTINGS.threads
+    resources:
+        gpu=1,
+        mem_mb=8000,
+    params:
+        settings=feature_settings,
+        words=SETTINGS.words,
+    shell:
+        "vse-extract fit --dataset {input} --feature {wildcards.feature} "
+        "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --threads {threads} 2>&1 | tee {log}"
 
 
 rule extract:
     input:
-        "data/{dataset}/dataset.json",
+        dataset="data/{dataset}/dataset.json",
+        encoder=feature_encoder,
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",
@@ -14,11 +35,12 @@ rule extract:
         gpu=1,
         mem_mb=4000,
     params:
+        extractor=lambda wildcards: feature_preset(wildcards).extractor,
         settings=feature_settings,
         shard=lambda wildcards: int(wildcards.shard),
         shards=lambda wildcards: int(wildcards.shards),
     shell:
-        "vse-extract cnn --dataset {input} --feature {wildcards.feature} "
+        "vse-extract {params.extractor} --dataset {input.dataset} --feature {wildcards.feature} "
         "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --shards {params.shards} --shard {params.shard} "
         "--threads {threads} 2>&1 | tee {log}"
 

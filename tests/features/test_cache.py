@@ -9,17 +9,9 @@ import h5py
 import numpy as np
 import pytest
 
-from vse.features.cache import (
-    Identity,
-    finished_shard,
-    merge_shards,
-    open_cache,
-    shard_path,
-    shards_folder,
-    verify_cache,
-    write_shard,
-)
+from vse.features.cache import merge_shards, open_cache, verify_cache
 from vse.features.cli import main
+from vse.features.shards import Identity, Rows, finished_shard, sha256_bytes, shard_path, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 IDENTITY = Identity("demo", "tiny", "image", {"crops": "1c", "seed": 0})
@@ -31,8 +23,9 @@ def make(folder: Path, n_rows: int = 10, n_shards: int = 3, identity: Identity =
     ids = np.arange(100, 100 + n_rows)
     for index in range(n_shards):
         mine = ids[n_rows * index // n_shards : n_rows * (index + 1) // n_shards]
-        rows = np.repeat((mine - 100)[:, None], 4, axis=1).astype(np.float16)
-        write_shard(shard_path(out, index, n_shards), identity, mine, rows)
+        features = np.repeat((mine - 100)[:, None], 4, axis=1).astype(np.float16)
+        sources = np.stack([sha256_bytes(str(k).encode()) for k in mine])
+        write_shard(shard_path(out, index, n_shards), identity, Rows(mine, features, sources))
     return merge_shards(out, n_shards, folder / "dataset.json", ids)
 
 
@@ -46,7 +39,6 @@ def test_the_format_is_the_documented_one(tmp_path: Path) -> None:
         assert (file.attrs["format"], file.attrs["version"]) == ("vse-features", 1)
         assert (file.attrs["dataset"], file.attrs["feature"], file.attrs["kind"]) == ("demo", "tiny", "image")
         assert file.attrs["captions"] == "dataset.json"
-        assert file.attrs["key"] == IDENTITY.key
         assert json.loads(file.attrs["provenance"])["crops"] == "1c"
         assert file["ids"].dtype == np.int64
         assert file["features"].is_virtual
@@ -67,7 +59,7 @@ def test_a_cache_and_its_shards_can_be_moved_together(tmp_path: Path) -> None:
 def test_rows_do_not_depend_on_the_number_of_shards(n_shards: int, tmp_path: Path) -> None:
     cache = open_cache(make(tmp_path, n_shards=n_shards))
     assert cache.ids.tolist() == list(range(100, 110))
-    assert sum(s.count for s in cache.shards) == 10
+    assert sum(shard["features"].shape[0] for shard in cache.shards) == 10
 
 
 FAULTS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -150,8 +142,8 @@ def test_merging_refuses_shards_of_another_data_set(tmp_path: Path) -> None:
 def test_features_that_are_not_finite_are_never_written(value: float, tmp_path: Path) -> None:
     rows = np.zeros((2, 3), np.float16)
     rows[1, 2] = value
-    with pytest.raises(UserError, match="1 rows are NaN or infinite in float16, the first is id 8"):
-        write_shard(tmp_path / "s.h5", IDENTITY, np.array([7, 8]), rows)
+    with pytest.raises(UserError, match="1 vectors are NaN or infinite in float16, the first is of id 8"):
+        write_shard(tmp_path / "s.h5", IDENTITY, Rows(np.array([7, 8]), rows, np.zeros((2, 32), np.uint8)))
     assert not list(tmp_path.iterdir())
 
 

@@ -17,8 +17,9 @@ from PIL import Image
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import failures_path, open_cache, verify_cache
 from vse.features.cli import main
-from vse.features.cnn import CnnExtractor, extract_shards, merge
-from vse.pipeline.config import FeatureConfig
+from vse.features.cnn import CnnExtractor
+from vse.features.extraction import extract_shards, items_of, merge
+from vse.pipeline.config import CnnConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -26,7 +27,7 @@ SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "c
 COMMAND = [argument for setting in SETTINGS for argument in ("--set", setting)]
 
 
-def slow_feature(path: Path, config: FeatureConfig) -> np.ndarray:
+def slow_feature(path: Path, config: CnnConfig) -> np.ndarray:
     """One image at a time, one crop at a time, with nothing of ours but the network."""
     extractor = CnnExtractor(config)
     size, crop = config.resize, config.crop
@@ -53,18 +54,18 @@ def slow_feature(path: Path, config: FeatureConfig) -> np.ndarray:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_features_are_those_of_a_plain_loop(demo: Path, crops: str, normalize: bool) -> None:
     config = TINY_FEATURE.model_copy(update={"crops": crops, "normalize": normalize, "resize": 36, "dtype": "float32"})
-    paths = sorted((demo.parent / "images").glob("*.jpg"))[:5]
-    found, skipped = CnnExtractor(config).extract(paths)
-    assert skipped == []
-    np.testing.assert_allclose(found, [slow_feature(path, config) for path in paths], rtol=1e-4, atol=1e-5)
+    items = items_of(load_dataset_file(demo), "image")[:5]
+    found = CnnExtractor(config).extract(items)
+    assert found.ids.tolist() == [item.id for item in items]
+    np.testing.assert_allclose(found.features, [slow_feature(item.path, config) for item in items], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bf16"])
 def test_autocast_stays_close_to_float32(demo: Path, precision: str) -> None:
-    paths = sorted((demo.parent / "images").glob("*.jpg"))[:4]
+    items = items_of(load_dataset_file(demo), "image")[:4]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
-    full, _ = CnnExtractor(config).extract(paths)
-    half, _ = CnnExtractor(config.model_copy(update={"precision": precision})).extract(paths)
+    full = CnnExtractor(config).extract(items).features
+    half = CnnExtractor(config.model_copy(update={"precision": precision})).extract(items).features
     assert (np.sum(full * half, axis=1) > 0.999).all()
 
 
@@ -74,7 +75,7 @@ def test_a_finished_shard_is_kept_and_a_missing_one_is_made(own_cache: Path) -> 
     before = [shard.stat().st_mtime_ns for shard in shards]
     content = shards[1].read_bytes()
     shards[1].unlink()
-    extract_shards(dataset, TINY_FEATURE, own_cache, 3)
+    extract_shards(dataset, CnnExtractor(TINY_FEATURE), own_cache, 3)
     after = [shard.stat().st_mtime_ns for shard in shards]
     assert (after[0], after[2]) == (before[0], before[2])
     assert shards[1].read_bytes() == content
@@ -82,7 +83,7 @@ def test_a_finished_shard_is_kept_and_a_missing_one_is_made(own_cache: Path) -> 
 
 def test_one_shard_can_be_made_alone(demo: Path, cache: Path, tmp_path: Path) -> None:
     out = tmp_path / "demo_tiny.h5"
-    made = extract_shards(demo, TINY_FEATURE, out, 3, only=2)
+    made = extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3, only=2)
     assert made.read_bytes() == sorted(cache.with_suffix(".shards").glob("*.h5"))[2].read_bytes()
     assert not out.exists()
 
@@ -111,7 +112,7 @@ def test_skip_bad_leaves_images_out_and_lists_them(own_demo: Path, tmp_path: Pat
     spoil(own_demo, 3, "missing")
     cut = spoil(own_demo, 40, "truncated")
     out = tmp_path / "demo_tiny.h5"
-    extract_shards(own_demo, TINY_FEATURE, out, 3, skip_bad=True)
+    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
     found = open_cache(merge(own_demo, out, 3))
     assert found.skipped == {3, 40}
     assert found.ids.tolist() == [k for k in range(66) if k not in (3, 40)]
@@ -126,11 +127,11 @@ def test_what_skip_bad_left_out_is_not_taken_for_whole_without_it(own_demo: Path
     whole = picture.read_bytes()
     spoil(own_demo, 40, "truncated")
     out = tmp_path / "demo_tiny.h5"
-    extract_shards(own_demo, TINY_FEATURE, out, 3, skip_bad=True)
+    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3, skip_bad=True)
     with pytest.raises(UserError, match="demo_000040.jpg"):
-        extract_shards(own_demo, TINY_FEATURE, out, 3)
+        extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3)
     picture.write_bytes(whole)
-    extract_shards(own_demo, TINY_FEATURE, out, 3)
+    extract_shards(own_demo, CnnExtractor(TINY_FEATURE), out, 3)
     assert open_cache(merge(own_demo, out, 3)).ids.tolist() == list(range(66))
     assert not failures_path(out).exists()
 
@@ -171,7 +172,7 @@ def test_killed_ten_times_then_run_once_gives_the_same_cache(demo: Path, tmp_pat
     killed, whole = (verify_cache(path) for path in caches)
     assert killed.key == whole.key
     for shard, twin in zip(killed.shards, whole.shards, strict=True):
-        assert shard.path.read_bytes() == twin.path.read_bytes()
+        assert shard["features"].path.read_bytes() == twin["features"].path.read_bytes()
     with h5py.File(caches[0]) as a, h5py.File(caches[1]) as b:
         np.testing.assert_array_equal(a["ids"][:], b["ids"][:])
         np.testing.assert_array_equal(a["features"][:], b["features"][:])

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vse.features.cache import open_cache, shards_folder
+from vse.features.cache import open_cache
 from vse.features.reader import FeatureReader
+from vse.features.shards import shards_folder
 from vse.pipeline.errors import UserError
 
 
@@ -19,7 +20,7 @@ from vse.pipeline.errors import UserError
 def test_rows_are_those_of_hdf5_from_memory_or_mapped(cache: Path, memory_gb: float, positions: list[int]) -> None:
     reader = FeatureReader(open_cache(cache), memory_gb)
     with h5py.File(cache) as file:
-        expected = file["features"][:].astype(np.float32)[positions]
+        expected = file["features"][:][positions]
     np.testing.assert_array_equal(reader.rows(np.asarray(positions, np.int64)), expected)
 
 
@@ -42,4 +43,4 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
         bad = int(file["ids"][2])
     reader = FeatureReader(open_cache(own_cache), memory_gb)
     with pytest.raises(UserError, match=f"the features of id {bad} are not finite"):
-        reader.rows(np.arange(66))
+        reader.refuse_not_finite(np.arange(66))

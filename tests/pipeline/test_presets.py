@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline import presets
+from vse.pipeline.config import CnnConfig
 from vse.pipeline.errors import UserError
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
@@ -14,8 +15,7 @@ EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("exp
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for feature in FEATURES:
-        config = presets.load_feature(feature, dataset)
-        assert config.crop <= config.resize
+        assert presets.load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
         assert presets.load_experiment(experiment, dataset).feature in FEATURES
 
@@ -38,6 +38,7 @@ def test_vse0_differs_from_vsepp_in_two_settings() -> None:
 
 def test_fc7_is_the_paper_s() -> None:
     config = presets.load_feature("fc7")
+    assert isinstance(config, CnnConfig)
     assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
 
 

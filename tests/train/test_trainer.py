@@ -17,8 +17,9 @@ import torch
 import yaml
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import shards_folder
-from vse.features.cnn import extract_shards, merge
+from vse.features.cnn import CnnExtractor
+from vse.features.extraction import extract_shards, merge
+from vse.features.shards import shards_folder
 from vse.pipeline import presets
 from vse.pipeline.config import ExperimentConfig
 from vse.train import trainer as trainer_module
@@ -228,7 +229,7 @@ def test_embeddings_are_those_of_the_best_weights(cache: Path, demo: Path, tmp_p
 def test_a_run_is_not_embedded_with_another_cache(cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     run = train(cache, experiment(), out=tmp_path / "run")
     other = tmp_path / "demo_tiny.h5"
-    extract_shards(demo, TINY_FEATURE.model_copy(update={"grid": 1}), other, 2)
+    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"grid": 1})), other, 2)
     merge(demo, other, 2)
     assert "is not the cache that" in fails(embed_main, run, "--features", other)
     assert "not a run folder" in fails(embed_main, tmp_path / "nowhere")

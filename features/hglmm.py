@@ -1,0 +1,149 @@
+"""Hybrid Gaussian-Laplacian mixtures, and Fisher vectors of sets of words on them (Klein et al., CVPR 2015).
+
+In each cluster k each dimension d is either a Laplacian, with median m and mean deviation s, or a Gaussian, with mean mu
+and variance sigma; ``laplacian[k, d]`` says which. All functions are batched tensor code in the type of their input.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+FLOOR = 1e-3  # of deviations and variances
+_BLOCK = 4096  # samples whose deviations are held at once
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """K clusters over D dimensions: ``priors`` (K,), and (K, D) each of the others."""
+
+    priors: Float[Tensor, " K"]
+    median: Float[Tensor, "K D"]
+    deviation: Float[Tensor, "K D"]
+    mean: Float[Tensor, "K D"]
+    variance: Float[Tensor, "K D"]
+    laplacian: Bool[Tensor, "K D"]
+
+    def to(self, like: Tensor) -> Mixture:
+        """The same mixture in the type and on the device of ``like``; which dimensions are Laplacian stays Boolean."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
+
+
+def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
+    """Where EM starts: samples drawn as centres, the deviations of all samples, and a coin for each dimension."""
+    chance = torch.Generator().manual_seed(seed)
+    drawn = samples[torch.randperm(len(samples), generator=chance)[:n_centres]]
+    drawn = torch.cat([drawn] * math.ceil(n_centres / len(drawn)))[:n_centres]
+    deviation = (samples - samples.median(0).values).abs().mean(0).clamp(min=FLOOR)
+    variance = samples.var(0, correction=0).clamp(min=FLOOR)
+    return Mixture(
+        priors=samples.new_full((n_centres,), 1 / n_centres),
+        median=drawn.clone(),
+        deviation=deviation.expand_as(drawn).clone(),
+        mean=drawn.clone(),
+        variance=variance.expand_as(drawn).clone(),
+        laplacian=torch.randint(2, drawn.shape, generator=chance).bool().to(samples.device),
+    )
+
+
+def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int) -> Mixture:
+    """``n_iterations`` steps of expectation maximisation from ``mixture``; there is no test of convergence.
+
+    A step: posteriors; medians (the first sample, in order, at which half the weight is reached) and mean deviations;
+    means and variances; priors; then each dimension of a cluster becomes what is likelier under the new parameters.
+    """
+    columns = samples.T.contiguous()
+    order = columns.argsort(dim=1)
+    ordered = columns.gather(1, order)
+    for _ in range(n_iterations):
+        weights = posteriors(samples, mixture)
+        mixture = _maximised(samples, weights, order, ordered)
+    return mixture
+
+
+def posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N K"]:
+    """How likely each cluster is to have made each sample; rows sum to 1."""
+    return torch.cat([_posteriors(block, mixture) for block in torch.split(samples, _BLOCK)])
+
+
+def contributions(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N two_K_D"]:
+    """What each word adds to a Fisher vector: that of a set of n words is the sum of theirs over sqrt(n).
+
+    First the derivatives by the places (medians or means), cluster by cluster, then those by the deviations, each times
+    the cluster's posterior over the square root of its prior (and of 2 for a Gaussian's variance).
+    """
+    weights = posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
+    n_clusters, dim = mixture.mean.shape
+    out = samples.new_empty(len(samples), 2, n_clusters, dim)
+    for k in range(n_clusters):
+        weight, laplacian = weights[:, k, None], mixture.laplacian[k]
+        by_median, by_deviation = samples - mixture.median[k], samples - mixture.mean[k]
+        side = torch.where(by_median >= 0, 1.0, -1.0).to(samples)
+        scaled = by_deviation / mixture.variance[k].sqrt()
+        out[:, 0, k] = weight * torch.where(laplacian, side, scaled)
+        spread = by_median.abs() / mixture.deviation[k] - 1
+        out[:, 1, k] = weight * torch.where(laplacian, spread, (scaled.square() - 1) / math.sqrt(2))
+    return out.flatten(1)
+
+
+def fisher_vectors(
+    table: Float[Tensor, "V D"], words: Int[Tensor, " total"], lengths: Int[Tensor, " n"], mixture: Mixture
+) -> Float[Tensor, "n two_K_D"]:
+    """Fisher vectors of n sets of words: ``words`` are rows of ``table``, set after set; a set of none gives zeros.
+
+    Words that occur more than once are worked out once.
+    """
+    distinct, places = torch.unique(words, return_inverse=True)
+    starts = lengths.cumsum(0) - lengths
+    added = contributions(table[distinct], mixture)
+    if not len(words):
+        return table.new_zeros(len(lengths), 2 * mixture.mean.numel())
+    sums = torch.nn.functional.embedding_bag(places, added, starts, mode="sum")
+    return sums / lengths.clamp(min=1).to(sums).sqrt()[:, None]
+
+
+def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+    """The signed square root of every coordinate, then unit length; zeros stay zeros."""
+    return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
+
+
+def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
+    columns = []
+    for k in range(len(mixture.priors)):
+        laplace = -(2 * mixture.deviation[k]).log() - (samples - mixture.median[k]).abs() / mixture.deviation[k]
+        gauss = (2 * math.pi * mixture.variance[k]).log() + (samples - mixture.mean[k]).square() / mixture.variance[k]
+        columns.append(torch.where(mixture.laplacian[k], laplace, gauss / -2).sum(1) + mixture.priors[k].log())
+    return torch.stack(columns, dim=1).softmax(1)
+
+
+def _maximised(samples: Tensor, weights: Tensor, order: Tensor, ordered: Tensor) -> Mixture:
+    totals = weights.sum(0)
+    heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
+    medians = torch.stack([_weighted_medians(weight, order, ordered) for weight in weights.T.contiguous()])
+    means = weights.T @ samples / heavy
+    absolute, squared = torch.zeros_like(means), torch.zeros_like(means)
+    for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK), strict=True):
+        for k in range(len(totals)):
+            absolute[k] += weight[:, k] @ (block - medians[k]).abs()
+            squared[k] += weight[:, k] @ (block - means[k]).square()
+    absolute, squared = absolute / heavy, squared / heavy
+    deviations, variances = absolute.clamp(min=FLOOR), squared.clamp(min=FLOOR)
+    laplace = -(2 * deviations).log() - absolute / deviations
+    gauss = ((2 * math.pi * variances).log() + squared / variances) / -2
+    return Mixture(totals / totals.sum(), medians, deviations, means, variances, laplace > gauss)
+
+
+def _weighted_medians(weight: Float[Tensor, " N"], order: Int[Tensor, "D N"], ordered: Float[Tensor, "D N"]) -> Tensor:
+    """Per dimension, the first of the samples in order at which half the weight is reached."""
+    found = []
+    for of_dimension, values in zip(torch.split(order, 16), torch.split(ordered, 16), strict=True):
+        reached = weight[of_dimension].cumsum(1)
+        half = reached[:, -1:] / 2
+        place = torch.searchsorted(reached, half)
+        found.append(values.gather(1, place).squeeze(1))
+    return torch.cat(found)

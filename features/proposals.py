@@ -1,0 +1,131 @@
+"""Boxes for images: read from a file, or proposed by a method that needs no trained detector, or by a detector's RPN."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.features.cache import open_cache
+from vse.features.shards import FORMAT
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json
+
+Floats = NDArray[np.float32]
+_LOCK = threading.Lock()  # selective search draws from the C library's one generator
+
+
+def read_boxes(path: Path) -> dict[int, Floats]:
+    """Boxes (n, 4) by image id, xyxy in pixels of the image.
+
+    A JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets`` (n + 1,)
+    and ``boxes`` (n_boxes, 4), which every cache of regions is.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file of boxes")
+    found = _from_json(path) if path.suffix == ".json" else _from_hdf5(path)
+    for identity, boxes in found.items():
+        if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
+            raise UserError(f"{path}: the boxes of image {identity} are not rows of four numbers")
+    return found
+
+
+def inside(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
+    """Boxes clipped to an image of this width and height; :class:`UserError` if one has nothing in it."""
+    clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
+    empty = (clipped[:, 2:] <= clipped[:, :2]).any(axis=1)
+    if empty.any():
+        bad = boxes[empty][0].tolist()
+        raise UserError(f"{where}: the box {bad} (x1, y1, x2, y2) holds nothing of the image, which is {size[0]} x {size[1]}")
+    return clipped
+
+
+def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: Path | None = None) -> tuple[Floats, Floats]:
+    """The best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
+
+    Edges come from a structured-edge model, or else are the gradient of the smoothed grey image. Alpha, beta and the
+    lowest score are those of the phrase-localisation protocol (0.65, 0.65, 0.01).
+    """
+    cv2 = _opencv()
+    if edge_model is None:
+        grey = cv2.GaussianBlur(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32), (0, 0), 1.5)
+        across, down = cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1)
+        edges = np.hypot(across, down)
+        edges /= max(float(edges.max()), 1e-6)
+        orientation = np.mod(np.arctan2(down, across), np.float32(np.pi))
+    else:
+        detector = cv2.ximgproc.createStructuredEdgeDetection(str(edge_model))
+        edges = detector.detectEdges(pixels.astype(np.float32) / 255)
+        orientation = detector.computeOrientation(edges)
+        edges = detector.edgesNms(edges, orientation)
+    finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
+    boxes, scores = finder.getBoundingBoxes(edges, orientation)
+    if len(boxes) == 0:  # an image without an edge
+        return _whole(pixels)
+    return _xyxy(boxes), np.asarray(scores, np.float32).reshape(-1)
+
+
+def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
+    """Boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), in its order; scores fall from 1.
+
+    The order is drawn with the C library's generator, which is seeded here, so that an image's boxes are always the same.
+    """
+    cv2 = _opencv()
+    with _LOCK:
+        ctypes.CDLL(None).srand(0)
+        search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
+        search.setBaseImage(np.ascontiguousarray(pixels[:, :, ::-1]))
+        search.switchToSelectiveSearchFast()
+        boxes = search.process()[:n_boxes]
+    if len(boxes) == 0:
+        return _whole(pixels)
+    return _xyxy(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
+
+
+def _xyxy(boxes: NDArray[Any]) -> Floats:
+    corners = np.asarray(boxes, np.float32)
+    return np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
+
+
+def _whole(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+    height, width = pixels.shape[:2]
+    return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
+
+
+def _opencv() -> Any:
+    try:
+        import cv2
+    except ImportError:
+        raise UserError("proposals need OpenCV: pip install 'vse-pipeline[proposals]'") from None
+    return cv2
+
+
+def _from_json(path: Path) -> dict[int, Floats]:
+    content = read_json(path)
+    try:
+        return {int(identity): np.asarray(boxes, np.float32).reshape(-1, 4) for identity, boxes in content.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f'{path}: needs {{"<image id>": [[x1, y1, x2, y2], ...]}} ({error})') from None
+
+
+def _from_hdf5(path: Path) -> dict[int, Floats]:
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            of_cache = file.attrs.get("format") == FORMAT
+            if not of_cache:
+                ids, offsets, boxes = file["ids"][:], file["offsets"][:], np.asarray(file["boxes"][:], np.float32)
+    except (OSError, KeyError) as error:
+        raise UserError(f"{path}: no boxes to be read from it ({error})") from None
+    if of_cache:
+        cache = open_cache(path)
+        if cache.offsets is None:
+            raise UserError(f"{path}: a cache without boxes")
+        ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].map() for shard in cache.shards])
+    if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes):
+        raise UserError(f"{path}: {len(ids)} ids, {len(offsets)} offsets and {len(boxes)} boxes do not fit together")
+    return {int(i): boxes[start:end] for i, start, end in zip(ids, offsets[:-1], offsets[1:], strict=True)}

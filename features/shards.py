@@ -1,0 +1,193 @@
+"""Shards: the files that an extractor writes, each whole or not there, each with a record of what it holds.
+
+Beside ``shard-00000-of-00004.h5`` lies its record (``.json``: sha256, bytes, rows, identity), written after it:
+a shard without a record is not finished. Everything here that finds a fault names the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.presets import changed_fields
+
+FORMAT, VERSION = "vse-features", 1
+RAGGED = ("boxes", "scores")  # beside features: one entry per region
+PER_ROW = ("image_size",)
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a cache is asked to hold: ``content`` is all that determines the vectors, beside the sources themselves."""
+
+    dataset: str
+    feature: str
+    kind: Literal["image", "text"]
+    content: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the identity."""
+        return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an extractor found, in order.
+
+    ids : (n,) image or sentence ids
+    features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim): row k has regions
+        ``offsets[k]:offsets[k + 1]``
+    sources : (n, 32) uint8, the SHA-256 of the bytes that each row was made from (an image file, a caption's words)
+    boxes, scores : (n_regions, 4) xyxy in pixels of the original image, and (n_regions,), of regions
+    image_size : (n, 2) width and height, of images with regions
+    skipped : what was left out: id, path and reason
+    counts : what else is worth telling, by name
+    """
+
+    ids: Ids
+    features: NDArray[Any]
+    sources: NDArray[np.uint8]
+    offsets: Ids | None = None
+    boxes: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None
+    image_size: NDArray[np.int32] | None = None
+    skipped: Sequence[Mapping[str, Any]] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard's record.
+
+    ``notes`` (library versions, where the weights came from) are no part of the identity: an upgrade makes no cache stale.
+    """
+
+    file: str
+    sha256: str
+    bytes: int
+    rows: int
+    identity: Identity
+    skipped: Sequence[Mapping[str, Any]] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def shards_folder(cache: Path) -> Path:
+    """``features/demo_fc7.h5`` -> ``features/demo_fc7.shards``."""
+    return cache.with_suffix(".shards")
+
+
+def shard_path(cache: Path, index: int, n_shards: int) -> Path:
+    """Path of shard ``index`` of ``n_shards``."""
+    return shards_folder(cache) / f"shard-{index:05d}-of-{n_shards:05d}.h5"
+
+
+def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
+    """Rows of shard ``index``: consecutive, and as even as whole rows allow."""
+    return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
+
+
+def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
+    """SHA-256 of ``content`` as 32 numbers, the form in which a cache keeps it for each row."""
+    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+
+
+def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None) -> Shard:
+    """Write one shard, then its record; :class:`UserError` if a feature is not finite."""
+    _check(path, rows)
+    record = path.with_suffix(".json")
+    record.unlink(missing_ok=True)  # so that no record ever vouches for another file
+    buffer = BytesIO()
+    with h5py.File(buffer, "w") as file:
+        write_attributes(file, identity, identity.key)
+        for name in ("ids", "features", "sources", "offsets", *RAGGED, *PER_ROW):
+            if (array := getattr(rows, name)) is not None:
+                file.create_dataset(name, data=array)
+    write_bytes(path, buffer.getbuffer())
+    shard = Shard(
+        file=path.name,
+        sha256=sha256_file(path),
+        bytes=path.stat().st_size,
+        rows=len(rows.ids),
+        identity=identity,
+        skipped=rows.skipped,
+        counts=rows.counts,
+        notes=notes or {},
+    )
+    write_json(record, asdict(shard))
+    return shard
+
+
+def finished_shard(path: Path, identity: Identity) -> Shard | None:
+    """The record of a shard that is there, whole and of this ``identity``; None if it must be made.
+
+    :class:`UserError` names the setting if the shard was made with others.
+    """
+    shard = read_record(path)
+    if shard is None:
+        return None
+    changes = changed_fields(asdict(shard.identity), asdict(identity))
+    if changes:
+        raise UserError(
+            f"{path.parent} was made with other settings ({'; '.join(changes[:4])}); "
+            "delete that folder to make it anew, or write to another --out"
+        )
+    return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
+
+
+def read_record(path: Path) -> Shard | None:
+    """The record of a shard; None if the shard or its record is not there."""
+    record = path.with_suffix(".json")
+    if not record.is_file() or not path.is_file():
+        return None
+    content = read_json(record)
+    try:
+        return Shard(**{**content, "identity": Identity(**content["identity"])})
+    except (TypeError, KeyError):
+        raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
+
+
+def read_rows(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Whole datasets of a shard or a cache. No lock is asked for, so that read-only file systems will do."""
+    with h5py.File(path, "r", locking=False) as file:
+        return [file[name][:] for name in names]
+
+
+def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
+    """The attributes that a shard and a cache share."""
+    file.attrs.update(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "dataset": identity.dataset,
+            "feature": identity.feature,
+            "kind": identity.kind,
+            "key": key,
+        }
+    )
+
+
+def _check(path: Path, rows: Rows) -> None:
+    n = len(rows.ids)
+    last = rows.offsets[-1] if rows.offsets is not None else n
+    lengths = {len(rows.sources), n if rows.offsets is None else len(rows.offsets) - 1}
+    if lengths != {n} or len(rows.features) != last:
+        raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.sources)} of sources")
+    bad = np.flatnonzero(~np.isfinite(rows.features.reshape(len(rows.features), -1)).all(axis=1)) if n else np.zeros(0)
+    if len(bad):
+        row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
+        raise UserError(
+            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first is of id {rows.ids[row]}"
+        )

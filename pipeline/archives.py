@@ -1,0 +1,123 @@
+"""Unpacking of archives that others made: zip and tar, checked as a whole before anything is written."""
+
+from __future__ import annotations
+
+import lzma
+import re
+import shutil
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from tqdm import tqdm
+
+from vse.pipeline.errors import UserError
+
+_CHUNK = 1 << 20
+_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One entry of an archive: its name and size as the archive says, and what it is."""
+
+    name: str
+    size: int
+    is_file: bool
+    is_folder: bool
+    open: Callable[[], IO[bytes] | None]
+
+
+def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
+    """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; returns ``target``.
+
+    Before anything is written, every member is checked: it is a plain file or a folder, its path stays inside, no
+    path comes twice, and the files of ``member`` have no more than ``max_bytes`` together. They are written to a
+    hidden folder beside ``target`` and renamed to it when all are there; on an error nothing is left.
+    :class:`UserError` names the archive and its member.
+    """
+    temporary = target.with_name(f".{target.name}.unpacking")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        with _opened(archive) as members:
+            wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
+            for place, entry in tqdm(wanted.items(), desc=f"unpack {archive.name}", unit="file", disable=None):
+                _copy(archive, entry, temporary / "content" / place)
+        (temporary / "content").rename(target)
+    except _BROKEN as error:
+        raise UserError(f"{archive}: a broken archive, or not a zip or tar ({error}). Remove it and get it again") from None
+    except OSError as error:
+        raise UserError(f"cannot unpack {archive} as {target}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Iterator[_Member]]:
+    """The members of an archive, in its order."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            yield (_zip_member(archive, info) for info in archive.infolist())
+    else:
+        with tarfile.open(path) as tar:
+            yield (_Member(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar)
+
+
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on Unix
+    is_folder = info.is_dir() and kind in (0, stat.S_IFDIR)
+    is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
+    return _Member(info.orig_filename, info.file_size, is_file, is_folder, partial(archive.open, info))
+
+
+def _checked(archive: Path, members: Iterator[_Member], wanted: PurePosixPath, max_bytes: int) -> dict[PurePosixPath, _Member]:
+    """The files at or below ``wanted`` by their path relative to it."""
+    seen: set[PurePosixPath] = set()
+    files: dict[PurePosixPath, _Member] = {}
+    total = 0
+    for member in members:
+        path = PurePosixPath(member.name)
+        fault = _fault(member, path)
+        if fault is None and path in seen:
+            fault = "comes twice"
+        if fault is None and member.is_file and path.is_relative_to(wanted):
+            files[path.relative_to(wanted)] = member
+            total += member.size
+            if total > max_bytes:
+                fault = f"makes more than the {max_bytes} bytes that {str(wanted)!r} may have"
+        if fault is not None:
+            raise UserError(f"{archive}: member {member.name!r} {fault}; nothing was unpacked")
+        seen.add(path)
+    if not files:
+        raise UserError(f"{archive}: has no file or folder {str(wanted)!r} with something in it")
+    return files
+
+
+def _fault(member: _Member, path: PurePosixPath) -> str | None:
+    """What is wrong with a member on its own."""
+    if not (member.is_file or member.is_folder):
+        return "is neither a plain file nor a folder"
+    if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):
+        return "has a path that leads out of the archive or is not portable"
+    return None
+
+
+def _copy(archive: Path, member: _Member, path: Path) -> None:
+    """Write a member's bytes to the new file ``path``, never more of them than the archive said."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    source = member.open()
+    assert source is not None, "a plain file can be read"
+    left = member.size
+    with source, path.open("xb") as stream:
+        while chunk := source.read(min(left, _CHUNK)):
+            left -= stream.write(chunk)
+    if left:
+        raise UserError(f"{archive}: member {member.name!r} ends {left} bytes too early; nothing was unpacked")

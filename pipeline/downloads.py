@@ -1,0 +1,136 @@
+"""Published files over HTTP: continued where they stopped, checked by their SHA-256, unpacked, prepared."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path, PurePath
+
+import pooch
+import requests
+from tqdm import tqdm
+
+from vse.pipeline.archives import unpack
+from vse.pipeline.config import DatasetConfig
+from vse.pipeline.errors import UserError
+from vse.pipeline.sources import prepare_dataset
+
+ATTEMPTS = 5  # in a row that bring nothing new
+PAUSE = 1.0  # seconds after the first of them, doubled after each
+TIMEOUT = 60.0  # seconds without a byte
+_CHUNK = 1 << 16
+_TRY_AGAIN = {408, 429, 500, 502, 503, 504}
+log = logging.getLogger(__name__)
+pooch.get_logger().setLevel(logging.WARNING)
+
+
+def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
+    """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
+
+    What is there already is left alone, so a second call goes on where the first one stopped. ``base_url`` stands in
+    for all of every URL but the file name; ``images=False`` leaves the pictures out. Returns the path of
+    ``dataset.json``, or, if the pictures are not there, a text that says what to get where.
+    """
+    if config.annotations is None or not config.files:
+        raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
+    for file in config.files:
+        target = out / file.to
+        of_images = PurePath(file.to).is_relative_to(config.images)
+        if target.exists() or (of_images and not images):
+            continue
+        name = file.url.rpartition("/")[2]
+        url = f"{base_url.rstrip('/')}/{name}" if base_url else file.url
+        archive = download(url, out / name, file.sha256, file.bytes)
+        unpack(archive, file.member, target, file.max_bytes)
+        log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
+    pictures = out / config.images
+    if not pictures.is_dir():
+        return (
+            f"{out / config.annotations} is there. Still missing: the pictures. Put them into the folder {pictures}, "
+            f"then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
+        ).strip()
+    return str(prepare_dataset(config, out, out))
+
+
+def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
+    """Download ``url`` to ``path`` unless a file with this SHA-256 is there; returns ``path``.
+
+    What has come so far is kept in ``<path>.part``, also when the process is killed, and a next call asks the server
+    for the rest alone. :class:`UserError` if the server cannot be reached or has another file; a part with wrong
+    bytes is removed.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"{url}: not an http:// or https:// address")
+    by_hand = f"Run the command again, or get the file elsewhere and put it at {path}"
+    part = path.with_name(f"{path.name}.part")
+
+    def resume(url: str, temporary: str, _: object) -> None:
+        Path(temporary).unlink()  # a kill would leave it behind
+        _resume(url, part, n_bytes)
+        part.replace(temporary)
+
+    try:
+        pooch.retrieve(url, sha256, path.name, path.parent, downloader=resume)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"{url}: {str(error).rstrip('.')}. {by_hand}") from None
+    except OSError as error:
+        raise UserError(f"cannot write {part}: {error.strerror or error}") from error
+    return path
+
+
+def _resume(url: str, part: Path, n_bytes: int) -> None:
+    """Ask for what ``part`` lacks until it has all ``n_bytes``; ConnectionError after too many requests in vain."""
+    furthest, fruitless = _size(part), 0
+    while _size(part) != n_bytes:
+        try:
+            _append(url, part, n_bytes)
+            reason = "the connection ended early"
+        except ValueError:  # an address that is none
+            raise
+        except requests.RequestException as error:
+            reason = str(_innermost(error))
+        if _size(part) > furthest:
+            furthest, fruitless = _size(part), 0
+            continue
+        fruitless += 1
+        if fruitless == ATTEMPTS:
+            raise ConnectionError(f"{reason} ({_size(part)} of {n_bytes} bytes are there)")
+        log.info("%s: %s; trying again", url, reason)
+        time.sleep(PAUSE * 2 ** (fruitless - 1))
+
+
+def _append(url: str, part: Path, n_bytes: int) -> None:
+    """One request for the rest of ``part``; it starts afresh if the server does not continue where it ends."""
+    offset = _size(part)
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+        status = f"the server answers {answer.status_code} {answer.reason}"
+        continues = answer.status_code == 206
+        extent = answer.headers.get("Content-Range" if continues else "Content-Length", "")
+        if answer.status_code == 416 or (continues and not extent.startswith(f"bytes {offset}-")):
+            part.unlink(missing_ok=True)
+            raise requests.HTTPError(status)
+        if answer.status_code in _TRY_AGAIN:
+            raise requests.HTTPError(status)
+        if answer.status_code not in (200, 206):
+            raise ConnectionError(status)
+        total = extent.rpartition("/")[2]
+        if total.isdigit() and int(total) != n_bytes:
+            raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
+        bar = tqdm(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True, disable=None)
+        with part.open("ab" if continues else "wb") as stream, bar:
+            for chunk in answer.iter_content(_CHUNK):
+                bar.update(stream.write(chunk[: n_bytes - stream.tell()]))
+                if stream.tell() == n_bytes:
+                    break
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What an error was raised for: 'Connection refused', say, inside three layers of libraries."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error

@@ -1,0 +1,430 @@
+"""Downloads from a real HTTP server on loopback that does what servers and networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from vse.pipeline import downloads
+from vse.pipeline.cli import main
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.downloads import download
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets import load_dataset
+
+CHUNK = 1 << 16
+CONTENT = random.Random(0).randbytes(10 * CHUNK + 17)
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@dataclass
+class Server:
+    """Files by name, how they are served, and what was asked for and sent."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True  # whether a Range is honoured
+    shift: int = 0  # where an answer to a Range starts, beside where it should
+    cuts: list[int | None] = field(default_factory=list)  # bytes after which the next connections are cut; None: not cut
+    codes: list[int] = field(default_factory=list)  # status of the next answers
+    length: bool = True  # whether Content-Length is sent
+    hold: threading.Event | None = None  # a cut connection stays open until this is set
+    reached: threading.Event = field(default_factory=threading.Event)  # a connection has come to its cut
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    sent: int = 0
+    url: str = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Serve one request."""
+        name, wanted = request.path.rpartition("/")[2], request.headers["Range"]
+        self.asked.append((name, wanted))
+        code = self.codes.pop(0) if self.codes else 200
+        content = self.files.get(name)
+        if content is None or code >= 400:
+            return request.send_error(404 if content is None else code)
+        start, headers = 0, {}
+        if wanted and self.ranges:
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) + self.shift
+            if start >= len(content):
+                return request.send_error(416)
+            code, headers["Content-Range"] = 206, f"bytes {start}-{len(content) - 1}/{len(content)}"
+        request.send_response(code)
+        if self.length:
+            headers["Content-Length"] = str(len(content) - start)
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.end_headers()
+        cut = self.cuts.pop(0) if self.cuts else None
+        body = content[start:][:cut]
+        request.wfile.write(body)
+        self.sent += len(body)
+        if cut is not None:
+            self.reached.set()
+            if self.hold:
+                self.hold.wait()
+        return None
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server with one file; retries do not wait."""
+    state = Server({"file.zip": CONTENT})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with contextlib.suppress(ConnectionError):  # of a client that has heard enough
+                state.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}/"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        if state.hold:
+            state.hold.set()
+        http.shutdown()
+        thread.join()
+
+
+def fetched(server: Server, folder: Path) -> Path:
+    return download(f"{server.url}file.zip", folder / "file.zip", SUM, len(CONTENT))
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("length", [True, False])
+def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, ranges: bool, length: bool) -> None:
+    server.ranges, server.length = ranges, length
+    for _ in range(2):
+        assert fetched(server, tmp_path / "new").read_bytes() == CONTENT
+    assert server.asked == [("file.zip", None)]
+    assert os.listdir(tmp_path / "new") == ["file.zip"]
+
+
+def test_a_cut_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    server.cuts = [2 * CHUNK, CHUNK, 1, CHUNK + 1, 3 * CHUNK]
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    offsets = [0 if wanted is None else int(wanted[6:-1]) for _, wanted in server.asked]
+    assert offsets == sorted(offsets)
+    assert len(offsets) == 6
+    assert server.sent < len(CONTENT) + 3 * CHUNK
+
+
+def test_a_cut_without_a_length_is_seen(server: Server, tmp_path: Path) -> None:
+    server.length, server.cuts = False, [2 * CHUNK]
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    assert server.asked == [("file.zip", None), ("file.zip", f"bytes={2 * CHUNK}-")]
+
+
+def test_a_server_without_ranges_starts_afresh(server: Server, tmp_path: Path) -> None:
+    server.ranges, server.cuts = False, [2 * CHUNK]
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    assert server.asked[1] == ("file.zip", f"bytes={2 * CHUNK}-")
+    assert server.sent == len(CONTENT) + 2 * CHUNK
+
+
+def test_a_server_that_continues_elsewhere_starts_afresh(server: Server, tmp_path: Path) -> None:
+    server.shift, server.cuts = 5, [2 * CHUNK]
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    assert server.asked[2] == ("file.zip", None)
+
+
+def test_a_part_that_is_too_long_is_thrown_away(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip.part").write_bytes(CONTENT + b"more")
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    assert [wanted for _, wanted in server.asked] == [f"bytes={len(CONTENT) + 4}-", None]
+
+
+def test_a_part_that_is_whole_is_not_asked_for(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip.part").write_bytes(CONTENT)
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+    assert server.asked == []
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+    server.codes = [503, 429, 500]
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_file_by_hand_that_is_wrong_is_replaced(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip").write_bytes(b"wrong")
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_wrong_bytes_are_named_and_removed(server: Server, tmp_path: Path) -> None:
+    server.files["file.zip"] = wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
+    found = hashlib.sha256(wrong).hexdigest()
+    with pytest.raises(
+        UserError, match=f"{server.url}file.zip: .*expected {SUM} but got {found}.*put it at {tmp_path}/file.zip"
+    ):
+        fetched(server, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_part_of_other_bytes_does_not_pass(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip.part").write_bytes(b"x" * CHUNK)
+    with pytest.raises(UserError, match=f"expected {SUM}"):
+        fetched(server, tmp_path)
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_an_old_file_outlives_wrong_bytes(server: Server, tmp_path: Path) -> None:
+    server.files["file.zip"] = CONTENT[::-1]
+    (tmp_path / "file.zip").write_bytes(b"old")
+    with pytest.raises(UserError, match=f"expected {SUM}"):
+        fetched(server, tmp_path)
+    assert (tmp_path / "file.zip").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("content", [b"<html>Please log in</html>", CONTENT + b"more"])
+def test_a_file_of_another_size_is_not_read(content: bytes, server: Server, tmp_path: Path) -> None:
+    server.files["file.zip"] = content
+    with pytest.raises(UserError, match=f"the file there has {len(content)} bytes instead of {len(CONTENT)}"):
+        fetched(server, tmp_path)
+    assert len(server.asked) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_more_than_was_expected_is_not_read(server: Server, tmp_path: Path) -> None:
+    server.files["file.zip"], server.length = CONTENT * 20, False
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: Path, ranges: bool) -> None:
+    server.ranges, server.cuts = ranges, [2 * CHUNK, *[0 if ranges else CHUNK] * 50]
+    with pytest.raises(UserError, match=f"of {len(CONTENT)} bytes are there.*Run the command again"):
+        fetched(server, tmp_path)
+    assert len(server.asked) == 1 + downloads.ATTEMPTS
+    server.cuts = []
+    assert fetched(server, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_missing_file_is_named_at_once(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match=f"{server.url}no.zip: the server answers 404 Not Found. .*put it at {tmp_path}/no.zip"
+    ):
+        download(f"{server.url}no.zip", tmp_path / "no.zip", SUM, len(CONTENT))
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_is_silent_is_given_up(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.05)
+    server.hold, server.cuts = threading.Event(), [0] * downloads.ATTEMPTS
+    with pytest.raises(UserError, match="timed out"):
+        fetched(server, tmp_path)
+
+
+def test_a_server_that_is_not_there_is_named(server: Server, tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
+        url = f"http://127.0.0.1:{closed.server_port}/file.zip"
+    with pytest.raises(UserError, match=f"{url}: .*Connection refused"):
+        download(url, tmp_path / "file.zip", SUM, len(CONTENT))
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://127.0.0.1/file.zip", "/file.zip", "http:///file.zip", "http://[::1/file.zip"]
+)
+def test_an_address_of_another_kind_is_refused(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "vse")
+    with pytest.raises(UserError, match=re.escape(url)):
+        download(url, tmp_path / "file.zip", SUM, len(CONTENT))
+    assert os.listdir(tmp_path) == []
+    assert "trying again" not in caplog.text
+
+
+def test_a_disk_that_is_full_is_named(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.zip.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match="cannot write .*file.zip.part: No space left on device"):
+        fetched(server, tmp_path)
+    assert os.listdir(tmp_path) == ["file.zip.part"]
+
+
+SPLITS = {"train": "train2014", "restval": "val2014", "val": "val2014", "test": "val2014"}
+
+
+def picture() -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def entry(k: int, split: str, folder: str) -> dict[str, object]:
+    sentence = {"sentid": k, "imgid": k, "raw": "A cat.", "tokens": ["a", "cat"]}
+    filename = f"COCO_{folder}_{k}.jpg"
+    return {"imgid": k, "filepath": folder, "filename": filename, "split": split, "sentids": [k], "sentences": [sentence]}
+
+
+@pytest.fixture
+def coco(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A server with a COCO of four pictures, and the presets that know its sums. The working folder is empty."""
+    entries = [entry(k, *item) for k, item in enumerate(SPLITS.items())]
+    files: dict[str, dict[str, bytes]] = {"train2014.zip": {}, "val2014.zip": {}}
+    for image in entries:
+        files[f"{image['filepath']}.zip"][f"{image['filepath']}/{image['filename']}"] = picture()
+    files["caption_datasets.zip"] = {
+        "dataset_coco.json": json.dumps({"dataset": "coco", "images": entries}).encode(),
+        "dataset_flickr8k.json": b"{}",
+    }
+    server.files = {name: zipped(members) for name, members in files.items()}
+    server.files["train2014.zip"] = zipped(
+        files["train2014.zip"] | {"train2014/padding": random.Random(1).randbytes(5 * CHUNK)}
+    )
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path / "presets"))
+    write_presets(server)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return server
+
+
+def write_presets(server: Server) -> None:
+    folder = Path(os.environ["VSE_PRESETS"], "datasets")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def source(name: str, member: str, to: str) -> dict[str, object]:
+        content = server.files[name]
+        known = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
+        return {"url": f"http://published.invalid/zips/{name}", "member": member, "to": to, **known}
+
+    pictures = [source(f"{name}.zip", name, f"images/{name}") for name in ("train2014", "val2014")]
+    for name, long, images in (("coco", "coco", pictures), ("f8k", "flickr8k", [])):
+        split = f"dataset_{long}.json"
+        preset = {
+            "annotations": split,
+            "files": [source("caption_datasets.zip", split, split), *images],
+            "where": "By a form.",
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(preset))
+
+
+def run(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments])
+    assert stop.value.code == 0
+
+
+def test_a_data_set_is_fetched_and_prepared_once(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    coco.cuts = [None, 2 * CHUNK]
+    for _ in range(2):
+        run("fetch", "coco", "--base-url", coco.url)
+        assert capsys.readouterr().out == "data/coco/dataset.json\n"
+    assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip", "train2014.zip", "val2014.zip"]
+    dataset = load_dataset_file(Path("data/coco/dataset.json"))
+    assert {split: len(images) for split, images in dataset.splits.items()} == dict.fromkeys(SPLITS, 1)
+    assert all(dataset.image_path(image).read_bytes() == picture() for image in dataset.images)
+    assert "dataset_flickr8k.json" not in os.listdir("data/coco")
+
+
+def test_the_mirror_may_be_in_the_environment(coco: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VSE_BASE_URL", coco.url)
+    run("fetch", "coco", "--out", "elsewhere")
+    assert len(load_dataset_file(Path("elsewhere/dataset.json")).images) == 4
+
+
+def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
+    coco.hold, coco.cuts = threading.Event(), [None, 3 * CHUNK]
+    part = Path("data/coco/train2014.zip.part")
+    command = [sys.executable, "-c", "from vse.pipeline.cli import main; main()", "fetch", "coco", "--base-url", coco.url]
+    with subprocess.Popen(command) as child:
+        while not coco.reached.wait(0.1) or not part.exists() or part.stat().st_size < 3 * CHUNK:
+            assert child.poll() is None
+        child.kill()
+    coco.hold.set()
+    assert sorted(os.listdir("data/coco")) == ["caption_datasets.zip", "dataset_coco.json", part.name]
+    run("fetch", "coco", "--base-url", coco.url)
+    asked = [wanted for name, wanted in coco.asked if name == "train2014.zip"]
+    assert asked == [None, f"bytes={3 * CHUNK}-"]
+    assert coco.sent == sum(map(len, coco.files.values())), "no byte was sent twice"
+    assert Path("data/coco/dataset.json").is_file()
+
+
+def test_what_is_there_already_is_not_downloaded(coco: Server) -> None:
+    Path("data/coco/images/val2014").mkdir(parents=True)
+    with zipfile.ZipFile(io.BytesIO(coco.files["val2014.zip"])) as archive:
+        archive.extractall("data/coco/images")
+    run("fetch", "coco", "--base-url", coco.url)
+    assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip"]
+
+
+def test_pictures_that_may_not_be_downloaded_are_asked_for(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    run("fetch", "f8k", "--base-url", coco.url)
+    text = capsys.readouterr().out
+    assert "Put them into the folder data/f8k/images, then run: vse-data prepare f8k --source data/f8k" in text
+    assert "By a form." in text
+    assert sorted(os.listdir("data/f8k")) == ["caption_datasets.zip", "dataset_flickr8k.json"]
+
+
+def test_pictures_may_be_left_out(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    run("fetch", "coco", "--base-url", coco.url, "--no-images")
+    assert "Put them into the folder data/coco/images" in capsys.readouterr().out
+    assert [name for name, _ in coco.asked] == ["caption_datasets.zip"]
+
+
+EVIL = {
+    "../evil": b"x",
+    "/tmp/evil": b"x",
+    "val2014/../../../evil": b"x",
+    "val2014/bomb": b"\0" * 10**6,
+}
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_an_archive_that_is_not_sound_is_refused(name: str, coco: Server, fails: Callable[..., str]) -> None:
+    coco.files["val2014.zip"] = zipped({"val2014/a.jpg": picture(), name: EVIL[name]})
+    write_presets(coco)
+    line = fails(main, "fetch", "coco", "--base-url", coco.url)
+    assert f"data/coco/val2014.zip: member {name!r}" in line
+    assert "nothing was unpacked" in line
+    assert os.listdir("data/coco/images") == ["train2014"]
+    assert not list(Path("..").rglob("evil"))
+
+
+def test_wrong_bytes_end_the_command(coco: Server, fails: Callable[..., str]) -> None:
+    coco.files["train2014.zip"] = coco.files["train2014.zip"][::-1]
+    assert "train2014.zip: SHA256 hash of downloaded file" in fails(main, "fetch", "coco", "--base-url", coco.url)
+    assert not Path("data/coco/images").exists()
+
+
+def test_a_data_set_without_downloads_is_said(coco: Server, fails: Callable[..., str]) -> None:
+    assert "draw it with: vse-data demo --out data/demo" in fails(main, "fetch", "demo")
+    Path("mine.yaml").write_text("annotations: mine.json\n")
+    assert "'mine': its preset names no files to download" in fails(main, "fetch", "mine.yaml", "--base-url", coco.url)
+
+
+@pytest.mark.parametrize("name", ["coco", "f30k", "f8k"])
+def test_a_preset_says_where_its_split_file_is(name: str) -> None:
+    config = load_dataset(name)
+    split = config.files[0]
+    assert split.to == config.annotations == split.member
+    assert [file.to for file in config.files[1:]] == (["images/train2014", "images/val2014"] if name == "coco" else [])
+
+
+def test_missing_files_are_answered_with_the_command(tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "vse-data fetch f30k downloads" in fails(main, "prepare", "f30k", "--source", tmp_path)
