@@ -182,6 +182,8 @@ def extract_shards(
     Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
     """
     dataset = load_dataset_file(dataset_file)
+    if extractor.kind == "image" and not dataset.pictures:
+        raise UserError(f"{dataset_file}: a data set without pictures (its features were imported)")
     items = items_of(dataset, extractor.kind)
     if not 1 <= n_shards <= len(items):
         raise UserError(f"{n_shards} shards for {len(items)} rows")

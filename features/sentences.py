@@ -78,7 +78,7 @@ def fit_encoder(dataset_file: Path, config: CaptionConfig, out: Path, device: st
     training = [list(caption.tokens) for image in dataset.split("train") for caption in image.captions]
     inputs = _inputs(dataset, training, config, words)
     if _is_whole(out):
-        changes = changed_fields(json.loads(_metadata(out)["inputs"]), inputs)
+        changes = changed_fields(_metadata(out)["inputs"], inputs)
         if changes:
             raise UserError(
                 f"{out} was fitted with other settings ({'; '.join(changes[:4])}); "
@@ -88,13 +88,9 @@ def fit_encoder(dataset_file: Path, config: CaptionConfig, out: Path, device: st
         return out
     encoder = _fitted(dataset, training, config, words, device)
     tensors = {name: tensor.contiguous() for name, tensor in encoder.tensors().items()}
-    metadata = {
-        "format": FORMAT,
-        "extractor": config.extractor,
-        "inputs": json.dumps(inputs, sort_keys=True),
-        "sha256": tensors_sha256(tensors),
-    }
-    return write_bytes(out, safetensors.torch.save(tensors, metadata))
+    metadata = {"format": FORMAT, "extractor": config.extractor, "inputs": inputs, "sha256": tensors_sha256(tensors)}
+    one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # several would be written in an order that changes
+    return write_bytes(out, safetensors.torch.save(tensors, one_key))
 
 
 def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
@@ -150,9 +146,10 @@ def _inputs(dataset: Dataset, training: list[list[str]], config: CaptionConfig, 
     return found
 
 
-def _metadata(path: Path) -> dict[str, str]:
+def _metadata(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
-        return dict(file.metadata() or {})
+        metadata: dict[str, Any] = json.loads((file.metadata() or {}).get("vse", "{}"))
+    return metadata
 
 
 def _is_whole(path: Path) -> bool:
@@ -162,5 +159,5 @@ def _is_whole(path: Path) -> bool:
     try:
         metadata = _metadata(path)
         return metadata.get("format") == FORMAT and metadata.get("sha256") == tensors_sha256(safetensors.torch.load_file(path))
-    except (SafetensorError, OSError, UnicodeDecodeError):
+    except (SafetensorError, OSError, ValueError):
         return False

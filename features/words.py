@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from gensim.models import KeyedVectors, Word2Vec
 from numpy.typing import NDArray
+from smart_open import open as open_plain_or_compressed
 
 from vse.pipeline.errors import UserError
 
@@ -44,16 +45,15 @@ def read_words(path: Path) -> WordVectors:
     """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped."""
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
-    binary = ".bin" in path.suffixes
     try:
-        glove = not binary and not _has_header(path)
-        found = KeyedVectors.load_word2vec_format(str(path), binary=binary, no_header=glove, unicode_errors="replace")
-    except (OSError, EOFError, ValueError, UnicodeDecodeError) as error:
+        found = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
+    except UserError:
+        raise
+    except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
         raise UserError(f"{path}: not a word2vec or GloVe file ({error})") from None
-    vectors = np.asarray(found.vectors, np.float32)
-    if not len(vectors) or not np.isfinite(vectors).all():
+    if not found.vectors.size or not np.isfinite(found.vectors).all():
         raise UserError(f"{path}: holds no word vectors, or some that are not finite")
-    return WordVectors(tuple(found.index_to_key), vectors)
+    return found
 
 
 def train_words(captions: Sequence[Words], dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
@@ -71,10 +71,33 @@ def train_words(captions: Sequence[Words], dim: int, epochs: int, min_count: int
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
-def _has_header(path: Path) -> bool:
-    """Whether a text file begins with two numbers, as word2vec's do; GloVe's begin with a word."""
-    from smart_open import open as open_any  # what gensim reads with: plain or compressed
+def _read_binary(path: Path) -> WordVectors:
+    found = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
+    return WordVectors(tuple(found.index_to_key), np.asarray(found.vectors, np.float32))
 
-    with open_any(str(path), "rb") as stream:
-        fields = stream.readline().split()
-    return len(fields) == 2 and all(field.isdigit() for field in fields)
+
+def _read_text(path: Path) -> WordVectors:
+    """Lines of a word and its numbers, behind a first line with their count and length (word2vec) or not (GloVe).
+
+    A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
+    """
+    rows: dict[str, NDArray[np.float32]] = {}
+    n_lines, dim, expected = 0, 0, None
+    with open_plain_or_compressed(str(path), "rb") as stream:
+        for number, line in enumerate(stream, 1):
+            fields = line.decode(errors="replace").rstrip().split(" ")
+            if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+                expected, dim = int(fields[0]), int(fields[1])
+                continue
+            dim = dim or len(fields) - 1
+            try:
+                if not 0 < dim < len(fields):
+                    raise ValueError(f"{len(fields) - 1} numbers")
+                vector = np.asarray(fields[-dim:], np.float32)
+            except ValueError as error:
+                raise UserError(f"{path}: line {number} is not a word and {dim} numbers ({error})") from None
+            rows.setdefault(" ".join(fields[:-dim]), vector)
+            n_lines += 1
+    if expected is not None and n_lines != expected:
+        raise UserError(f"{path}: {n_lines} words, but its first line says {expected}")
+    return WordVectors(tuple(rows), np.stack(list(rows.values())) if rows else np.empty((0, 0), np.float32))

@@ -43,11 +43,15 @@ class Image:
 
 @dataclass(frozen=True)
 class Dataset:
-    """All images of ``dataset.json`` in file order; ``path`` is that file."""
+    """All images of ``dataset.json`` in file order; ``path`` is that file.
+
+    ``pictures`` is false if there are none, because the features were imported.
+    """
 
     name: str
     path: Path
     images: tuple[Image, ...]
+    pictures: bool = True
 
     def image_path(self, image: Image) -> Path:
         """Where the picture lies."""
@@ -90,12 +94,12 @@ def load_dataset_file(path: Path) -> Dataset:
     _unique(path, "imgid", (image.imgid for image in images))
     _unique(path, "image file", (image.file for image in images))
     _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
-    return Dataset(name, path, images)
+    return Dataset(name, path, images, bool(content.get("pictures", True)))
 
 
 def count_splits(dataset: Dataset) -> str:
     """A line per split: images, captions, captions per image."""
-    lines = [f"{dataset.path}: data set {dataset.name!r}"]
+    lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.pictures else ', without pictures'}"]
     for split, images in dataset.splits.items():
         counts = sorted({len(image.captions) for image in images})
         n_captions = sum(len(image.captions) for image in images)
@@ -105,7 +109,9 @@ def count_splits(dataset: Dataset) -> str:
 
 
 def missing_images(dataset: Dataset) -> list[Path]:
-    """Image files that are not there."""
+    """Image files that are not there, of a data set that has pictures."""
+    if not dataset.pictures:
+        return []
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
 
 

@@ -1,0 +1,236 @@
+"""Features that other programs made: arrays with ids, and bottom-up-attention TSV files, as caches of ours."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from vse.features import shards
+from vse.features.cache import merge_shards
+from vse.features.extraction import ids_of, items_of
+from vse.features.shards import Identity, Ids, Rows, sha256_bytes
+from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_file, sha256_json
+
+SHARD_BYTES = 512_000_000
+_TSV = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+log = logging.getLogger(__name__)
+
+
+def import_arrays(
+    features: Path, ids: Path | None, dataset_file: Path, out: Path, kind: Literal["image", "text"] = "image"
+) -> Path:
+    """A cache of the rows of a ``.npy`` file, whose ids (one per row) lie in ``ids``, a ``.txt`` or ``.npy`` file.
+
+    A ``.npz`` file may hold both, as ``features`` and ``ids``. Rows (n, dim) or (n, n_crops, dim) may come in any order;
+    each image (or caption) of the data set must have one. The type stays float16 or float32. Returns ``out``.
+    """
+    array, row_ids = _arrays(features, ids)
+    dataset = load_dataset_file(dataset_file)
+    wanted = ids_of(items_of(dataset, kind))
+    place = _places(features, row_ids.tolist(), wanted)
+
+    def rows(part: slice) -> Rows:
+        found = np.asarray(array[[place[int(i)] for i in wanted[part]]])
+        return Rows(wanted[part], found, row_hashes(found))
+
+    files = [features] if ids is None else [features, ids]
+    return write_imported(out, dataset, kind, "arrays", files, wanted, rows, array[:1].nbytes)
+
+
+def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
+    """A cache of regions from bottom-up-attention TSV files (image_id, image_w, image_h, num_boxes, boxes, features).
+
+    Boxes and features are base64 of float32. ``match`` says what an image_id is: ``cocoid`` (the default, if the data
+    set has them), ``imgid`` or ``filename`` (its digits). A row that occurs twice alike counts once. Returns ``out``.
+    """
+    dataset = load_dataset_file(dataset_file)
+    of_image = _tsv_ids(dataset, match)
+    where = _tsv_places(files, {str(identity) for identity in of_image.values()})
+    absent = [image for image, identity in of_image.items() if str(identity) not in where]
+    if absent:
+        raise UserError(f"{files[0]}: {len(absent)} of {len(of_image)} images are not in it, the first is imgid {absent[0]}")
+    wanted = np.asarray(list(of_image), np.int64)
+    streams = {path: path.open("rb") for path in files}
+
+    def rows(part: slice) -> Rows:
+        lines = []
+        for imgid in wanted[part]:
+            path, offset = where[str(of_image[int(imgid)])]
+            streams[path].seek(offset)
+            lines.append(streams[path].readline())
+        found = [_tsv_row(files[0], line) for line in lines]
+        return Rows(
+            ids=wanted[part],
+            features=np.concatenate([features for features, _, _ in found]),
+            sources=np.stack([sha256_bytes(line) for line in lines]),
+            offsets=np.cumsum([0, *(len(features) for features, _, _ in found)], dtype=np.int64),
+            boxes=np.concatenate([boxes for _, boxes, _ in found]),
+            image_size=np.asarray([size for _, _, size in found], np.int32),
+        )
+
+    try:
+        first = rows(slice(0, 1))
+        return write_imported(out, dataset, "image", "tsv", files, wanted, rows, first.features.nbytes)
+    finally:
+        for stream in streams.values():
+            stream.close()
+
+
+def write_imported(
+    out: Path,
+    dataset: Dataset,
+    kind: Literal["image", "text"],
+    layout: str,
+    files: Sequence[Path],
+    ids: Ids,
+    rows: Callable[[slice], Rows],
+    row_bytes: int,
+) -> Path:
+    """Write the cache ``out`` from ``rows`` of a part of ``ids``, in shards of half a gigabyte; finished ones are kept."""
+    content = {
+        "imported": {"layout": layout, "files": {path.name: sha256_file(path) for path in files}},
+        "requested_ids_sha256": sha256_json(ids.tolist()),
+        "extractor_version": 1,
+    }
+    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), kind, content)
+    n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
+    for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
+        path = shards.shard_path(out, index, n_shards)
+        if shards.finished_shard(path, identity) is None:
+            shards.write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)))
+    return merge_shards(out, n_shards, dataset.path, ids)
+
+
+def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """SHA-256 of each row's bytes, (n, 32)."""
+    return np.stack([sha256_bytes(np.ascontiguousarray(row).tobytes()) for row in rows])
+
+
+def open_array(path: Path) -> NDArray[Any]:
+    """A ``.npy`` file of float16 or float32, mapped; :class:`UserError` if it is anything else."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path}: not a readable .npy file ({error})") from None
+    return _checked(path, array)
+
+
+def read_ids(path: Path) -> list[int]:
+    """Ids of a text file, one integer per line, or of a ``.npy`` file."""
+    try:
+        if path.suffix == ".npy":
+            return [int(i) for i in np.load(path, allow_pickle=False)]
+        return [int(line) for line in path.read_text().split()]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a file of integer ids ({error})") from None
+
+
+def _checked(path: Path, array: Any) -> NDArray[Any]:
+    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or not len(array):
+        raise UserError(f"{path}: features of shape (n, dim) or (n, m, dim) are needed")
+    if array.dtype not in (np.float16, np.float32):
+        raise UserError(f"{path}: features are {array.dtype}; a cache holds float16 or float32, so convert them first")
+    return array
+
+
+def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    if features.suffix == ".npz":
+        try:
+            with np.load(features, allow_pickle=False) as file:
+                array, found = _checked(features, file["features"]), np.asarray(file["ids"], np.int64)
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{features}: needs the arrays 'features' and 'ids' ({error})") from None
+    elif ids is None:
+        raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
+    else:
+        array, found = open_array(features), np.asarray(read_ids(ids), np.int64)
+    if len(found) != len(array):
+        raise UserError(f"{features}: {len(array)} rows, but {len(found)} ids")
+    return array, found
+
+
+def _places(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
+    place = {identity: row for row, identity in enumerate(ids)}
+    if len(place) != len(ids):
+        repeated = next(identity for row, identity in enumerate(ids) if place[identity] != row)
+        raise UserError(f"{path}: id {repeated} occurs more than once")
+    absent = [int(i) for i in wanted if int(i) not in place]
+    if absent:
+        raise UserError(f"{path}: {len(absent)} of the data set's {len(wanted)} ids are not in it, the first is {absent[0]}")
+    if len(ids) > len(wanted):
+        log.info("%s: %d rows of other ids are left out", path, len(ids) - len(wanted))
+    return place
+
+
+def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
+    """What the TSV calls each image, by imgid."""
+    match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
+    found: dict[int, int] = {}
+    for image in dataset.images:
+        digits = "".join(c for c in Path(image.file).stem.rpartition("_")[2] if c.isdigit())
+        name = {"cocoid": image.cocoid, "imgid": image.imgid, "filename": int(digits) if digits else None}[match]
+        if name is None:
+            raise UserError(f"{dataset.path}: image {image.imgid} has no {match} to find it by in a TSV file")
+        found[image.imgid] = name
+    return found
+
+
+def _tsv_places(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
+    """File and byte offset of each wanted image's line."""
+    found: dict[str, tuple[Path, int]] = {}
+    twice = 0
+    for path in files:
+        if not path.is_file():
+            raise UserError(f"{path}: no such TSV file")
+        for number, offset, line in _lines(path):
+            name = line.partition(b"\t")[0].decode("ascii", "replace")
+            if name not in wanted:
+                continue
+            n_fields = len(line.split(b"\t"))
+            if n_fields != len(_TSV):
+                raise UserError(f"{path}: line {number} has {n_fields} fields, {len(_TSV)} are needed: {', '.join(_TSV)}")
+            if name in found:
+                other, there = found[name]
+                with other.open("rb") as stream:
+                    stream.seek(there)
+                    if stream.readline() != line:
+                        raise UserError(f"{path}: line {number}: image_id {name} occurs twice, with other values")
+                twice += 1
+            else:
+                found[name] = (path, offset)
+    if twice:
+        log.info("%d rows that occur twice alike are taken once", twice)
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    offset = 0
+    with path.open("rb") as stream, tqdm(
+        total=path.stat().st_size, desc=f"read {path.name}", unit="B", unit_scale=True, disable=None
+    ) as progress:  # fmt: skip
+        for number, line in enumerate(stream, 1):
+            yield number, offset, line
+            offset += len(line)
+            progress.update(len(line))
+
+
+def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
+    name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
+    try:
+        n = int(count)
+        corners = np.frombuffer(base64.b64decode(boxes, validate=True), np.float32).reshape(n, 4)
+        vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)
+        size = (int(width), int(height))
+    except (ValueError, binascii.Error) as error:
+        raise UserError(f"{path}: image_id {name.decode()}: boxes or features are not what num_boxes says ({error})") from None
+    return vectors, corners, size

@@ -1,0 +1,313 @@
+"""The layout of VSE++ and SCAN: ``<split>_caps.txt``, ``<split>_ims.npy`` and, perhaps, ``<split>_ids.txt`` in a folder.
+
+Captions lie one per line, those of an image behind each other. An array has one row per image, or each row once per
+caption; which of the two is looked up in the rows themselves, never guessed from their number alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.features.cache import open_cache, read_sources
+from vse.features.imported import open_array, read_ids, row_hashes, write_imported
+from vse.features.reader import FeatureReader
+from vse.features.shards import Rows
+from vse.pipeline.captions import tokenize
+from vse.pipeline.dataset import Image, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, write_bytes, write_json
+
+SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
+BOM = b"\xef\xbb\xbf"
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Captions of a file, and what else its bytes say: a byte-order mark, how lines end, and whether the last one does."""
+
+    captions: tuple[str, ...]
+    bom: bool
+    newline: str
+    ends: bool
+
+    @classmethod
+    def read(cls, path: Path) -> Text:
+        """Captions of a file; :class:`UserError` names a line that is empty or not UTF-8."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}") from None
+        bom, ends = content.startswith(BOM), content.endswith(b"\n")
+        lines = content.removeprefix(BOM).removesuffix(b"\n").split(b"\n")
+        windows = all(line.endswith(b"\r") for line in (lines if ends else lines[:-1])) and b"\r\n" in content
+        captions = []
+        for number, line in enumerate(lines, 1):
+            try:
+                text = (line.removesuffix(b"\r") if windows else line).decode()
+            except UnicodeDecodeError as error:
+                raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason})") from None
+            if not tokenize(text):
+                raise UserError(f"{path}: line {number} is a caption without a word")
+            captions.append(text)
+        return cls(tuple(captions), bom, "\r\n" if windows else "\n", ends)
+
+    def bytes(self) -> bytes:
+        """The file, byte for byte."""
+        text = self.newline.join(self.captions) + (self.newline if self.ends else "")
+        return (BOM if self.bom else b"") + text.encode()
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of the layout: ``name`` is its prefix; image k has ``captions[k]`` and row ``k * repeats`` of ``rows``."""
+
+    name: str
+    text: Text
+    rows: NDArray[Any]
+    repeats: int
+    n_images: int
+    ids: list[int] | None
+    files: tuple[Path, ...]
+
+    @property
+    def image_rows(self) -> NDArray[Any]:
+        """One row per image, (n_images, ...)."""
+        return self.rows[:: self.repeats]
+
+    @property
+    def per_image(self) -> int:
+        """Captions of each image."""
+        return len(self.text.captions) // self.n_images
+
+
+def import_precomp(
+    folder: Path, dataset: str, out_features: Path, out_data: Path, per_image: int = 5, test: str | None = None
+) -> Path:
+    """Make a data set and a cache from a folder of the layout; returns the cache.
+
+    Arrays (n, dim) become vectors, (n, n_regions, dim) regions. Ids become image ids; without them images are counted
+    from 0 over the splits. ``test`` says which of ``test`` and ``testall`` is the test split, if there are both (testall).
+    """
+    splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
+    ids = _image_ids(splits)
+    write_json(out_data, _dataset(dataset, splits, ids))
+    loaded = load_dataset_file(out_data)
+    flat = np.concatenate(ids)
+    starts = _ends(splits) - [split.n_images for split in splits]
+    shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
+    if len(shapes) != 2:
+        raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
+
+    def rows(part: slice) -> Rows:
+        parts = [
+            split.image_rows[max(part.start - start, 0) : max(part.stop - start, 0)]
+            for split, start in zip(splits, starts, strict=True)
+        ]
+        found = np.concatenate(parts)
+        hashes = row_hashes(found)
+        if found.ndim == 2:
+            return Rows(flat[part], found, hashes)
+        offsets = np.arange(len(found) + 1, dtype=np.int64) * found.shape[1]
+        return Rows(flat[part], found.reshape(-1, found.shape[2]), hashes, offsets=offsets)
+
+    files = [file for split in splits for file in split.files]
+    row_bytes = splits[0].rows[:1].nbytes
+    path = write_imported(out_features, loaded, "image", "precomp", files, flat, rows, row_bytes)
+    _report_duplicates(path)
+    return path
+
+
+def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
+    """Write a cache and its captions in the layout; returns the folder.
+
+    What was imported from the layout comes back byte for byte; else a split has one row per image, or ``repeats``, LF
+    ends every line, and ids are written.
+    """
+    cache = open_cache(features)
+    if cache.kind != "image":
+        raise UserError(f"{features}: {cache.kind} features; the layout holds those of images")
+    path = captions or cache.captions
+    dataset = load_dataset_file(path)
+    layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
+    reader = FeatureReader(cache)
+    for split, images in dataset.splits.items():
+        layout = layouts.get(split, {"name": "dev" if split == "val" else split})
+        name = layout["name"]
+        times = repeats or layout.get("repeats", 1)
+        text = Text(
+            captions=tuple(caption.raw for image in images for caption in image.captions),
+            bom=layout.get("bom", False),
+            newline=layout.get("newline", "\n"),
+            ends=layout.get("ends", True),
+        )
+        _check_layout(path, images, times, text)
+        _write_rows(out / f"{name}_ims.npy", reader, images, times)
+        write_bytes(out / f"{name}_caps.txt", text.bytes())
+        if layout.get("ids", True):
+            lines = [str(image.imgid) for image in images for _ in range(times)]
+            newline, ends = layout.get("ids_text") or ("\n", True)
+            write_bytes(out / f"{name}_ids.txt", (newline.join(lines) + newline * ends).encode())
+    return out
+
+
+def _names(folder: Path, test: str | None) -> list[str]:
+    there = [name for name in SPLITS if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
+    if not there:
+        raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLITS)}")
+    both = {"test", "testall"} <= set(there)
+    chosen = test or ("testall" if both else None)
+    if chosen is not None and chosen not in there:
+        raise UserError(f"{folder}: no {chosen}_ims.npy")
+    return [name for name in there if SPLITS[name] != "test" or chosen in (None, name)]
+
+
+def _read_split(folder: Path, name: str, per_image: int) -> Split:
+    caps, ims, ids_file = (folder / f"{name}_{end}" for end in ("caps.txt", "ims.npy", "ids.txt"))
+    text, rows = Text.read(caps), open_array(ims)
+    ids = read_ids(ids_file) if ids_file.is_file() else None
+    n_captions, n_rows = len(text.captions), len(rows)
+    if ids is not None and len(ids) != n_rows:
+        raise UserError(f"{ids_file}: {len(ids)} ids for the {n_rows} rows of {ims.name}")
+    if n_rows == n_captions:
+        repeats = per_image if per_image > 1 and _repeated(ims, rows, per_image) else 1
+    elif n_rows * per_image == n_captions:
+        repeats = 1
+    else:
+        raise UserError(
+            f"{ims}: {n_rows} rows for {n_captions} captions, neither one row per caption nor one per {per_image} captions "
+            "(--captions-per-image)"
+        )
+    if ids is not None and repeats > 1:
+        groups = np.asarray(ids).reshape(-1, repeats)
+        broken = np.flatnonzero((groups != groups[:, :1]).any(axis=1))
+        if len(broken):
+            raise UserError(f"{ids_file}: lines from {broken[0] * repeats + 1} on: {repeats} equal rows have different ids")
+        ids = groups[:, 0].tolist()
+    files = (caps, ims, ids_file) if ids is not None else (caps, ims)
+    return Split(name, text, rows, repeats, n_rows // repeats, ids, files)
+
+
+def _repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
+    """Whether each row stands ``times`` times behind itself; :class:`UserError` if some do and others do not."""
+    alike = np.empty(len(rows) // times, bool)
+    block = max(1, 64_000_000 // (rows[:1].nbytes * times))
+    for start in range(0, len(alike), block):
+        groups = np.asarray(rows[start * times : min(start + block, len(alike)) * times])
+        groups = groups.reshape(-1, times, rows[0].size)
+        alike[start : start + block] = (groups == groups[:, :1]).all(axis=(1, 2))
+    if alike.any() and (len(rows) % times or not alike.all()):
+        row = int(np.flatnonzero(~alike)[0]) * times if not alike.all() else len(alike) * times
+        raise UserError(
+            f"{path}: {alike.sum()} of {len(alike)} images' rows stand {times} times behind themselves, but those from row "
+            f"{row} on do not: rows are missing or out of order"
+        )
+    return bool(alike.all())
+
+
+def _image_ids(splits: Sequence[Split]) -> list[NDArray[np.int64]]:
+    with_ids = [split for split in splits if split.ids is not None]
+    if not with_ids:
+        return [np.arange(end - split.n_images, end) for split, end in zip(splits, _ends(splits), strict=True)]
+    if len(with_ids) < len(splits):
+        without = next(split for split in splits if split.ids is None)
+        raise UserError(f"{without.files[0].parent}: {with_ids[0].name} has an ids file, but {without.name} has none")
+    owner: dict[int, str] = {}
+    for split in splits:
+        for identity in split.ids or ():
+            if identity in owner:
+                raise UserError(f"{split.files[-1]}: id {identity} occurs twice ({owner[identity]} and {split.name})")
+            owner[identity] = split.name
+    return [np.asarray(split.ids, np.int64) for split in splits]
+
+
+def _ends(splits: Sequence[Split]) -> NDArray[np.int64]:
+    """Number of images up to and with each split."""
+    return np.cumsum([split.n_images for split in splits])
+
+
+def _dataset(name: str, splits: Sequence[Split], ids: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
+    images, sentid = [], 0
+    for split, of_split in zip(splits, ids, strict=True):
+        for k, imgid in enumerate(of_split.tolist()):
+            sentences = []
+            for raw in split.text.captions[k * split.per_image : (k + 1) * split.per_image]:
+                sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokenize(raw)})
+                sentid += 1
+            image = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name], "sentences": sentences}
+            images.append(image)
+    layouts = {
+        SPLITS[s.name]: {
+            "name": s.name,
+            "repeats": s.repeats,
+            "bom": s.text.bom,
+            "newline": s.text.newline,
+            "ends": s.text.ends,
+            "ids": s.ids is not None,
+            "ids_text": _line_ends(s.files[2]) if s.ids is not None else None,
+        }
+        for s in splits
+    }
+    return {"dataset": name, "pictures": False, "precomp": layouts, "images": images}
+
+
+def _line_ends(path: Path) -> tuple[str, bool]:
+    """How the lines of a file end, and whether the last one does."""
+    content = path.read_bytes()
+    return "\r\n" if b"\r\n" in content else "\n", content.endswith(b"\n")
+
+
+def _report_duplicates(path: Path) -> None:
+    """Say how many images have the very features of another."""
+    sources = read_sources(open_cache(path))
+    repeated = len(sources) - len(np.unique(sources, axis=0))
+    if repeated:
+        log.warning("%s: %d images have exactly the features of another image", path, repeated)
+
+
+def _check_layout(path: Path, images: Sequence[Image], times: int, text: Text) -> None:
+    counts = {len(image.captions) for image in images}
+    if len(counts) > 1:
+        raise UserError(f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs as many for each")
+    if times not in (1, *counts):
+        raise UserError(f"--repeat {times}: an image has {counts.pop()} captions, so its row stands once or that often")
+    bad = next((caption for caption in text.captions if "\n" in caption), None)
+    if bad is not None:
+        raise UserError(f"{path}: the caption {bad!r} holds a line feed; the layout needs a line per caption")
+
+
+def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], times: int) -> None:
+    """An array of the images' features, written block by block under a temporary name, then renamed."""
+    cache = reader.cache
+    positions = reader.positions(image.imgid for image in images)
+    shape: tuple[int, ...] = cache.row_shape
+    if cache.offsets is not None:
+        counts = np.unique(np.diff(cache.offsets)[positions])
+        if len(counts) > 1:
+            raise UserError(
+                f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs as many for each"
+            )
+        shape = (int(counts[0]), *shape)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        array = np.lib.format.open_memmap(temporary, "w+", cache.dtype, (len(positions) * times, *shape))
+        for k in range(0, len(positions), 512):
+            block = positions[k : k + 512]
+            found = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+            array[k * times : (k + len(block)) * times] = np.repeat(found, times, axis=0)
+        array.flush()
+        del array
+        os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

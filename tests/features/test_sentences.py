@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from vse.features.cache import open_cache, verify_cache
+from vse.features.cli import main
+from vse.features.encoders import HglmmEncoder, TfidfEncoder, principal_components
+from vse.features.extraction import extract_shards, items_of, merge
+from vse.features.reader import FeatureReader
+from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.words import WordVectors
+from vse.pipeline.config import HglmmConfig, MeanVectorConfig, TfidfConfig
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+
+SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1}
+HGLMM = HglmmConfig(name="hglmm", centres=3, iterations=3, pca=10, dtype="float32", **SMALL)
+MEAN = MeanVectorConfig(name="mean_vector", dtype="float32", **SMALL)
+TFIDF = TfidfConfig(name="tfidf", min_count=2, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def fitted(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fitted HGLMM encoder of the demo. Read only."""
+    return fit_encoder(demo, HGLMM, tmp_path_factory.mktemp("encoder") / "demo_hglmm.encoder.safetensors")
+
+
+def training(demo: Path) -> list[list[str]]:
+    return [list(c.tokens) for image in load_dataset_file(demo).split("train") for c in image.captions]
+
+
+@pytest.mark.parametrize("config", [TFIDF, MEAN, HGLMM], ids=lambda config: config.name)
+def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config: Any, demo: Path, tmp_path: Path) -> None:
+    found = []
+    for n_shards in (1, 4):
+        out = tmp_path / f"{n_shards}" / f"demo_{config.name}.h5"
+        extractor = CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out)))
+        extract_shards(demo, extractor, out, n_shards)
+        cache = verify_cache(merge(demo, out, n_shards))
+        assert cache.kind == "text"
+        assert cache.ids.tolist() == [item.id for item in items_of(load_dataset_file(demo), "text")]
+        found.append(FeatureReader(cache).rows(np.arange(len(cache.ids))))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+def test_tfidf_is_scikit_learn_s_on_the_training_captions(demo: Path, tmp_path: Path) -> None:
+    captions = training(demo)
+    plain = TfidfVectorizer(analyzer=lambda caption: caption, min_df=2).fit(captions)
+    encoder = load_encoder(fit_encoder(demo, TFIDF, tmp_path / "e.safetensors"))
+    others = [list(c.tokens) for image in load_dataset_file(demo).split("test") for c in image.captions]
+    np.testing.assert_allclose(encoder.encode(others), plain.transform(others).toarray(), atol=1e-6)
+
+
+def test_the_mean_vector_is_a_mean() -> None:
+    from vse.features.encoders import MeanVectorEncoder
+
+    encoder = MeanVectorEncoder(WordVectors(("a", "b"), np.array([[3, 0], [1, 4]], np.float32)))
+    found = encoder.encode([["a", "b"], ["b", "x"], ["x"]])
+    expected = torch.tensor([[2.0, 2.0], [1.0, 4.0], [0.0, 0.0]])
+    torch.testing.assert_close(found, torch.nn.functional.normalize(expected))
+
+
+def test_principal_components_are_scikit_learn_s(demo: Path, fitted: Path) -> None:
+    encoder = load_encoder(fitted)
+    assert isinstance(encoder, HglmmEncoder)
+    parts = (encoder.words, encoder.unmixing, encoder.scale, encoder.mixture)
+    whole = HglmmEncoder(*parts, centre=None, components=None, normalized=False, device=torch.device("cpu"))
+    captions = training(demo)
+    vectors = torch.cat(list(whole.fisher_blocks(captions, 1000))).double().numpy()
+    assert vectors.shape == (len(captions), 2 * 3 * 8)
+    plain = PCA(10, svd_solver="full").fit(vectors)
+    centre, components = principal_components(whole, captions, 10, chunk=37)
+    np.testing.assert_allclose(centre, plain.mean_, atol=1e-5)
+    alike = np.abs(np.sum(components.numpy() * plain.components_, axis=1))
+    assert (alike[:5] > 0.999).all(), "the axes, but for their sign"
+    test = [list(c.tokens) for image in load_dataset_file(demo).split("test") for c in image.captions]
+    lengths = np.linalg.norm(encoder.encode(test).numpy(), axis=1)
+    expected = np.linalg.norm(plain.transform(torch.cat(list(whole.fisher_blocks(test, 9))).double().numpy()), axis=1)
+    np.testing.assert_allclose(lengths, expected, rtol=0.02)
+
+
+def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
+    before = load_encoder(fit_encoder(own_demo, TFIDF, tmp_path / "a.safetensors"))
+
+    def change(content: Any) -> None:
+        for image in content["images"]:
+            if image["split"] != "train":
+                for sentence in image["sentences"]:
+                    sentence["tokens"] = ["zebra", "zebra"]
+
+    after = load_encoder(fit_encoder(edit(own_demo, change), TFIDF, tmp_path / "b.safetensors"))
+    assert isinstance(before, TfidfEncoder)
+    assert isinstance(after, TfidfEncoder)
+    assert before.words == after.words
+    assert "zebra" not in after.words
+    np.testing.assert_array_equal(before.rarity, after.rarity)
+
+
+@pytest.mark.parametrize("config", [TFIDF, MEAN, HGLMM], ids=lambda config: config.name)
+def test_a_caption_without_a_known_word_is_zeros_counted_and_reported(
+    config: Any, own_demo: Path, tmp_path: Path, edit: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(content: Any) -> None:
+        content["images"][-1]["sentences"][0]["tokens"] = ["qwrtz", "zrtwq"]
+
+    edit(own_demo, change)
+    out = tmp_path / f"demo_{config.name}.h5"
+    extractor = CaptionExtractor(config, fit_encoder(own_demo, config, encoder_path(out)))
+    extract_shards(own_demo, extractor, out, 2)
+    cache = open_cache(merge(own_demo, out, 2))
+    caption = load_dataset_file(own_demo).images[-1].captions[0]
+    reader = FeatureReader(cache)
+    assert not reader.rows(reader.positions([caption.sentid])).any()
+    assert cache.provenance["counts"] == {"captions without a known word": 1}
+    assert "1 captions without a known word" in caplog.text
+
+
+def test_a_saved_encoder_gives_the_same_vectors_of_new_captions(demo: Path, fitted: Path) -> None:
+    captions = [["a", "red", "disc"], ["a", "a", "a"], [], ["unheard"]]
+    one, two = load_encoder(fitted).encode(captions), load_encoder(fitted).encode(captions)
+    assert one.shape == (4, 10)
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+    assert not one[2:].any()
+    assert one[:2].any(dim=1).all()
+
+
+def test_the_order_of_words_does_not_matter(fitted: Path) -> None:
+    encoder = load_encoder(fitted)
+    one, other = encoder.encode([["red", "disc", "on", "grass"], ["grass", "on", "disc", "red"]])
+    torch.testing.assert_close(one, other)
+
+
+def test_a_fit_is_kept_and_one_of_other_settings_is_refused(demo: Path, fitted: Path) -> None:
+    before = fitted.stat().st_mtime_ns
+    assert fit_encoder(demo, HGLMM, fitted) == fitted
+    assert fitted.stat().st_mtime_ns == before
+    with pytest.raises(UserError, match="config.centres: 3 -> 4"):
+        fit_encoder(demo, HGLMM.model_copy(update={"centres": 4}), fitted)
+
+
+def test_a_fit_with_other_words_or_captions_is_refused(
+    demo: Path, own_demo: Path, fitted: Path, tmp_path: Path, edit: Callable[..., Path]
+) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("a 1 2\nred 2 1\n")
+    with pytest.raises(UserError, match="words_sha256: None -> "):
+        fit_encoder(demo, HGLMM, fitted, words=words)
+    edit(own_demo, lambda content: content["images"][0]["sentences"][0]["tokens"].append("indeed"))
+    with pytest.raises(UserError, match="training_captions_sha256"):
+        fit_encoder(own_demo, HGLMM, fitted)
+
+
+@pytest.mark.parametrize("place", [0.3, 0.9, 0.999])
+def test_an_encoder_with_a_flipped_byte_is_made_again_alone(place: float, demo: Path, fitted: Path, tmp_path: Path) -> None:
+    own = tmp_path / "e.safetensors"
+    content = bytearray(fitted.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    own.write_bytes(content)
+    with pytest.raises(UserError, match="its bytes changed; delete it and fit it again"):
+        load_encoder(own)
+    assert fit_encoder(demo, HGLMM, own).read_bytes() == fitted.read_bytes()
+
+
+def test_too_few_words_for_a_mixture_are_said(demo: Path, tmp_path: Path) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("a 1 2 3\nred 2 1 1\n")
+    with pytest.raises(UserError, match="2 words with vectors of 3 numbers are too few for a mixture"):
+        fit_encoder(demo, HGLMM, tmp_path / "e.safetensors", words=words)
+
+
+def test_words_of_another_language_are_said(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    words = tmp_path / "words.txt"
+    words.write_text("chien 1 2\nrouge 2 1\n")
+    line = fails(main, "mean_vector", "--dataset", demo, "--out", tmp_path / "x.h5", "--words", words)
+    assert "not one word of the captions has a vector" in line
+    assert "no such file" in fails(main, "mean_vector", "--dataset", demo, "--out", tmp_path / "x.h5", "--words", "gone")
+
+
+def test_the_commands_fit_extract_and_verify(demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo_tfidf.h5"
+    for arguments in (["fit", "--feature", "tfidf"], ["tfidf", "--shards", "2"]):
+        with pytest.raises(SystemExit) as stop:
+            main([arguments[0], "--dataset", str(demo), "--out", str(out), *arguments[1:]])
+        assert stop.value.code == 0
+    with pytest.raises(SystemExit):
+        main(["verify", str(out)])
+    assert "330 rows" in capsys.readouterr().out
+
+
+def test_a_feature_is_made_by_its_own_command(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    line = fails(main, "tfidf", "--dataset", demo, "--feature", "fc7", "--out", tmp_path / "x.h5")
+    assert "feature 'fc7' is made by vse-extract cnn, not by vse-extract tfidf" in line
+    assert "has no encoder to fit" in fails(main, "fit", "--dataset", demo, "--feature", "fc7", "--out", tmp_path / "x.h5")

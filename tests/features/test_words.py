@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vse.features.words import WordVectors, read_words, train_words
+from vse.pipeline.errors import UserError
+
+WORDS = ("a", "dog", "Café", "don't")
+VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3) / 8
+
+
+def glove(path: Path) -> Path:
+    lines = [" ".join([word, *map(str, row)]) for word, row in zip(WORDS, VECTORS.tolist(), strict=True)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def word2vec_text(path: Path) -> Path:
+    glove(path)
+    path.write_text("4 3\n" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    return path
+
+
+def word2vec_binary(path: Path) -> Path:
+    rows = [word.encode() + b" " + struct.pack("<3f", *row) + b"\n" for word, row in zip(WORDS, VECTORS, strict=True)]
+    path.write_bytes(b"4 3\n" + b"".join(rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("g.txt", glove), ("w.txt", word2vec_text), ("w.vec", word2vec_text), ("w.bin", word2vec_binary)]
+)
+@pytest.mark.parametrize("zipped", [False, True])
+def test_every_format_gives_the_same_vectors(name: str, write: object, zipped: bool, tmp_path: Path) -> None:
+    path = write(tmp_path / name)  # type: ignore[operator]
+    if zipped:
+        path = tmp_path / f"{name}.gz"
+        path.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
+    found = read_words(path)
+    assert found.words == WORDS
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+
+
+@pytest.mark.parametrize("content", [b"", b"a 1 2\nb 1\n", b"4 3\na 1 2 3\n", b"\xff\xfe\x00"])
+@pytest.mark.parametrize("name", ["x.txt", "x.bin"])
+def test_another_file_is_refused(content: bytes, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=name):
+        read_words(tmp_path / name)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="gone.txt: no such file"):
+        read_words(tmp_path / "gone.txt")
+
+
+def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
+    found = WordVectors(WORDS, VECTORS).only({"don't", "cat"}, first=2)
+    assert found.words == ("a", "dog", "don't")
+    np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
+    assert found.encode(["a", "cat", "don't"]) == [0, 2]
+
+
+def test_training_can_be_repeated() -> None:
+    captions = [["a", "red", "disc"], ["a", "blue", "disc"], ["the", "red", "square"]] * 20
+    first, again = (train_words(captions, 8, 3, 1, seed=0) for _ in range(2))
+    assert first.words == again.words
+    np.testing.assert_array_equal(first.vectors, again.vectors)
+    assert first.vectors.shape == (6, 8)
+    assert "square" not in train_words(captions, 8, 1, 21, seed=0).words
