@@ -95,7 +95,18 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
         for module in detector.modules():  # its weights were trained with batch norms that add nothing to the variance
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
+    fix_scales(detector)
     return detector
+
+
+def fix_scales(detector: Any) -> None:
+    """Let the detector learn the strides of its maps from a picture of 256 x 256, which all of them divide.
+
+    torchvision takes them from the first picture it sees, wrongly if that one is small, and keeps them for all others.
+    """
+    with torch.inference_mode():
+        maps = detector.backbone(torch.zeros(1, 3, 256, 256))
+        detector.roi_heads.box_roi_pool(maps, [torch.zeros(1, 4)], [(256, 256)])
 
 
 def propose(detector: Any, pixels: Tensor) -> Proposals:
