@@ -198,19 +198,23 @@ def _read_split(folder: Path, name: str, per_image: int) -> Split:
 
 def _repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
     """Whether each row stands ``times`` times behind itself; :class:`UserError` if some do and others do not."""
-    alike = np.empty(len(rows) // times, bool)
-    block = max(1, 64_000_000 // (rows[:1].nbytes * times))
-    for start in range(0, len(alike), block):
-        groups = np.asarray(rows[start * times : min(start + block, len(alike)) * times])
-        groups = groups.reshape(-1, times, rows[0].size)
-        alike[start : start + block] = (groups == groups[:, :1]).all(axis=(1, 2))
-    if alike.any() and (len(rows) % times or not alike.all()):
-        row = int(np.flatnonzero(~alike)[0]) * times if not alike.all() else len(alike) * times
+    as_before = np.zeros(len(rows), bool)
+    block = max(1, 64_000_000 // rows[:1].nbytes)
+    for start in range(1, len(rows), block):
+        end = min(start + block, len(rows))
+        pair = np.asarray(rows[start - 1 : end])
+        as_before[start:end] = (pair[1:] == pair[:-1]).reshape(end - start, -1).all(axis=1)
+    inside = np.arange(len(rows)) % times != 0
+    if not as_before.any():
+        return False
+    broken = np.flatnonzero(inside & ~as_before)
+    if len(broken) or len(rows) % times:
+        row = int(broken[0]) if len(broken) else len(rows)
         raise UserError(
-            f"{path}: {alike.sum()} of {len(alike)} images' rows stand {times} times behind themselves, but those from row "
-            f"{row} on do not: rows are missing or out of order"
+            f"{path}: {as_before.sum()} rows are the same as the one before, but row {row} is not, where rows that stand "
+            f"{times} times behind themselves would be: rows are missing or out of order"
         )
-    return bool(alike.all())
+    return True
 
 
 def _image_ids(splits: Sequence[Split]) -> list[NDArray[np.int64]]:

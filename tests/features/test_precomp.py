@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vse.features.cache import open_cache, verify_cache
+from vse.features.data_cli import main
+from vse.features.precomp import BOM, Text, export_precomp, import_precomp
+from vse.features.reader import FeatureReader
+from vse.pipeline.dataset import load_dataset_file
+
+COUNTS = {"train": 4, "dev": 2, "test": 3}
+
+
+def layout(
+    folder: Path,
+    counts: dict[str, int] | None = None,
+    repeats: dict[str, int] | None = None,
+    ids: bool = True,
+    shape: tuple[int, ...] = (6,),
+    dtype: str = "float32",
+    newline: str = "\n",
+    head: bytes = b"",
+    end: str = "\n",
+) -> Path:
+    """A folder of the layout with five captions per image; rows of dev and test repeated five times, as published."""
+    folder.mkdir(exist_ok=True)
+    chance, first = np.random.default_rng(0), 100
+    for split, n in (counts or COUNTS).items():
+        times = ({"train": 1} if repeats is None else repeats).get(split, 5)
+        rows = chance.random((n, *shape)).astype(dtype)
+        np.save(folder / f"{split}_ims.npy", np.repeat(rows, times, axis=0))
+        captions = [f"Image {first + k}, caption {c}: a café “dog”." for k in range(n) for c in range(5)]
+        (folder / f"{split}_caps.txt").write_bytes(head + (newline.join(captions) + end.replace("\n", newline)).encode())
+        if ids:
+            lines = [str(first + k) for k in range(n) for _ in range(times)]
+            (folder / f"{split}_ids.txt").write_text("\n".join(lines) + "\n")
+        first += n
+    return folder
+
+
+def imported(folder: Path, **options: object) -> Path:
+    return import_precomp(folder, "demo", folder / "f" / "demo_x.h5", folder / "d" / "dataset.json", **options)  # type: ignore[arg-type]
+
+
+def test_images_captions_and_rows_belong_together(tmp_path: Path) -> None:
+    cache = verify_cache(imported(layout(tmp_path / "in")))
+    dataset = load_dataset_file(cache.captions)
+    assert {split: len(images) for split, images in dataset.splits.items()} == {"train": 4, "val": 2, "test": 3}
+    assert cache.ids.tolist() == list(range(100, 109))
+    for image in dataset.images:
+        assert [caption.raw.split(",")[0] for caption in image.captions] == [f"Image {image.imgid}"] * 5
+    stored = np.load(tmp_path / "in" / "test_ims.npy")
+    reader = FeatureReader(cache)
+    for k, image in enumerate(dataset.split("test")):
+        np.testing.assert_array_equal(reader.rows(reader.positions([image.imgid]))[0], stored[5 * k])
+
+
+@pytest.mark.parametrize(
+    "repeats", [{"train": 1, "dev": 5, "test": 5}, {"train": 5, "dev": 5, "test": 5}, {"train": 1, "dev": 1, "test": 1}]
+)
+@pytest.mark.parametrize("ids", [True, False])
+@pytest.mark.parametrize(("shape", "dtype"), [((6,), "float32"), ((4, 6), "float32"), ((6,), "float16")])
+@pytest.mark.parametrize(
+    ("newline", "head", "end"), [("\n", b"", "\n"), ("\r\n", BOM, "\n"), ("\n", BOM, ""), ("\r\n", b"", "")]
+)
+def test_a_round_trip_loses_nothing(
+    repeats: dict[str, int], ids: bool, shape: tuple[int, ...], dtype: str, newline: str, head: bytes, end: str, tmp_path: Path
+) -> None:
+    folder = layout(tmp_path / "in", None, repeats, ids, shape, dtype, newline, head, end)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    out = export_precomp(imported(folder), tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_an_exported_cache_comes_back_as_it_was(own_cache: Path, tmp_path: Path) -> None:
+    out = export_precomp(own_cache, tmp_path / "out")
+    assert {path.name for path in out.iterdir()} == {f"{s}_{e}" for s in COUNTS for e in ("ims.npy", "caps.txt", "ids.txt")}
+    cache, again = open_cache(own_cache), open_cache(imported(out))
+    order = FeatureReader(cache).positions(again.ids)
+    np.testing.assert_array_equal(FeatureReader(cache).rows(order), FeatureReader(again).rows(np.arange(len(order))))
+    raw = {c.sentid: c.raw for image in load_dataset_file(cache.captions).images for c in image.captions}
+    assert sorted(raw.values()) == sorted(c.raw for i in load_dataset_file(again.captions).images for c in i.captions)
+
+
+def test_rows_may_be_repeated_on_export(own_cache: Path, tmp_path: Path) -> None:
+    out = export_precomp(own_cache, tmp_path / "out", repeats=5)
+    rows = np.load(out / "test_ims.npy")
+    assert len(rows) == 60
+    np.testing.assert_array_equal(rows[0], rows[4])
+    assert len(set((out / "test_ids.txt").read_text().split())) == 12
+
+
+def test_testall_is_the_test_split_unless_asked_otherwise(tmp_path: Path) -> None:
+    folder = layout(tmp_path / "in", {"train": 3, "test": 2, "testall": 4}, ids=False)
+    assert len(load_dataset_file(open_cache(imported(folder)).captions).split("test")) == 4
+    shutil.rmtree(folder / "f")
+    shutil.rmtree(folder / "d")
+    assert len(load_dataset_file(open_cache(imported(folder, test="test")).captions).split("test")) == 2
+
+
+def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    np.save(folder / "test_ims.npy", np.arange(20, dtype=np.float32).reshape(10, 2))
+    (folder / "test_caps.txt").write_text("".join(f"caption {k}\n" for k in range(10)))
+    cache = open_cache(imported(folder))
+    assert len(cache.ids) == 10
+
+
+@settings(max_examples=50)
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_bytes_of_captions_survive(ends: bool, lines: list[str]) -> None:
+    import tempfile
+
+    lines = [f"a {line}" for line in lines]
+    content = ("\n".join(lines) + "\n" * ends).encode()
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(content)
+        text = Text.read(Path(file.name))
+    assert text.bytes() == content
+    assert len(text.captions) == len(lines)
+
+
+def drop_row(folder: Path) -> None:
+    np.save(folder / "dev_ims.npy", np.delete(np.load(folder / "dev_ims.npy"), 3, axis=0))
+
+
+def shift_rows(folder: Path) -> None:
+    np.save(folder / "dev_ims.npy", np.roll(np.load(folder / "dev_ims.npy"), 2, axis=0))
+
+
+def drop_row_and_caption(folder: Path) -> None:
+    drop_row(folder)
+    lines = (folder / "dev_caps.txt").read_bytes().splitlines(keepends=True)
+    (folder / "dev_caps.txt").write_bytes(b"".join(lines[:-1]))
+    ids = (folder / "dev_ids.txt").read_text().splitlines(keepends=True)
+    (folder / "dev_ids.txt").write_text("".join(ids[:-1]))
+
+
+def replace(name: str, old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text((folder / name).read_text().replace(old, new, 1))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a row missing": (drop_row, "dev_ids.txt: 10 ids for the 9 rows"),
+    "a row and a caption missing": (drop_row_and_caption, "dev_ims.npy: .* but row 4 is not, .* rows are missing"),
+    "rows out of order": (shift_rows, "dev_ims.npy: .* but row 2 is not"),
+    "an id twice": (replace("test_ids.txt", "106\n106\n106\n106\n106", "107\n107\n107\n107\n107"), "id 107 occurs twice"),
+    "an id of another split": (
+        replace("test_ids.txt", "106\n106\n106\n106\n106", "\n".join(["101"] * 5)),
+        "id 101 occurs twice .train",
+    ),
+    "ids that differ in a group": (replace("test_ids.txt", "106", "999"), "test_ids.txt: lines from 1 on: 5 equal rows"),
+    "an id that is no number": (replace("test_ids.txt", "106", "x"), "not a file of integer ids"),
+    "no ids for one split": (lambda f: (f / "dev_ids.txt").unlink(), "train has an ids file, but dev has none"),
+    "an empty caption": (replace("dev_caps.txt", "caption 1:", "caption 1:\n\n"), "dev_caps.txt: line 3 is a caption without"),
+    "bytes that are no UTF-8": (
+        lambda f: (f / "dev_caps.txt").write_bytes((f / "dev_caps.txt").read_bytes().replace(b"dog", b"\xff", 1)),
+        "dev_caps.txt: line 1 is not UTF-8",
+    ),
+    "no captions": (lambda f: (f / "dev_caps.txt").unlink(), "dev_caps.txt: No such file"),
+    "an array of doubles": (
+        lambda f: np.save(f / "dev_ims.npy", np.load(f / "dev_ims.npy").astype(float)),
+        "features are float64; .* convert them first",
+    ),
+    "a pickled array": (
+        lambda f: np.save(f / "dev_ims.npy", np.array([{}], dtype=object), allow_pickle=True),
+        "not a readable .npy file",
+    ),
+    "a cut array": (
+        lambda f: (f / "dev_ims.npy").write_bytes((f / "dev_ims.npy").read_bytes()[:-20]),
+        "not a readable .npy file",
+    ),
+    "another length of vectors": (
+        lambda f: np.save(f / "dev_ims.npy", np.load(f / "dev_ims.npy")[:, :4]),
+        "the splits' features differ in shape or type",
+    ),
+    "nothing": (lambda f: [path.unlink() for path in f.iterdir()], "no <split>_ims.npy and <split>_caps.txt"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_and_nothing_is_written(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+    import re
+
+    folder = layout(tmp_path / "in")
+    spoil, message = FAULTS[fault]
+    spoil(folder)
+    out = ["--dataset", "demo", "--out-features", tmp_path / "f" / "demo_x.h5", "--out-data", tmp_path / "d" / "dataset.json"]
+    line = fails(main, "import-precomp", folder, *out)
+    assert re.search(message, line), line
+    assert not (tmp_path / "f").exists()
+
+
+def test_images_alike_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = layout(tmp_path / "in")
+    rows = np.load(folder / "train_ims.npy")
+    rows[2] = rows[0]
+    np.save(folder / "train_ims.npy", rows)
+    imported(folder)
+    assert "1 images have exactly the features of another image" in caplog.text
+
+
+def test_images_with_different_numbers_of_captions_cannot_be_exported(
+    own_cache: Path, tmp_path: Path, edit: Callable[..., Path], fails: Callable[..., str]
+) -> None:
+    def drop(content: dict) -> None:
+        image = content["images"][0]
+        image["sentences"].pop()
+        image.pop("sentids", None)
+
+    edit(own_cache.parent.parent / "data" / "dataset.json", drop)
+    line = fails(main, "export-precomp", own_cache, "--out", tmp_path / "out")
+    assert "images have 4 to 5 captions; the layout needs as many for each" in line
+
+
+def test_the_data_set_has_no_pictures_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    from vse.features.cli import main as extract
+
+    cache = open_cache(imported(layout(tmp_path / "in")))
+    with pytest.raises(SystemExit):
+        main(["check", str(cache.captions)])
+    assert "without pictures" in capsys.readouterr().out
+    assert "a data set without pictures" in fails(
+        extract, "cnn", "--dataset", cache.captions, "--out", tmp_path / "y.h5", "--set", "weights=random",
+        "--set", "model=squeezenet1_1", "--set", "layer=features.2",
+    )  # fmt: skip
