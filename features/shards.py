@@ -185,7 +185,7 @@ def _check(path: Path, rows: Rows) -> None:
     lengths = {len(rows.sources), n if rows.offsets is None else len(rows.offsets) - 1}
     if lengths != {n} or len(rows.features) != last:
         raise ValueError(f"{n} ids for {len(rows.features)} rows of features and {len(rows.sources)} of sources")
-    bad = np.flatnonzero(~np.isfinite(rows.features.reshape(len(rows.features), -1)).all(axis=1)) if n else np.zeros(0)
+    bad = np.flatnonzero(~np.isfinite(rows.features).all(axis=tuple(range(1, rows.features.ndim))))
     if len(bad):
         row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
         raise UserError(

@@ -114,3 +114,43 @@ def test_timm_models_give_their_pooled_vector() -> None:
     with torch.inference_mode():
         found = LayerOutput(model, "penultimate")(IMAGES)
         torch.testing.assert_close(found, model.forward_head(model.forward_features(IMAGES), pre_logits=True))
+
+
+def test_the_patches_of_a_transformer_are_a_grid_without_its_class_token() -> None:
+    model = torchvision.models.vit_b_16(weights=None, image_size=64).eval()
+    with torch.inference_mode():
+        tokens = model.encoder(torch.cat([model.class_token.expand(2, -1, -1), model._process_input(IMAGES)], dim=1))
+        positions = LayerOutput(copy.deepcopy(model), "encoder.ln", grid=4, positions=True)(IMAGES)
+        pooled = LayerOutput(copy.deepcopy(model), "encoder.ln")(IMAGES)
+        token = LayerOutput(model, "penultimate")(IMAGES)
+    torch.testing.assert_close(positions, tokens[:, 1:])
+    torch.testing.assert_close(pooled, tokens[:, 1:].mean(1))
+    torch.testing.assert_close(token, tokens[:, 0])
+
+
+def test_a_grid_needs_height_and_width() -> None:
+    with pytest.raises(UserError, match="a grid needs a layer with height and width"), torch.inference_mode():
+        LayerOutput(load_backbone(config(layer="x")), "output", positions=True)(IMAGES)
+
+
+def test_the_image_tower_of_openclip_is_a_backbone(tmp_path: Path) -> None:
+    import open_clip
+
+    small = config(model="open_clip/RN50", layer="output", weights="random")
+    model = load_backbone(small)
+    with torch.inference_mode():
+        found = LayerOutput(model, "output")(torch.zeros(1, 3, 224, 224))
+    assert found.shape == (1, 1024)
+    whole = open_clip.create_model("RN50")
+    torch.save(whole.state_dict(), tmp_path / "RN50.pth")
+    loaded = load_backbone(config(model="open_clip/RN50", weights="openai"), weights_dir=tmp_path)
+    assert weights_sha256(loaded) == weights_sha256(whole.visual)
+    with pytest.raises(UserError, match="unknown OpenCLIP model 'RN51'.*did you mean"):
+        load_backbone(config(model="open_clip/RN51"))
+    with pytest.raises(UserError, match="unknown weights 'openia' of open_clip/RN50.*did you mean 'openai'"):
+        load_backbone(config(model="open_clip/RN50", weights="openia"))
+
+
+def test_an_unknown_library_is_named() -> None:
+    with pytest.raises(UserError, match="unknown library 'tim' of model tim/resnet18"):
+        load_backbone(config(model="tim/resnet18"))

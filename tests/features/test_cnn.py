@@ -19,6 +19,7 @@ from vse.features.cache import failures_path, open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, items_of, merge
+from vse.features.reader import FeatureReader
 from vse.pipeline.config import CnnConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -58,6 +59,61 @@ def test_features_are_those_of_a_plain_loop(demo: Path, crops: str, normalize: b
     found = CnnExtractor(config).extract(items)
     assert found.ids.tolist() == [item.id for item in items]
     np.testing.assert_allclose(found.features, [slow_feature(item.path, config) for item in items], rtol=1e-4, atol=1e-5)
+
+
+def test_a_bank_of_ten_crops_keeps_what_ten_crops_average(demo: Path) -> None:
+    items = items_of(load_dataset_file(demo), "image")[:5]
+    config = TINY_FEATURE.model_copy(update={"resize": 36, "dtype": "float32", "normalize": False})
+    bank = CnnExtractor(config.model_copy(update={"crops": "10c_bank"})).extract(items).features
+    mean = CnnExtractor(config.model_copy(update={"crops": "10c"})).extract(items).features
+    centre = CnnExtractor(config).extract(items).features
+    assert bank.shape == (5, 10, mean.shape[1])
+    np.testing.assert_allclose(bank.mean(1), mean, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bank[:, 4], centre, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["resized", "plain"])
+def test_a_bank_of_random_crops_depends_on_the_image_alone(kind: str, demo: Path, tmp_path: Path) -> None:
+    """The same bank in one shard, in three, in another batch, and for an image on its own."""
+    config = TINY_FEATURE.model_copy(
+        update={"crops": "rc_bank", "n_random": 3, "random_crop": kind, "resize": 40, "dtype": "float32"}
+    )
+    found = []
+    for n_shards, batch_size in ((1, 8), (3, 5)):
+        out = tmp_path / str(n_shards) / "demo_tiny.h5"
+        extract_shards(demo, CnnExtractor(config.model_copy(update={"batch_size": batch_size})), out, n_shards)
+        cache = open_cache(merge(demo, out, n_shards))
+        assert cache.row_shape == (3, 512 // 2)
+        found.append(FeatureReader(cache).rows(np.arange(66)))
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    item = items_of(load_dataset_file(demo), "image")[40]
+    np.testing.assert_allclose(CnnExtractor(config).extract([item]).features[0], found[0][40], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found[0], axis=2), 1, rtol=1e-5)
+    assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
+
+
+def test_positions_are_the_grid_before_it_is_flattened(demo: Path) -> None:
+    items = items_of(load_dataset_file(demo), "image")[:3]
+    config = TINY_FEATURE.model_copy(update={"dtype": "float32", "normalize": False, "grid": 3})
+    flat = CnnExtractor(config).extract(items).features
+    positions = CnnExtractor(config.model_copy(update={"positions": True})).extract(items).features
+    assert positions.shape == (3, 9, flat.shape[1] // 9)
+    np.testing.assert_array_equal(positions.transpose(0, 2, 1).reshape(3, -1), flat)
+
+
+def test_settings_that_do_not_go_together_are_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    common = ["cnn", "--dataset", demo, "--out", tmp_path / "x.h5", *COMMAND]
+    assert "keep one vector per crop" in fails(main, *common, "--set", "positions=true", "--set", "crops=rc_bank")
+    assert "Input should be '1c', '10c', '10c_bank' or 'rc_bank'" in fails(main, *common, "--set", "crops=12c")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_gives_the_same_vectors(demo: Path) -> None:
+    items = items_of(load_dataset_file(demo), "image")[:10]
+    config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
+    plain = CnnExtractor(config).extract(items).features
+    compiled = CnnExtractor(config.model_copy(update={"compile": True})).extract(items).features
+    np.testing.assert_allclose(compiled, plain, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("precision", ["bf16"])

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
 from pathlib import Path
 
 import h5py
@@ -8,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vse.features.cache import open_cache
+from vse.features.cache import merge_shards, open_cache, verify_cache
 from vse.features.reader import FeatureReader
-from vse.features.shards import shards_folder
+from vse.features.shards import Identity, Rows, shard_path, shard_slice, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 
@@ -44,3 +46,74 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
     reader = FeatureReader(open_cache(own_cache), memory_gb)
     with pytest.raises(UserError, match=f"the features of id {bad} are not finite"):
         reader.refuse_not_finite(np.arange(66))
+
+
+def ragged(folder: Path, counts: list[int], n_shards: int) -> Path:
+    """A cache of regions: image 10 + k has ``counts[k]`` of them, filled with k."""
+    out = folder / "demo_r.h5"
+    identity = Identity("demo", "r", "image", {})
+    ids = np.arange(10, 10 + len(counts))
+    for index in range(n_shards):
+        part = shard_slice(len(ids), index, n_shards)
+        of_shard, k = np.asarray(counts[part], np.int64), np.arange(len(counts))[part]
+        features = np.repeat(k, of_shard)[:, None].astype(np.float16) * np.ones((1, 3), np.float16)
+        rows = Rows(
+            ids=ids[part],
+            features=features,
+            sources=np.zeros((len(of_shard), 32), np.uint8),
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(of_shard)]),
+            boxes=np.zeros((len(features), 4), np.float32),
+        )
+        write_shard(shard_path(out, index, n_shards), identity, rows)
+    return merge_shards(out, n_shards, folder / "dataset.json", ids)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@given(data=st.data(), counts=st.lists(st.integers(0, 5), min_size=3, max_size=12), memory_gb=st.sampled_from([0, 2e-8, 1]))
+def test_regions_are_told_from_padding_by_a_mask(
+    data: st.DataObject, counts: list[int], memory_gb: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    cache = open_cache(ragged(tmp_path_factory.mktemp("r"), counts, 3))
+    positions = data.draw(st.lists(st.integers(0, len(counts) - 1), max_size=6))
+    found = FeatureReader(cache, memory_gb).regions(np.asarray(positions, np.int64))
+    assert found.mask.sum(axis=1).tolist() == [counts[k] for k in positions]
+    for row, mask, k in zip(found.features, found.mask, positions, strict=True):
+        assert (row[mask] == k).all()
+        assert not row[~mask].any()
+        assert not mask[counts[k] :].any(), "regions come first"
+
+
+def test_a_reader_survives_a_fork_and_keeps_no_file_of_hdf5_open(cache: Path) -> None:
+    found = open_cache(cache)
+    reader = FeatureReader(found, memory_gb=0)
+    expected = reader.rows(np.arange(66))
+    assert not h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)
+    orders = [np.random.default_rng(k).permutation(66) for k in range(8)]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        for order, rows in zip(orders, pool.map(reader.rows, orders), strict=True):
+            np.testing.assert_array_equal(rows, expected[order])
+
+
+def test_a_reader_can_be_sent_to_another_process(cache: Path) -> None:
+    reader = FeatureReader(open_cache(cache), memory_gb=0)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        np.testing.assert_array_equal(pool.apply(reader.rows, (np.arange(5),)), reader.rows(np.arange(5)))
+
+
+@pytest.mark.parametrize("what", ["cache", "shard"])
+def test_a_file_that_another_process_has_locked_is_read(what: str, own_cache: Path) -> None:
+    """As on a file system without locks, where asking for one fails."""
+    path = own_cache if what == "cache" else sorted(shards_folder(own_cache).glob("*.h5"))[0]
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            h5py.File(path, "r")
+        assert len(FeatureReader(verify_cache(own_cache)).rows(np.arange(66))) == 66
+
+
+def test_a_read_only_folder_is_read(own_cache: Path) -> None:
+    for path in (own_cache.parent, shards_folder(own_cache)):
+        for file in path.iterdir():
+            file.chmod(0o555 if file.is_dir() else 0o444)
+    assert len(FeatureReader(verify_cache(own_cache), memory_gb=0).rows(np.arange(66))) == 66
+    shards_folder(own_cache).chmod(0o755)
