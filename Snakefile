@@ -12,6 +12,15 @@ include: "pipeline/rules/train.smk"
 include: "pipeline/rules/eval.smk"
 
 
+# On a cluster these run where snakemake runs; what computes is a job.
+localrules:
+    all,
+    demo,
+    prepare,
+    merge,
+    summary,
+
+
 rule all:
     default_target: True
     input:

@@ -35,13 +35,18 @@ class FeatureReader:
 
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0) -> None:
         self.cache = cache
+        self._memory_gb = memory_gb
         self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
-        shape = (0, *cache.row_shape)
-        mapped = [shard["features"].map().reshape(-1, *cache.row_shape) for shard in cache.shards]
+        mapped = [np.asarray(shard["features"].map()).reshape(-1, *cache.row_shape) for shard in cache.shards]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in mapped]), memory_gb * 1e9, side="right"))
-        memory = np.concatenate([np.empty(shape, cache.dtype), *mapped[:fits]])
+        memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *mapped[:fits]])
         self._parts: list[NDArray[np.generic]] = [memory, *mapped[fits:]]
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
+        self._bytes = [part.reshape(-1).view(np.uint8).data for part in self._parts]
+
+    def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float]]:
+        """Another process opens the shards itself."""
+        return FeatureReader, (self.cache, self._memory_gb)
 
     def positions(self, ids: Iterable[int]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
@@ -58,16 +63,19 @@ class FeatureReader:
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
         """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
         assert self.cache.offsets is None, "regions are read by regions()"
-        return self._take(positions)
+        if len(self._parts) == 1:
+            found: NDArray[np.generic] = self._parts[0][positions]
+            return found
+        return self._gathered(positions, positions + 1)
 
     def regions(self, positions: NDArray[np.int64]) -> Regions:
         """Regions of images, side by side, and the mask that tells them from the zeros behind the shorter rows."""
         assert self.cache.offsets is not None, "not a cache of regions"
-        starts, counts = self.cache.offsets[positions], np.diff(self.cache.offsets)[positions]
+        starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
         column = np.arange(counts.max(initial=0))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
-        features[mask] = self._take((starts[:, None] + column)[mask])
+        features[mask] = self._gathered(starts, starts + counts)
         return Regions(features, mask)
 
     def refuse_not_finite(self, positions: NDArray[np.int64]) -> None:
@@ -78,14 +86,14 @@ class FeatureReader:
             if not np.isfinite(found).all():
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
-    def _take(self, vectors: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Vectors by number, over all shards."""
-        if len(self._parts) == 1:
-            found: NDArray[np.generic] = self._parts[0][vectors]
-            return found
-        out = np.empty((len(vectors), *self.cache.row_shape), self.cache.dtype)
-        part_of = np.searchsorted(self._starts, vectors, side="right") - 1
-        for part in np.unique(part_of):
-            mine = np.flatnonzero(part_of == part)
-            out[mine] = self._parts[part][vectors[mine] - self._starts[part]]
-        return out
+    def _gathered(self, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Vectors ``firsts[k]:ends[k]`` for every k, one after the other; none of these spans crosses a shard.
+
+        Joining their bytes copies each once, which is as fast as numpy's own indexing of one array.
+        """
+        size = self.cache.dtype.itemsize * int(np.prod(self.cache.row_shape))
+        part_of = np.searchsorted(self._starts[1:-1], firsts, side="right")
+        shift = self._starts[part_of]
+        spans = zip(part_of.tolist(), ((firsts - shift) * size).tolist(), ((ends - shift) * size).tolist(), strict=True)
+        joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
+        return np.frombuffer(joined, self.cache.dtype).reshape(-1, *self.cache.row_shape)

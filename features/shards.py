@@ -24,6 +24,7 @@ from vse.pipeline.presets import changed_fields
 FORMAT, VERSION = "vse-features", 1
 RAGGED = ("boxes", "scores")  # beside features: one entry per region
 PER_ROW = ("image_size",)
+PAGE = 4096
 Ids = NDArray[np.int64]
 
 
@@ -110,7 +111,8 @@ def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, 
     record = path.with_suffix(".json")
     record.unlink(missing_ok=True)  # so that no record ever vouches for another file
     buffer = BytesIO()
-    with h5py.File(buffer, "w") as file:
+    # Large arrays begin on a page, so that a row of 4096 float16 lies on two pages and not on three when it is mapped.
+    with h5py.File(buffer, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as file:
         write_attributes(file, identity, identity.key)
         for name in ("ids", "features", "sources", "offsets", *RAGGED, *PER_ROW):
             if (array := getattr(rows, name)) is not None:

@@ -14,6 +14,10 @@ except UserError as error:
     raise WorkflowError(str(error))
 
 
+# What a job that computes asks for: a GPU, unless the device says otherwise.
+GPUS = int(SETTINGS.device != "cpu")
+
+
 wildcard_constraints:
     dataset=r"[^_/]+",
     feature=r"[^/.]+",

@@ -11,7 +11,7 @@ rule fit:
         "logs/fit_{dataset}_{feature}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=1,
+        gpu=GPUS,
         mem_mb=8000,
     params:
         settings=feature_settings,
@@ -32,7 +32,7 @@ rule extract:
         "logs/extract_{dataset}_{feature}_{shard}-of-{shards}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=1,
+        gpu=GPUS,
         mem_mb=4000,
     params:
         extractor=lambda wildcards: feature_preset(wildcards).extractor,

@@ -13,7 +13,7 @@ rule train:
         "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=1,
+        gpu=GPUS,
         mem_mb=4000,
     params:
         settings=experiment_settings,
@@ -35,6 +35,9 @@ rule embed:
     wildcard_constraints:
         split="train|val|test|restval",
     threads: SETTINGS.threads
+    resources:
+        gpu=GPUS,
+        mem_mb=4000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "

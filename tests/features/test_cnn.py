@@ -1,21 +1,16 @@
 from __future__ import annotations
 
 import json
-import random
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import failures_path, open_cache, verify_cache
+from vse.features.cache import failures_path, open_cache
 from vse.features.cli import main
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, items_of, merge
@@ -201,35 +196,3 @@ def test_bad_usage_is_one_line(demo: Path, tmp_path: Path, fails: Callable[..., 
     assert "crop 64 is larger than resize 32" in fails(
         main, "cnn", "--dataset", demo, "--out", out, *COMMAND, "--set", "crop=64"
     )
-
-
-@pytest.mark.slow
-def test_killed_ten_times_then_run_once_gives_the_same_cache(demo: Path, tmp_path: Path) -> None:
-    """SIGKILL at random moments of the extraction; a run that is left alone must then be as if it had been the first."""
-    chance = random.Random(0)
-
-    def command(folder: str) -> list[str]:
-        out = tmp_path / folder / "demo_fc7.h5"
-        arguments = ["cnn", "--dataset", str(demo), "--out", str(out), "--shards", "33", "--threads", "1", *COMMAND]
-        return [sys.executable, "-c", "from vse.features.cli import main; main()", *arguments]
-
-    for _ in range(10):
-        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        shards = tmp_path / "killed" / "demo_fc7.shards"
-        enough = len(list(shards.glob("*.json"))) + chance.randrange(4)
-        while process.poll() is None and len(list(shards.glob("*.json"))) < min(33, enough):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=chance.uniform(0.01, 0.2))
-        process.kill()
-        process.communicate()
-    for folder in ("killed", "whole"):
-        subprocess.run(command(folder), check=True, capture_output=True)
-    caches = [tmp_path / folder / "demo_fc7.h5" for folder in ("killed", "whole")]
-    killed, whole = (verify_cache(path) for path in caches)
-    assert killed.key == whole.key
-    for shard, twin in zip(killed.shards, whole.shards, strict=True):
-        assert shard["features"].path.read_bytes() == twin["features"].path.read_bytes()
-    with h5py.File(caches[0]) as a, h5py.File(caches[1]) as b:
-        np.testing.assert_array_equal(a["ids"][:], b["ids"][:])
-        np.testing.assert_array_equal(a["features"][:], b["features"][:])
-    assert len(load_dataset_file(demo).images) == len(killed.ids)
