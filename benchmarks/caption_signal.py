@@ -23,7 +23,7 @@ from vse.features.cache import open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
 
-DIM, REGULARISATIONS = 256, (1e-3, 1e-2, 1e-1, 0.3, 1.0)
+DIM, REGULARISATIONS = 256, (1e-2, 1e-1, 0.3, 1.0, 3.0)
 Array = NDArray[np.float32]
 
 

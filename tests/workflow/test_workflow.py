@@ -11,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from vse.features.cache import open_cache
+
 ROOT = Path(__file__).parents[2]
 DEMO = """
 n_images: 33
 shards: 2
 features:
   fc7: { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }
+  tfidf: { min_count: 1 }
 experiment:
   model: { dim: 16, word_dim: 8 }
   train: { epochs: 2, min_count: 1 }
 """
 
 
-def snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def snakemake(folder: Path, *arguments: str, demo: str = DEMO) -> subprocess.CompletedProcess[str]:
     """Run the workflow in ``folder``, where nothing of the repository lies, with the tiny demo's preset."""
     presets = folder / "presets" / "datasets"
     presets.mkdir(parents=True, exist_ok=True)
-    (presets / "demo.yaml").write_text(DEMO)
+    (presets / "demo.yaml").write_text(demo)
     scripts = str(Path(sys.executable).parent)
     environment = {**os.environ, "VSE_PRESETS": str(presets.parent), "PATH": f"{scripts}:{os.environ['PATH']}"}
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "8", *arguments]
@@ -44,6 +47,20 @@ def test_the_main_job_runs_once_and_again_does_nothing(tmp_path: Path) -> None:
     again = snakemake(tmp_path, "results/demo_vsepp.json")
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr + again.stdout
+
+
+@pytest.mark.slow
+def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path) -> None:
+    target = "features/demo_tfidf.h5"
+    done = snakemake(tmp_path, target)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout + done.stderr).count("rule fit:") == 1
+    first = open_cache(tmp_path / target)
+    assert (first.kind, len(first.ids)) == ("text", 165)
+    assert "Nothing to be done" in (again := snakemake(tmp_path, target)).stderr + again.stdout
+    changed = snakemake(tmp_path, target, demo=DEMO.replace("tfidf: { min_count: 1 }", "tfidf: { min_count: 3 }"))
+    assert changed.returncode == 0, changed.stderr
+    assert open_cache(tmp_path / target).dim < first.dim
 
 
 @pytest.mark.slow
