@@ -85,6 +85,13 @@ class FeatureCache:
         """Length of one vector."""
         return self.row_shape[-1]
 
+    def described(self) -> str:
+        """What the cache holds, in words: ``66 image rows of 10 x 4096 float16``."""
+        each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
+        if self.offsets is None:
+            return f"{len(self.ids)} {self.kind} rows of {each}"
+        return f"{len(self.ids)} images with {self.offsets[-1]} regions of {each}"
+
 
 def failures_path(cache: Path) -> Path:
     """``features/demo_fc7.h5.failures.jsonl``: the images that ``--skip-bad`` left out."""

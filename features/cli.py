@@ -138,11 +138,8 @@ def verify_command(cache_file: Path, no_sources: bool) -> None:
     """Hash every shard of a cache again, and the images or captions that its rows were made from; check counts and ids."""
     found = cache.verify_cache(cache_file)
     sources = "not looked at" if no_sources else extraction.verify_sources(found)
-    each = f"{' x '.join(map(str, found.row_shape))} {found.dtype}"
-    rows = f"{len(found.ids)} rows of {each}"
-    if found.offsets is not None:
-        rows = f"{len(found.ids)} images with {found.offsets[-1]} regions of {each}"
-    click.echo(f"{cache_file}: sound, {rows} in {len(found.shards)} shards, sources {sources}, key {found.key}")
+    shards = f"{len(found.shards)} shards"
+    click.echo(f"{cache_file}: sound, {found.described()} in {shards}, sources {sources}, key {found.key}")
 
 
 def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureConfig, Path]:

@@ -279,8 +279,8 @@ def _prepare(
 ) -> tuple[Trainer, Vocabulary]:
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if cache.kind != "image" or len(cache.row_shape) != 1:
-        raise UserError(f"{cache.path}: {cache.kind} features of shape {cache.row_shape}; one vector per image is needed")
+    if cache.kind != "image" or cache.offsets is not None or len(cache.row_shape) != 1:
+        raise UserError(f"{cache.path} holds {cache.described()}; one vector per image is needed")
     reader = FeatureReader(cache, experiment.train.memory_gb)
     images = dataset.split("train")
     tokens = (caption.tokens for image in images for caption in image.captions)

@@ -192,7 +192,7 @@ def test_the_commands_fit_extract_and_verify(demo: Path, tmp_path: Path, capsys:
         assert stop.value.code == 0
     with pytest.raises(SystemExit):
         main(["verify", str(out)])
-    assert "330 rows" in capsys.readouterr().out
+    assert "330 text rows" in capsys.readouterr().out
 
 
 def test_a_feature_is_made_by_its_own_command(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:

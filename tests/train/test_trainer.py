@@ -17,11 +17,12 @@ import torch
 import yaml
 
 from tests.conftest import TINY_FEATURE
+from vse.features.boxes import BoxesExtractor
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
 from vse.pipeline import presets
-from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.config import BoxesConfig, ExperimentConfig
 from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
 from vse.train.run import RunFolder
@@ -36,6 +37,18 @@ SETS = [
     "train.min_count=1",
 ]
 COMMAND = [argument for setting in SETS for argument in ("--set", setting)]
+
+BOXES = BoxesConfig(
+    name="x",
+    model="squeezenet1_1",
+    weights="random",
+    map="features.1",
+    layer="features.2",
+    pool=8,
+    shorter=32,
+    longer=48,
+    n_boxes=4,
+)
 
 
 def experiment(*sets: str, name: str = "vsepp") -> ExperimentConfig:
@@ -187,6 +200,17 @@ def test_captions_of_images_without_features_are_named(
     line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", tmp_path / "run")
     assert "1 of 48 images have no features, the first is id 7007" in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("what", "said"), [("bank", "66 image rows of 2 x 256"), ("regions", "regions of 64")])
+def test_features_that_are_not_one_vector_per_image_are_refused(
+    what: str, said: str, demo: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    bank = TINY_FEATURE.model_copy(update={"crops": "rc_bank", "n_random": 2})
+    out = tmp_path / "f" / "demo_x.h5"
+    extract_shards(demo, BoxesExtractor(BOXES) if what == "regions" else CnnExtractor(bank), out, 1)
+    line = fails(train_main, "--features", merge(demo, out, 1), "--out", tmp_path / "run")
+    assert f"{said} float16; one vector per image is needed" in line
 
 
 def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
