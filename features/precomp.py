@@ -7,7 +7,6 @@ caption; which of the two is looked up in the rows themselves, never guessed fro
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from vse.features.shards import Rows
 from vse.pipeline.captions import tokenize
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json
+from vse.pipeline.files import read_json, write_bytes, write_json, written
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
 BOM = b"\xef\xbb\xbf"
@@ -99,7 +98,10 @@ def import_precomp(
     """
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
     ids = _image_ids(splits)
-    write_json(out_data, _dataset(dataset, splits, ids))
+    content = _dataset(dataset, splits, ids)
+    if out_data.exists() and read_json(out_data) != content:
+        raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
+    write_json(out_data, content)
     loaded = load_dataset_file(out_data)
     flat = np.concatenate(ids)
     starts = _ends(splits) - [split.n_images for split in splits]
@@ -289,7 +291,7 @@ def _check_layout(path: Path, images: Sequence[Image], times: int, text: Text) -
 
 
 def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], times: int) -> None:
-    """An array of the images' features, written block by block under a temporary name, then renamed."""
+    """An array of the images' features, written block by block."""
     cache = reader.cache
     positions = reader.positions(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape
@@ -300,18 +302,10 @@ def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], time
                 f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs as many for each"
             )
         shape = (int(counts[0]), *shape)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        array = np.lib.format.open_memmap(temporary, "w+", cache.dtype, (len(positions) * times, *shape))
+    header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}
+    with written(path) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
+        np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
         for k in range(0, len(positions), 512):
             block = positions[k : k + 512]
             found = reader.rows(block) if cache.offsets is None else reader.regions(block).features
-            array[k * times : (k + len(block)) * times] = np.repeat(found, times, axis=0)
-        array.flush()
-        del array
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+            stream.write(np.ascontiguousarray(np.repeat(found, times, axis=0)).data)

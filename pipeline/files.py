@@ -6,15 +6,17 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
 
 
-def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
-    """Write a temporary file in ``path``'s folder, flush it to disk, and rename it to ``path``; returns ``path``.
+@contextmanager
+def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """A temporary file in ``path``'s folder, to write to; at the end it is flushed to disk and renamed to ``path``.
 
     On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was.
     ``sync=False`` leaves the flush to the system, for many small files that a later file vouches for.
@@ -28,7 +30,7 @@ def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> P
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
             os.fchmod(handle, 0o666 & ~_umask())
-            stream.write(content)
+            yield stream
             stream.flush()
             if sync:
                 os.fsync(handle)
@@ -41,6 +43,12 @@ def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> P
         if isinstance(error, OSError):
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         raise
+
+
+def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
+    """Write ``content``, atomically, as :func:`written` does; returns ``path``."""
+    with written(path, sync) as stream:
+        stream.write(content)
     return path
 
 

@@ -200,6 +200,16 @@ def test_a_fault_is_named_and_nothing_is_written(fault: str, tmp_path: Path, fai
     assert not (tmp_path / "f").exists()
 
 
+def test_an_import_is_repeated_but_never_put_over_another_data_set(tmp_path: Path) -> None:
+    folder = layout(tmp_path / "in")
+    first = imported(folder)
+    key = open_cache(first).key
+    assert open_cache(imported(folder)).key == key
+    (folder / "test_caps.txt").write_text((folder / "test_caps.txt").read_text().replace("Image", "Picture"))
+    with pytest.raises(UserError, match="dataset.json is there and holds something else"):
+        imported(folder)
+
+
 def test_images_alike_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = layout(tmp_path / "in")
     rows = np.load(folder / "train_ims.npy")
