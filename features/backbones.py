@@ -95,6 +95,7 @@ class LayerOutput(nn.Module):
         if output.ndim == 3:
             output = _as_map(output)
         if output.ndim == 4:
+            output = _channels_first(output, images)
             pooled: Tensor = nn.functional.adaptive_avg_pool2d(output, self.grid).flatten(2)
             return pooled.transpose(1, 2) if self.positions else pooled.flatten(1)
         if output.ndim != 2 or self.positions or self.grid > 1:
@@ -112,6 +113,13 @@ def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
     if name not in modules:
         raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
     return modules[name]
+
+
+def _channels_first(output: Tensor, images: Tensor) -> Tensor:
+    """A map (n, dim, height, width), also of a model that puts its channels last, which a square image tells."""
+    _, first, second, last = output.shape
+    square = images.shape[2] == images.shape[3]
+    return output.permute(0, 3, 1, 2) if square and second != last and first == second else output
 
 
 def _as_map(tokens: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,8 @@ from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
 from vse.features.extraction import ImageExtractor, Vectors
-from vse.features.pictures import normalized, scaled
-from vse.features.proposals import Floats, edge_boxes, inside, read_boxes, selective_search
+from vse.features.pictures import as_tensor, normalized, scaled
+from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, read_boxes, selective_search
 from vse.features.regions import load_detector, propose
 from vse.pipeline.config import BoxesConfig, RegionsConfig
 from vse.pipeline.errors import UserError
@@ -24,12 +25,16 @@ from vse.pipeline.files import sha256_file
 
 @dataclass(frozen=True)
 class Prepared:
-    """A picture (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original."""
+    """A picture (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original.
+
+    ``original`` is the picture before, for the proposal network that has yet to find the boxes.
+    """
 
     pixels: Tensor
     boxes: Floats
     scores: Floats
     size: tuple[int, int]
+    original: Tensor | None = None
 
 
 class BoxesExtractor(ImageExtractor[Prepared]):
@@ -48,9 +53,9 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         self.weights_sha256 = weights_sha256(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
         module_named(backbone, config.map).register_forward_hook(lambda _, __, output: self._pooled(output))
-        self._rois = torch.zeros(1, 4)
+        self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
         self._given: dict[int, Floats] | None = None
-        self._edge_model = Path(config.edge_model) if config.edge_model else None
+        self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
         self.extra = self._open_source(weights_dir)
         self._try_once()
@@ -58,9 +63,9 @@ class BoxesExtractor(ImageExtractor[Prepared]):
     def prepare(self, picture: Image.Image, image_id: int) -> Prepared:
         """The picture, scaled, and its boxes, unless the network finds them."""
         boxes, scores = self._boxes(picture, image_id)
-        small = picture.resize(scaled(picture.size, self.config.shorter, self.config.longer), Image.Resampling.BILINEAR)
-        pixels = picture if self._detector is not None else small
-        return Prepared(torch.from_numpy(np.array(pixels)).permute(2, 0, 1), boxes, scores, picture.size)
+        size = scaled(picture.size, self.config.shorter, self.config.longer)
+        small = as_tensor(picture.resize(size, Image.Resampling.BILINEAR))
+        return Prepared(small, boxes, scores, picture.size, as_tensor(picture) if self._detector is not None else None)
 
     def compute(self, batch: Sequence[Prepared]) -> list[Vectors]:
         """The vectors of each picture's boxes."""
@@ -72,10 +77,9 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         if config.from_file:
             self._given = read_boxes(Path(config.boxes))
             return {"boxes_sha256": sha256_file(Path(config.boxes))}
-        if config.boxes == "edge_boxes" and self._edge_model is not None:
-            if not self._edge_model.is_file():
-                raise UserError(f"{self._edge_model}: no such structured-edge model")
-            return {"edge_model_sha256": sha256_file(self._edge_model)}
+        if config.boxes == "edge_boxes" and config.edge_model is not None:
+            self._edge_model = EdgeModel(Path(config.edge_model))
+            return {"edge_model_sha256": sha256_file(Path(config.edge_model))}
         if config.boxes == "rpn":
             proposer = RegionsConfig(
                 name=config.name, model=config.proposer, weights=config.proposer_weights, seed=config.seed,
@@ -89,9 +93,8 @@ class BoxesExtractor(ImageExtractor[Prepared]):
     def _boxes(self, picture: Image.Image, image_id: int) -> tuple[Floats, Floats]:
         config, pixels = self.config, np.asarray(picture)
         if self._given is not None:
-            if image_id not in self._given or not len(self._given[image_id]):
-                raise UserError(f"{config.boxes}: no boxes of image {image_id}")
-            boxes = inside(self._given[image_id], picture.size, f"{config.boxes}: image {image_id}")
+            given = self._given.get(image_id, np.empty((0, 4), np.float32))
+            boxes = inside(given, picture.size, f"{config.boxes}: image {image_id}")
             return boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
             boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model)
@@ -102,22 +105,23 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         return inside(boxes, picture.size, f"image {image_id}"), scores
 
     def _proposed(self, item: Prepared) -> Prepared:
-        """The same picture, scaled, with the boxes that the region-proposal network finds."""
-        assert self._detector is not None
+        """The same picture with the boxes that the region-proposal network finds."""
+        assert item.original is not None
         with torch.inference_mode():
-            proposals = propose(self._detector, item.pixels.to(self.device))
+            proposals = propose(self._detector, item.original.to(self.device))
         height, width = proposals.size
         boxes = proposals.boxes.cpu().numpy() * np.asarray([item.size[0] / width, item.size[1] / height] * 2, np.float32)
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
         if not len(boxes):
             boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
-        picture = Image.fromarray(item.pixels.permute(1, 2, 0).numpy())
-        small = picture.resize(scaled(item.size, self.config.shorter, self.config.longer), Image.Resampling.BILINEAR)
-        return Prepared(torch.from_numpy(np.array(small)).permute(2, 0, 1), boxes, scores, item.size)
+        return Prepared(item.pixels, boxes, scores, item.size)
 
     def _vectors(self, item: Prepared) -> Vectors:
         config = self.config
+        if not len(item.boxes):
+            return Vectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
         images = normalized(item.pixels[None], config.mean, config.std, self.device)
+        self._input = (images.shape[2], images.shape[3])
         relative = item.boxes / np.asarray(item.size * 2, np.float32)
         parts = []
         for k in range(0, len(relative), config.chunk):
@@ -134,8 +138,9 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         """What the layers behind the map read instead of it: the boxes, which are given as parts of the image's sides."""
         if output.ndim != 4:
             raise UserError(f"map {self.config.map!r} gives {output.ndim} axes; a layer with height and width is needed")
-        height, width = output.shape[2:]
-        boxes = self._rois * self._rois.new_tensor([width, height, width, height])
+        (rows, columns), (height, width) = output.shape[2:], self._input
+        down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
+        boxes = self._rois * self._rois.new_tensor([across, down, across, down])
         pooled: Tensor = roi_align(output.float(), [boxes], self.config.pool, aligned=True)
         return pooled.to(output.dtype)
 
@@ -144,7 +149,18 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
-            self._vectors(Prepared(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side)))
+            blank = Prepared(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
+            self._dim = self._vectors(blank).features.shape[1]
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]
             raise UserError(f"{config.model}, map {config.map!r}, layer {config.layer!r}: cannot be used ({reason})") from None
+
+
+def cells_per_pixel(cells: int, pixels: int) -> float:
+    """How many cells of a map an input pixel is: one over the map's stride.
+
+    Strides are powers of two, but a map of 600 pixels at stride 16 has 37 cells, not 37.5: so the nearest power of two is
+    taken, unless it is far off.
+    """
+    stride = 2.0 ** round(math.log2(pixels / cells))
+    return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

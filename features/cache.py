@@ -248,8 +248,11 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
                 raise UserError(f"{path}: not a whole feature cache, it lacks {', '.join(sorted(missing))}")
             arrays = {name: file[name][:] for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
             arrays.setdefault("skipped_ids", np.empty(0, np.int64))
+            json.loads(attributes["provenance"])
+            if "sources" not in file or not isinstance(file["features"], h5py.Dataset):
+                raise KeyError("features or sources")
             return attributes, arrays, file["features"].shape, file["features"].dtype
-    except (OSError, KeyError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a readable feature cache ({error})") from None
 
 

@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
 _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
-_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
+_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge; a fit must be there.")
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _SKIP_BAD = click.option(
     "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."
@@ -58,7 +58,7 @@ def extract() -> None:
 
 def _command(extractor: str) -> None:
     """Add the command of one extractor."""
-    mine = [_WORDS] if extractor in CAPTION_EXTRACTORS else [_SKIP_BAD, _WEIGHTS]
+    mine = [] if extractor == "tfidf" else [_WORDS] if extractor in CAPTION_EXTRACTORS else [_SKIP_BAD, _WEIGHTS]
     feature = click.option(
         "--feature",
         default=_DEFAULTS.get(extractor, extractor),
@@ -84,7 +84,7 @@ def _command(extractor: str) -> None:
             raise UserError(f"feature {feature!r} is made by vse-extract {config.extractor}, not by vse-extract {extractor}")
         n_shards = shards or _default_shards(dataset)
         use_threads(threads)
-        ready = make_extractor(config, dataset, out, weights_dir, words, device)
+        ready = make_extractor(config, dataset, out, weights_dir, words, device, fit=shard is None)
         made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
         click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -21,7 +21,7 @@ from tqdm import tqdm
 import vse
 from vse.features import cache, shards
 from vse.features.hardware import pick_device
-from vse.features.pictures import BadImage, decode, read_ahead, read_bytes
+from vse.features.pictures import BadImage, UnfitSize, decode, read_ahead, read_bytes
 from vse.features.shards import Identity, Ids, Rows, sha256_bytes
 from vse.pipeline.config import FeatureSettings, NetworkSettings
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -144,12 +144,12 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
                 if good:
-                    found += self.compute(good)
+                    found += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
             raise UserError(f"not one of {len(items)} images can be read, the first: {skipped[0]['reason']}")
         ids, sources = zip(*kept, strict=True)
-        return _rows(np.asarray(ids, np.int64), np.stack(sources), found, self.config.dtype, skipped)
+        return _rows(np.asarray(ids, np.int64), np.stack(sources), found, skipped)
 
     def _load(self, item: Item) -> tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]:
         assert item.path is not None
@@ -158,6 +158,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
             return item, self.prepare(decode(item.path, content), item.id), sha256_bytes(content)
         except BadImage as error:
             return item, error, np.zeros(32, np.uint8)
+        except UnfitSize as error:
+            return item, BadImage(f"{item.path}: {error}"), np.zeros(32, np.uint8)
 
     def _batches(
         self, items: Iterator[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]
@@ -245,18 +247,21 @@ def verify_sources(found: cache.FeatureCache) -> str:
     return "unchanged"
 
 
-def _rows(
-    ids: Ids, sources: NDArray[np.uint8], found: Sequence[Vectors], dtype: str, skipped: Sequence[Mapping[str, Any]]
-) -> Rows:
-    if found[0].boxes is None:
-        return Rows(ids, np.stack([vectors.features.astype(dtype) for vectors in found]), sources, skipped=skipped)
-    return Rows(
-        ids=ids,
-        features=np.concatenate([vectors.features.astype(dtype) for vectors in found]),
-        sources=sources,
-        offsets=np.cumsum([0, *(len(vectors.features) for vectors in found)], dtype=np.int64),
-        boxes=np.concatenate([vectors.boxes for vectors in found if vectors.boxes is not None]),
-        scores=np.concatenate([vectors.scores for vectors in found if vectors.scores is not None]),
-        image_size=np.asarray([vectors.image_size for vectors in found], np.int32),
-        skipped=skipped,
-    )
+def _rows(ids: Ids, sources: NDArray[np.uint8], found: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
+    """What was found in images; ``found`` is emptied on the way, so that the vectors are not held twice."""
+    first = found[0]
+    if first.boxes is None:
+        features = np.empty((len(found), *first.features.shape), first.features.dtype)
+        for k in range(len(found) - 1, -1, -1):
+            features[k] = found.pop().features
+        return Rows(ids, features, sources, skipped=skipped)
+    counts = [len(vectors.features) for vectors in found]
+    offsets = np.cumsum([0, *counts], dtype=np.int64)
+    boxes = np.concatenate([vectors.boxes for vectors in found if vectors.boxes is not None])
+    scores = np.concatenate([vectors.scores for vectors in found if vectors.scores is not None])
+    image_size = np.asarray([vectors.image_size for vectors in found], np.int32)
+    features = np.empty((offsets[-1], *first.features.shape[1:]), first.features.dtype)
+    for k in range(len(found) - 1, -1, -1):
+        features[offsets[k] : offsets[k + 1]] = found.pop().features
+    empty = {"images without a box": counts.count(0)}
+    return Rows(ids, features, sources, offsets, boxes, scores, image_size, skipped, empty)

@@ -19,12 +19,19 @@ def make_extractor(
     weights_dir: Path | None = None,
     words: Path | None = None,
     device: str = "auto",
+    fit: bool = True,
 ) -> Extractor:
-    """The extractor of ``config``; that of a caption feature is fitted first, beside the cache ``out``, if it is not yet."""
+    """The extractor of ``config``.
+
+    The encoder of a caption feature lies beside the cache ``out``; with ``fit`` it is made first, if it is not there yet.
+    """
     if isinstance(config, CnnConfig):
         return CnnExtractor(config, weights_dir, device)
     if isinstance(config, RegionsConfig):
         return RegionsExtractor(config, weights_dir, device)
     if isinstance(config, BoxesConfig):
         return BoxesExtractor(config, weights_dir, device)
-    return CaptionExtractor(config, fit_encoder(dataset_file, config, encoder_path(out), device, words), device)
+    encoder = encoder_path(out)
+    if fit:
+        fit_encoder(dataset_file, config, encoder, device, words)
+    return CaptionExtractor(config, encoder, device)

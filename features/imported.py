@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from tqdm import tqdm
 from vse.features import shards
 from vse.features.cache import merge_shards
 from vse.features.extraction import ids_of, items_of
+from vse.features.proposals import inside
 from vse.features.shards import Identity, Ids, Rows, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -44,7 +46,7 @@ def import_arrays(
         return Rows(wanted[part], found, row_hashes(found))
 
     files = [features] if ids is None else [features, ids]
-    return write_imported(out, dataset, kind, "arrays", files, wanted, rows, array[:1].nbytes)
+    return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted, rows, array[:1].nbytes)
 
 
 def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
@@ -58,17 +60,20 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     where = _tsv_places(files, {str(identity) for identity in of_image.values()})
     absent = [image for image, identity in of_image.items() if str(identity) not in where]
     if absent:
-        raise UserError(f"{files[0]}: {len(absent)} of {len(of_image)} images are not in it, the first is imgid {absent[0]}")
+        names = ", ".join(map(str, files))
+        raise UserError(f"{names}: {len(absent)} of {len(of_image)} images are not there, the first is imgid {absent[0]}")
     wanted = np.asarray(list(of_image), np.int64)
     streams = {path: path.open("rb") for path in files}
 
     def rows(part: slice) -> Rows:
-        lines = []
+        lines, found = [], []
         for imgid in wanted[part]:
             path, offset = where[str(of_image[int(imgid)])]
             streams[path].seek(offset)
             lines.append(streams[path].readline())
-        found = [_tsv_row(files[0], line) for line in lines]
+            found.append(_tsv_row(path, lines[-1]))
+            if (length := found[-1][0].shape[1]) != dim:
+                raise UserError(f"{path}: image_id {of_image[int(imgid)]}: {length} numbers a box, where others have {dim}")
         return Rows(
             ids=wanted[part],
             features=np.concatenate([features for features, _, _ in found]),
@@ -79,8 +84,12 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
         )
 
     try:
-        first = rows(slice(0, 1))
-        return write_imported(out, dataset, "image", "tsv", files, wanted, rows, first.features.nbytes)
+        path, offset = where[str(of_image[int(wanted[0])])]
+        streams[path].seek(offset)
+        first = _tsv_row(path, streams[path].readline())[0]
+        dim = first.shape[1]
+        layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(of_image.items()))}
+        return write_imported(out, dataset, "image", layout, files, wanted, rows, first.nbytes)
     finally:
         for stream in streams.values():
             stream.close()
@@ -90,7 +99,7 @@ def write_imported(
     out: Path,
     dataset: Dataset,
     kind: Literal["image", "text"],
-    layout: str,
+    layout: Mapping[str, str],
     files: Sequence[Path],
     ids: Ids,
     rows: Callable[[slice], Rows],
@@ -98,7 +107,7 @@ def write_imported(
 ) -> Path:
     """Write the cache ``out`` from ``rows`` of a part of ``ids``, in shards of half a gigabyte; finished ones are kept."""
     content = {
-        "imported": {"layout": layout, "files": {path.name: sha256_file(path) for path in files}},
+        "imported": {**layout, "files_sha256": [sha256_file(path) for path in files]},
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
@@ -107,7 +116,8 @@ def write_imported(
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
         if shards.finished_shard(path, identity) is None:
-            shards.write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)))
+            notes = {"files": [path.name for path in files]}
+            shards.write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)), notes=notes)
     return merge_shards(out, n_shards, dataset.path, ids)
 
 
@@ -129,10 +139,16 @@ def read_ids(path: Path) -> list[int]:
     """Ids of a text file, one integer per line, or of a ``.npy`` file."""
     try:
         if path.suffix == ".npy":
-            return [int(i) for i in np.load(path, allow_pickle=False)]
+            return [int(i) for i in _integers(path, np.load(path, allow_pickle=False))]
         return [int(line) for line in path.read_text().split()]
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{path}: not a file of integer ids ({error})") from None
+
+
+def _integers(path: Path, ids: NDArray[Any]) -> Ids:
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; a row of integers is needed")
+    return ids.astype(np.int64)
 
 
 def _checked(path: Path, array: Any) -> NDArray[Any]:
@@ -147,8 +163,8 @@ def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.
     if features.suffix == ".npz":
         try:
             with np.load(features, allow_pickle=False) as file:
-                array, found = _checked(features, file["features"]), np.asarray(file["ids"], np.int64)
-        except (OSError, ValueError, KeyError) as error:
+                array, found = _checked(features, file["features"]), _integers(features, file["ids"])
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"{features}: needs the arrays 'features' and 'ids' ({error})") from None
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
@@ -233,4 +249,4 @@ def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.f
         size = (int(width), int(height))
     except (ValueError, binascii.Error) as error:
         raise UserError(f"{path}: image_id {name.decode()}: boxes or features are not what num_boxes says ({error})") from None
-    return vectors, corners, size
+    return vectors, inside(corners, size, f"{path}: image_id {name.decode()}"), size

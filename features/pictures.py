@@ -21,6 +21,9 @@ from vse.pipeline.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # a picture with more is taken for a decompression bomb
+MIN_SIDE = 16  # the stride of the maps that regions are read from
+
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 _Item = TypeVar("_Item")
 _Found = TypeVar("_Found")
@@ -29,6 +32,10 @@ Mean = tuple[float, float, float]
 
 class BadImage(UserError):
     """An image file that is missing or cannot be decoded."""
+
+
+class UnfitSize(ValueError):
+    """A picture so long and narrow that what a network should read of it is too large or too small."""
 
 
 def read_bytes(path: Path) -> bytes:
@@ -67,12 +74,12 @@ def crops_of(picture: Image.Image, config: CnnConfig, image_id: int = 0) -> UInt
     ``image_id`` alone.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stacked([_random_resized(picture, config.crop, chance) for chance in _chances(config, image_id)])
+        return _stacked([_random_resized(picture, config, chance) for chance in _chances(config, image_id)])
     if config.resize_mode == "square":
         width = height = config.resize
     else:
         width, height = scaled(picture.size, config.resize)
-    small = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+    small = np.asarray(picture.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
@@ -89,12 +96,23 @@ def crops_of(picture: Image.Image, config: CnnConfig, image_id: int = 0) -> UInt
 
 
 def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
-    """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more."""
+    """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more.
+
+    :class:`UnfitSize` if that is more than ``MAX_PIXELS`` in all, or a side less than ``MIN_SIDE``.
+    """
     scale = shorter / min(size)
     if longer is not None:
         scale = min(scale, longer / max(size))
-        return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
-    return max(shorter, round(size[0] * scale)), max(shorter, round(size[1] * scale))
+    at_least = shorter if longer is None else 1
+    width, height = (max(at_least, round(side * scale)) for side in size)
+    if width * height > MAX_PIXELS or min(width, height) < MIN_SIDE:
+        raise UnfitSize(f"{size[0]} x {size[1]} pixels, of which the network would see {width} x {height}")
+    return width, height
+
+
+def as_tensor(picture: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """A picture's pixels, 0-255."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
 def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
@@ -141,7 +159,7 @@ def _chances(config: CnnConfig, image_id: int) -> list[np.random.Generator]:
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-def _random_resized(picture: Image.Image, crop: int, chance: np.random.Generator) -> NDArray[np.uint8]:
+def _random_resized(picture: Image.Image, config: CnnConfig, chance: np.random.Generator) -> NDArray[np.uint8]:
     """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
     width, height = picture.size
     for _ in range(10):
@@ -155,7 +173,7 @@ def _random_resized(picture: Image.Image, crop: int, chance: np.random.Generator
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     box = (left, top, left + w, top + h)
-    return _mirrored(np.asarray(picture.resize((crop, crop), Image.Resampling.BILINEAR, box=box)), chance)
+    return _mirrored(np.asarray(picture.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), chance)
 
 
 def _mirrored(view: NDArray[np.uint8], chance: np.random.Generator) -> NDArray[np.uint8]:

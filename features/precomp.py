@@ -7,6 +7,7 @@ caption; which of the two is looked up in the rows themselves, never guessed fro
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +52,12 @@ class Text:
         captions = []
         for number, line in enumerate(lines, 1):
             try:
-                text = (line.removesuffix(b"\r") if windows else line).decode()
+                last = number == len(lines) and not ends
+                text = (line.removesuffix(b"\r") if windows and not last else line).decode()
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason})") from None
-            if not tokenize(text):
-                raise UserError(f"{path}: line {number} is a caption without a word")
+            if not words_of(text):
+                raise UserError(f"{path}: line {number} is an empty caption")
             captions.append(text)
         return cls(tuple(captions), bom, "\r\n" if windows else "\n", ends)
 
@@ -97,6 +99,9 @@ def import_precomp(
     from 0 over the splits. ``test`` says which of ``test`` and ``testall`` is the test split, if there are both (testall).
     """
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
+    shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
+    if len(shapes) != 2:
+        raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
     content = _dataset(dataset, splits, ids)
     if out_data.exists() and read_json(out_data) != content:
@@ -105,9 +110,6 @@ def import_precomp(
     loaded = load_dataset_file(out_data)
     flat = np.concatenate(ids)
     starts = _ends(splits) - [split.n_images for split in splits]
-    shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
-    if len(shapes) != 2:
-        raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
 
     def rows(part: slice) -> Rows:
         parts = [
@@ -123,7 +125,7 @@ def import_precomp(
 
     files = [file for split in splits for file in split.files]
     row_bytes = splits[0].rows[:1].nbytes
-    path = write_imported(out_features, loaded, "image", "precomp", files, flat, rows, row_bytes)
+    path = write_imported(out_features, loaded, "image", {"layout": "precomp"}, files, flat, rows, row_bytes)
     _report_duplicates(path)
     return path
 
@@ -161,6 +163,11 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     return out
 
 
+def words_of(text: str) -> list[str]:
+    """Tokens of a caption: as for every free text or, of another script, its words, or what stands between its blanks."""
+    return tokenize(text) or re.findall(r"\w+", text.lower()) or text.split()
+
+
 def _names(folder: Path, test: str | None) -> list[str]:
     there = [name for name in SPLITS if (folder / f"{name}_ims.npy").is_file() or (folder / f"{name}_caps.txt").is_file()]
     if not there:
@@ -169,6 +176,8 @@ def _names(folder: Path, test: str | None) -> list[str]:
     chosen = test or ("testall" if both else None)
     if chosen is not None and chosen not in there:
         raise UserError(f"{folder}: no {chosen}_ims.npy")
+    if both:
+        log.info("%s: there are test and testall; %s is taken, the other left out", folder, chosen)
     return [name for name in there if SPLITS[name] != "test" or chosen in (None, name)]
 
 
@@ -246,7 +255,7 @@ def _dataset(name: str, splits: Sequence[Split], ids: Sequence[NDArray[np.int64]
         for k, imgid in enumerate(of_split.tolist()):
             sentences = []
             for raw in split.text.captions[k * split.per_image : (k + 1) * split.per_image]:
-                sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": tokenize(raw)})
+                sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": words_of(raw)})
                 sentid += 1
             image = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name], "sentences": sentences}
             images.append(image)
@@ -258,7 +267,7 @@ def _dataset(name: str, splits: Sequence[Split], ids: Sequence[NDArray[np.int64]
             "newline": s.text.newline,
             "ends": s.text.ends,
             "ids": s.ids is not None,
-            "ids_text": _line_ends(s.files[2]) if s.ids is not None else None,
+            "ids_text": list(_line_ends(s.files[2])) if s.ids is not None else None,
         }
         for s in splits
     }

@@ -38,14 +38,40 @@ def read_boxes(path: Path) -> dict[int, Floats]:
 def inside(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
     """Boxes clipped to an image of this width and height; :class:`UserError` if one has nothing in it."""
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
-    empty = (clipped[:, 2:] <= clipped[:, :2]).any(axis=1)
+    empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # not a number is not more, either
     if empty.any():
         bad = boxes[empty][0].tolist()
         raise UserError(f"{where}: the box {bad} (x1, y1, x2, y2) holds nothing of the image, which is {size[0]} x {size[1]}")
     return clipped
 
 
-def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: Path | None = None) -> tuple[Floats, Floats]:
+class EdgeModel:
+    """A structured-edge model (Dollar and Zitnick, ICCV 2013), read once for each thread; :class:`UserError` if it is none."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise UserError(f"{path}: no such structured-edge model")
+        cv2, self.path, self._of_thread = _opencv(), path, threading.local()
+        try:
+            file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
+            stride = file.getNode("options").getNode("stride").real()
+            whole = all(not file.getNode(name).empty() for name in ("childs", "featureIds", "thresholds", "edgeBins"))
+        except (cv2.error, SystemError) as error:
+            raise UserError(f"{path}: not a structured-edge model ({error})") from None
+        if not (whole and stride >= 1):  # OpenCV itself would divide by it
+            raise UserError(f"{path}: not a structured-edge model")
+
+    def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+        """Edges of an image after the suppression of all but their ridges, and their orientation."""
+        if not hasattr(self._of_thread, "detector"):
+            self._of_thread.detector = _opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
+        detector = self._of_thread.detector
+        edges = detector.detectEdges(pixels.astype(np.float32) / 255)
+        orientation = detector.computeOrientation(edges)
+        return detector.edgesNms(edges, orientation), orientation
+
+
+def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | None = None) -> tuple[Floats, Floats]:
     """The best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
 
     Edges come from a structured-edge model, or else are the gradient of the smoothed grey image. Alpha, beta and the
@@ -59,10 +85,7 @@ def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: Path | None 
         edges /= max(float(edges.max()), 1e-6)
         orientation = np.mod(np.arctan2(down, across), np.float32(np.pi))
     else:
-        detector = cv2.ximgproc.createStructuredEdgeDetection(str(edge_model))
-        edges = detector.detectEdges(pixels.astype(np.float32) / 255)
-        orientation = detector.computeOrientation(edges)
-        edges = detector.edgesNms(edges, orientation)
+        edges, orientation = edge_model.edges(pixels)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
     boxes, scores = finder.getBoundingBoxes(edges, orientation)
     if len(boxes) == 0:  # an image without an edge
@@ -123,7 +146,7 @@ def _from_hdf5(path: Path) -> dict[int, Floats]:
         raise UserError(f"{path}: no boxes to be read from it ({error})") from None
     if of_cache:
         cache = open_cache(path)
-        if cache.offsets is None:
+        if cache.offsets is None or any("boxes" not in shard for shard in cache.shards):
             raise UserError(f"{path}: a cache without boxes")
         ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].map() for shard in cache.shards])
     if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes):

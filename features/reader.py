@@ -60,6 +60,14 @@ class FeatureReader:
             )
         return np.asarray([self._positions[i] for i in wanted], np.int64)
 
+    def crops(self, positions: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.generic]:
+        """One crop of each row of a crop bank, (len(positions), dim): that with the number ``chosen``."""
+        n_crops = self.cache.row_shape[0]
+        assert len(self.cache.row_shape) == 2, "not a bank of crops"
+        assert not len(chosen) or 0 <= chosen.min() <= chosen.max() < n_crops, "no such crop"
+        first = positions * n_crops + chosen
+        return self._gathered(first, first + 1, n_crops).reshape(-1, self.cache.dim)
+
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
         """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
         assert self.cache.offsets is None, "regions are read by regions()"
@@ -86,14 +94,16 @@ class FeatureReader:
             if not np.isfinite(found).all():
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
-    def _gathered(self, firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.generic]:
+    def _gathered(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
         """Vectors ``firsts[k]:ends[k]`` for every k, one after the other; none of these spans crosses a shard.
 
-        Joining their bytes copies each once, which is as fast as numpy's own indexing of one array.
+        A row has ``per_row`` of them. Joining their bytes copies each once, which is as fast as numpy's own indexing.
         """
-        size = self.cache.dtype.itemsize * int(np.prod(self.cache.row_shape))
-        part_of = np.searchsorted(self._starts[1:-1], firsts, side="right")
-        shift = self._starts[part_of]
+        shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
+        size = self.cache.dtype.itemsize * int(np.prod(shape))
+        starts = self._starts * per_row
+        part_of = np.searchsorted(starts[1:-1], firsts, side="right")
+        shift = starts[part_of]
         spans = zip(part_of.tolist(), ((firsts - shift) * size).tolist(), ((ends - shift) * size).tolist(), strict=True)
         joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
-        return np.frombuffer(joined, self.cache.dtype).reshape(-1, *self.cache.row_shape)
+        return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)

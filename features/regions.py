@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torchvision
 from jaxtyping import Float
@@ -23,7 +22,9 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, nms, remove_small_
 
 from vse.features.backbones import autocast, load_backbone, weights_sha256
 from vse.features.extraction import ImageExtractor, Vectors
+from vse.features.pictures import as_tensor, scaled
 from vse.pipeline.config import RegionsConfig
+from vse.pipeline.errors import UserError, did_you_mean
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
 
@@ -63,8 +64,9 @@ class RegionsExtractor(ImageExtractor[Tensor]):
         self.detector = self.detector.to(self.device)
 
     def prepare(self, picture: Image.Image, image_id: int) -> Tensor:
-        """The picture as (3, height, width) uint8."""
-        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+        """The picture as (3, height, width) uint8; the detector itself scales it."""
+        scaled(picture.size, self.config.shorter, self.config.longer)
+        return as_tensor(picture)
 
     def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
         """Boxes in pixels of each picture, inside it, best first, with their scores and vectors."""
@@ -90,6 +92,9 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
         "rpn_pre_nms_top_n_test": max(1000, config.proposals),
         "rpn_post_nms_top_n_test": config.proposals,
     }
+    known = [name for name in torchvision.models.list_models(torchvision.models.detection) if name.startswith("fasterrcnn")]
+    if config.model not in known:
+        raise UserError(f"{config.model!r} is no Faster R-CNN of torchvision{did_you_mean(config.model, known)}")
     detector = load_backbone(config, weights_dir, torchvision.models.detection, **options)
     if config.model == "fasterrcnn_resnet50_fpn" and config.weights != "random":
         for module in detector.modules():  # its weights were trained with batch norms that add nothing to the variance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import safetensors.torch
 import sklearn
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from tqdm import tqdm
 
 from vse.features.backbones import tensors_sha256
-from vse.features.encoders import CaptionEncoder, HglmmEncoder, MeanVectorEncoder, TfidfEncoder
+from vse.features.encoders import CaptionEncoder, Captions, HglmmEncoder, MeanVectorEncoder, TfidfEncoder
 from vse.features.extraction import VERSIONS, Extractor, Item, ids_of
 from vse.features.hardware import pick_device
 from vse.features.shards import Rows
@@ -42,15 +44,19 @@ def encoder_path(cache: Path) -> Path:
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder, ready to turn captions into vectors."""
+    """A fitted encoder, ready to turn captions into vectors; :class:`UserError` if it was fitted with other settings."""
 
     kind = "text"
     config: CaptionConfig
 
     def __init__(self, config: CaptionConfig, encoder_file: Path, device: str = "auto") -> None:
+        fitted = _read(encoder_file)
+        if fitted is None:
+            raise UserError(f"{encoder_file}: no such encoder, or its bytes changed; make it anew with vse-extract fit")
+        _refuse_other(encoder_file, fitted, {"config": config.content()}, "config")
         self.config = config
-        self.encoder = load_encoder(encoder_file, device)
-        self.weights_sha256 = _metadata(encoder_file)["sha256"]
+        self.encoder = _ENCODERS[config.extractor].from_tensors(fitted.tensors, pick_device(device))
+        self.weights_sha256 = fitted.metadata["sha256"]
         self.notes = {"encoder": encoder_file.name, "versions": {**VERSIONS, "scikit-learn": sklearn.__version__}}
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
@@ -67,23 +73,28 @@ class CaptionExtractor(Extractor):
         return Rows(ids_of(items), features, sources, counts={"captions without a known word": unknown})
 
 
+@dataclass(frozen=True)
+class Fitted:
+    """An encoder's file, whole: its tensors, and what it was fitted with."""
+
+    tensors: dict[str, Tensor]
+    metadata: dict[str, Any]
+
+
 def fit_encoder(dataset_file: Path, config: CaptionConfig, out: Path, device: str = "auto", words: Path | None = None) -> Path:
     """Fit the encoder of a caption feature on the training captions and write it; returns the file.
 
-    ``words`` is the file of word vectors; without one they are trained on the training captions. A file that is there,
-    whole and of the same settings, words and captions is kept; one of others is refused with what changed.
+    ``words`` is the file of word vectors, before that of the preset; without either they are trained on the training
+    captions. A file that is there, whole and of the same settings, words and captions is kept; one of others is refused
+    with what changed.
     """
     dataset = load_dataset_file(dataset_file)
-    words = Path(config.words) if isinstance(config, WordSettings) and config.words else words
-    training = [list(caption.tokens) for image in dataset.split("train") for caption in image.captions]
+    words = words or (Path(config.words) if isinstance(config, WordSettings) and config.words else None)
+    training = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     inputs = _inputs(dataset, training, config, words)
-    if _is_whole(out):
-        changes = changed_fields(_metadata(out)["inputs"], inputs)
-        if changes:
-            raise UserError(
-                f"{out} was fitted with other settings ({'; '.join(changes[:4])}); "
-                "delete it and its features to make them anew, or write to another --out"
-            )
+    fitted = _read(out)
+    if fitted is not None:
+        _refuse_other(out, fitted, inputs)
         log.info("%s: fitted, kept", out)
         return out
     encoder = _fitted(dataset, training, config, words, device)
@@ -95,39 +106,41 @@ def fit_encoder(dataset_file: Path, config: CaptionConfig, out: Path, device: st
 
 def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
     """A fitted encoder; :class:`UserError` if the file is missing or its content is not what was written."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such encoder; fit it with vse-extract fit")
-    if not _is_whole(path):
-        raise UserError(f"{path}: its bytes changed; delete it and fit it again")
-    kind = _ENCODERS[_metadata(path)["extractor"]]
-    return kind.from_tensors(safetensors.torch.load_file(path), pick_device(device))
+    fitted = _read(path)
+    if fitted is None:
+        raise UserError(f"{path}: no such encoder, or its bytes changed; make it anew with vse-extract fit")
+    return _ENCODERS[fitted.metadata["extractor"]].from_tensors(fitted.tensors, pick_device(device))
 
 
-def _fitted(
-    dataset: Dataset, training: list[list[str]], config: CaptionConfig, words: Path | None, device: str
-) -> CaptionEncoder:
+def _fitted(dataset: Dataset, training: Captions, config: CaptionConfig, words: Path | None, device: str) -> CaptionEncoder:
     if isinstance(config, TfidfConfig):
         return TfidfEncoder.fit(training, config)
+    used = {word for image in dataset.images for caption in image.captions for word in caption.tokens}
+    kept, sample = _words(training, config, words, used)
+    _report(kept, used)
+    if isinstance(config, MeanVectorConfig):
+        return MeanVectorEncoder(kept)
+    n_words, dim = sample.vectors.shape
+    if n_words <= dim:
+        raise UserError(
+            f"{n_words} words with vectors of {dim} numbers are too few for a mixture: "
+            "take shorter vectors (trained_dim) or a file of more words (--words)"
+        )
+    return HglmmEncoder.fit(kept, training, config, pick_device(device), sample)
+
+
+def _words(training: Captions, config: WordSettings, words: Path | None, used: set[str]) -> tuple[WordVectors, WordVectors]:
+    """The words to keep, and those to fit a mixture to; the rest of a large file is forgotten on return."""
     if words is None:
         log.info("training word vectors on %d captions", len(training))
         found = train_words(training, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
         found = read_words(words)
+    kept = found.only(used, config.keep)
     sample = np.arange(len(found.words))
     if isinstance(config, HglmmConfig) and len(sample) > config.ica_words:
         sample = np.sort(np.random.default_rng(config.seed).permutation(len(sample))[: config.ica_words])
-    used = {word for image in dataset.images for caption in image.captions for word in caption.tokens}
-    kept = found.only(used, config.keep)
-    _report(kept, used)
-    if isinstance(config, MeanVectorConfig):
-        return MeanVectorEncoder(kept)
-    if len(sample) <= found.vectors.shape[1]:
-        raise UserError(
-            f"{len(sample)} words with vectors of {found.vectors.shape[1]} numbers are too few for a mixture: "
-            "take shorter vectors (trained_dim) or a file of more words (--words)"
-        )
-    sampled = WordVectors(tuple(found.words[k] for k in sample), found.vectors[sample])
-    return HglmmEncoder.fit(kept, training, config, pick_device(device), sampled)
+    return kept, WordVectors(tuple(found.words[k] for k in sample), found.vectors[sample])
 
 
 def _report(words: WordVectors, used: set[str]) -> None:
@@ -137,27 +150,36 @@ def _report(words: WordVectors, used: set[str]) -> None:
         raise UserError("not one word of the captions has a vector: is the file of word vectors of this language and case?")
 
 
-def _inputs(dataset: Dataset, training: list[list[str]], config: CaptionConfig, words: Path | None) -> dict[str, Any]:
+def _inputs(dataset: Dataset, training: Captions, config: CaptionConfig, words: Path | None) -> dict[str, Any]:
     """All that determines an encoder."""
-    found = {"config": config.content(), "training_captions_sha256": sha256_json(training), "version": 1}
+    found: dict[str, Any] = {"config": config.content(), "training_captions_sha256": sha256_json(training), "version": 1}
     if isinstance(config, WordSettings):
-        found["words_sha256"] = sha256_file(words) if words is not None and words.is_file() else str(words)
+        if words is not None and not words.is_file():
+            raise UserError(f"{words}: no such file of word vectors")
+        found["words_sha256"] = sha256_file(words) if words is not None else None
         found["words_used_sha256"] = sha256_json(sorted({w for i in dataset.images for c in i.captions for w in c.tokens}))
     return found
 
 
-def _metadata(path: Path) -> dict[str, Any]:
-    with safe_open(path, framework="pt") as file:
-        metadata: dict[str, Any] = json.loads((file.metadata() or {}).get("vse", "{}"))
-    return metadata
+def _refuse_other(path: Path, fitted: Fitted, inputs: dict[str, Any], *only: str) -> None:
+    made = fitted.metadata["inputs"]
+    changes = changed_fields({key: made[key] for key in only} if only else made, inputs)
+    if changes:
+        raise UserError(
+            f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "
+            "delete it and its features to make them anew, or write to another --out"
+        )
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether an encoder is there and its tensors are those that were written."""
+def _read(path: Path) -> Fitted | None:
+    """An encoder's file if it is there and its tensors are those that were written."""
     if not path.is_file():
-        return False
+        return None
     try:
-        metadata = _metadata(path)
-        return metadata.get("format") == FORMAT and metadata.get("sha256") == tensors_sha256(safetensors.torch.load_file(path))
-    except (SafetensorError, OSError, ValueError):
-        return False
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {})["vse"])
+        fitted = Fitted(safetensors.torch.load_file(path), metadata)
+        whole = metadata["format"] == FORMAT and metadata["sha256"] == tensors_sha256(fitted.tensors)
+    except (SafetensorError, OSError, ValueError, KeyError):
+        return None
+    return fitted if whole else None

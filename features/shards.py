@@ -191,5 +191,6 @@ def _check(path: Path, rows: Rows) -> None:
     if len(bad):
         row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
         raise UserError(
-            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first is of id {rows.ids[row]}"
+            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first is of id {rows.ids[row]}; "
+            "if they are only too large for float16, keep them with --set dtype=float32"
         )

@@ -81,7 +81,8 @@ def _read_text(path: Path) -> WordVectors:
 
     A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
     """
-    rows: dict[str, NDArray[np.float32]] = {}
+    words: dict[str, None] = {}
+    numbers = bytearray()  # of all words, because an array for each would take twice the memory
     n_lines, dim, expected = 0, 0, None
     with open_plain_or_compressed(str(path), "rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -96,8 +97,10 @@ def _read_text(path: Path) -> WordVectors:
                 vector = np.asarray(fields[-dim:], np.float32)
             except ValueError as error:
                 raise UserError(f"{path}: line {number} is not a word and {dim} numbers ({error})") from None
-            rows.setdefault(" ".join(fields[:-dim]), vector)
             n_lines += 1
+            if (word := " ".join(fields[:-dim])) not in words:
+                words[word] = None
+                numbers += vector.tobytes()
     if expected is not None and n_lines != expected:
         raise UserError(f"{path}: {n_lines} words, but its first line says {expected}")
-    return WordVectors(tuple(rows), np.stack(list(rows.values())) if rows else np.empty((0, 0), np.float32))
+    return WordVectors(tuple(words), np.frombuffer(numbers, np.float32).reshape(len(words), dim))

@@ -38,7 +38,7 @@ class NetworkSettings(FeatureSettings):
         description="pretrained, random, a name that the model's library knows, or a .pth or .safetensors file",
     )
     weights_sha256: str | None = Field(None, description="expected SHA-256 of a weights file")
-    seed: int = Field(0, description="seed of random weights")
+    seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="fp32, or autocast to bf16 or fp16")
     workers: int = Field(2, ge=0, description="threads that decode images ahead of the network")
@@ -73,6 +73,7 @@ class CnnConfig(LayerSettings):
     resize_mode: Literal["square", "shorter"] = Field(
         "square", description="square: to resize x resize, as the paper; shorter: the shorter side to resize"
     )
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     crop: PositiveInt = 224
     crops: Literal["1c", "10c", "10c_bank", "rc_bank"] = Field(
         "1c",
@@ -85,7 +86,7 @@ class CnnConfig(LayerSettings):
         description="resized: of 8 to 100% of the area and aspect 3/4 to 4/3, scaled to the crop (the authors' code); "
         "plain: of the crop's size from the resized image (the paper). Each is mirrored with probability 1/2",
     )
-    crop_seed: int = Field(0, description="with the image's id, the seed of its random crops")
+    crop_seed: int = Field(0, ge=0, description="with the image's id, the seed of its random crops")
     batch_size: PositiveInt = 32
     compile: bool = Field(False, description="compile the network first (torch.compile); pays on a GPU")
 
@@ -201,7 +202,7 @@ class WordSettings(CaptionSettings):
     """A feature built on word vectors."""
 
     words: str | None = Field(
-        None, description="word2vec (.bin or text) or GloVe file; none: $VSE_WORDS, else trained on the training captions"
+        None, description="word2vec (.bin or text) or GloVe file, unless --words or $VSE_WORDS names one; none: trained here"
     )
     keep: PositiveInt = Field(
         100_000, description="words kept for other captions, in the file's order, beside all words of the data set"
@@ -209,7 +210,7 @@ class WordSettings(CaptionSettings):
     trained_dim: PositiveInt = Field(300, description="length of vectors trained here")
     trained_epochs: PositiveInt = Field(20, description="passes over the captions, for vectors trained here")
     min_count: PositiveInt = Field(4, description="occurrences a word needs, for vectors trained here")
-    seed: int = Field(0, description="seed of word vectors trained here, and of the samples of a fit")
+    seed: int = Field(0, ge=0, description="seed of word vectors trained here, and of the samples of a fit")
 
     @classmethod
     def how(cls) -> set[str]:

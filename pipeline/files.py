@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,9 +26,9 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f".{path.name}.*.tmp") if sync else ():
-            left.unlink(missing_ok=True)  # of a writer that was killed
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        if sync:
+            _remove_orphans(path)
+        handle, name = tempfile.mkstemp(prefix=f"{_mine(path)}{os.getpid()}.", suffix=".tmp", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
             os.fchmod(handle, 0o666 & ~_umask())
@@ -81,6 +83,24 @@ def sha256_file(path: Path) -> str:
 def sha256_json(content: object) -> str:
     """SHA-256 of ``content`` as canonical JSON (sorted keys, no blanks)."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _mine(path: Path) -> str:
+    """How the names of this machine's temporary files for ``path`` begin; the writer's process number follows."""
+    return f".{path.name}.{socket.gethostname()}-"
+
+
+def _remove_orphans(path: Path) -> None:
+    """Remove the temporary files of writers on this machine that were killed; another's, or a living one's, stay."""
+    mine = _mine(path)
+    for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
+        process = left.name.removeprefix(mine).partition(".")[0]
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            left.unlink(missing_ok=True)
+        except (ValueError, PermissionError):
+            continue
 
 
 def _fsync_folder(path: Path) -> None:

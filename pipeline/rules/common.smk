@@ -5,7 +5,7 @@ import os
 from snakemake.exceptions import WorkflowError
 
 from vse.pipeline import presets, sources
-from vse.pipeline.config import CAPTION_EXTRACTORS
+from vse.pipeline.config import CAPTION_EXTRACTORS, WordSettings
 from vse.pipeline.errors import UserError
 
 try:
@@ -59,8 +59,27 @@ def feature_preset(wildcards):
 def feature_settings(wildcards):
     """The settings that determine a feature, so that a changed one makes its jobs run again."""
     config = feature_preset(wildcards)
-    sources = {key: getattr(config, key, None) for key in ("weights", "seed", "words", "proposer_weights", "edge_model")}
+    sources = {key: getattr(config, key, None) for key in ("weights", "seed", "boxes", "proposer_weights")}
     return json.dumps({**config.content(), **sources})
+
+
+def extraction_memory(wildcards):
+    """Megabytes of a shard's job: hundreds of boxes with thousands of numbers each are held at once."""
+    return 12000 if feature_preset(wildcards).extractor == "boxes" else 6000
+
+
+def feature_files(wildcards):
+    """The user's files that a feature is made from: a changed one makes its jobs run again."""
+    config = feature_preset(wildcards)
+    named = [getattr(config, key, None) for key in ("weights", "boxes", "proposer_weights", "edge_model")]
+    return [name for name in named if name and name.endswith((".pth", ".pt", ".safetensors", ".json", ".h5", ".gz", ".yml"))]
+
+
+def word_file(wildcards):
+    """The file of word vectors of a caption feature that is built on some; none if they are trained."""
+    config = feature_preset(wildcards)
+    file = os.environ["VSE_WORDS"] or config.words if isinstance(config, WordSettings) else None
+    return [file] if file else []
 
 
 def feature_encoder(wildcards):

@@ -4,7 +4,8 @@
 
 rule fit:
     input:
-        "data/{dataset}/dataset.json",
+        dataset="data/{dataset}/dataset.json",
+        words=word_file,
     output:
         "features/{dataset}_{feature}.encoder.safetensors",
     log:
@@ -15,9 +16,8 @@ rule fit:
         mem_mb=8000,
     params:
         settings=feature_settings,
-        words=SETTINGS.words,
     shell:
-        "vse-extract fit --dataset {input} --feature {wildcards.feature} "
+        "vse-extract fit --dataset {input.dataset} --feature {wildcards.feature} "
         "--out features/{wildcards.dataset}_{wildcards.feature}.h5 --threads {threads} 2>&1 | tee {log}"
 
 
@@ -25,6 +25,7 @@ rule extract:
     input:
         dataset="data/{dataset}/dataset.json",
         encoder=feature_encoder,
+        files=feature_files,
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",
@@ -33,7 +34,7 @@ rule extract:
     threads: SETTINGS.threads
     resources:
         gpu=GPUS,
-        mem_mb=4000,
+        mem_mb=extraction_memory,
     params:
         extractor=lambda wildcards: feature_preset(wildcards).extractor,
         settings=feature_settings,

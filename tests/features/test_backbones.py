@@ -154,3 +154,14 @@ def test_the_image_tower_of_openclip_is_a_backbone(tmp_path: Path) -> None:
 def test_an_unknown_library_is_named() -> None:
     with pytest.raises(UserError, match="unknown library 'tim' of model tim/resnet18"):
         load_backbone(config(model="tim/resnet18"))
+
+
+def test_a_model_with_its_channels_last_is_read_the_same_way() -> None:
+    model = torchvision.models.swin_t(weights=None).eval()
+    with torch.inference_mode():
+        maps = model.norm(model.features(IMAGES))
+        pooled = LayerOutput(copy.deepcopy(model), "norm")(IMAGES)
+        positions = LayerOutput(model, "norm", grid=2, positions=True)(IMAGES)
+    assert maps.shape == (2, 2, 2, 768)
+    torch.testing.assert_close(pooled, maps.mean((1, 2)))
+    torch.testing.assert_close(positions, maps.flatten(1, 2))

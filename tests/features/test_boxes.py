@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, load_backbone
-from vse.features.boxes import BoxesExtractor
+from vse.features.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.cache import open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, items_of, merge
@@ -77,7 +77,7 @@ def test_boxes_are_pooled_on_the_map_one_by_one(tmp_path: Path) -> None:
     with torch.inference_mode():
         layers = model.features[:2](images)
         for box, features in zip(boxes, found.features, strict=True):
-            on_map = torch.tensor(box) * torch.tensor([layers.shape[3] / 60, layers.shape[2] / 40] * 2)
+            on_map = torch.tensor(box) * torch.tensor([48 / 60, 32 / 40] * 2) / 2  # the map's stride is 2
             pooled = roi_align(layers, [on_map[None]], 8, aligned=True)
             slow = torch.nn.functional.adaptive_avg_pool2d(model.features[2](pooled), 2).flatten()
             np.testing.assert_allclose(features, slow, rtol=1e-4, atol=1e-5)
@@ -177,8 +177,6 @@ def test_a_cache_of_given_boxes_is_refused_when_the_file_changed(demo: Path, box
         ('{"0": [[1, 2, 3, NaN]]}', "the boxes of image 0 are not rows of four numbers"),
         ('{"0": [[200, 2, 300, 4]]}', r"image 0: the box \[200.0, 2.0, 300.0, 4.0\] .* 128 x 128"),
         ('{"0": [[9, 9, 9, 20]]}', "holds nothing of the image"),
-        ('{"0": []}', "no boxes of image 0"),
-        ('{"1": [[1, 2, 3, 4]]}', "no boxes of image 0"),
         ("{", "not valid JSON"),
     ],
 )
@@ -199,6 +197,37 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Callable[.
     assert "does not lie behind the map" in line("map=features.9", "layer=features.2")
     assert "gone.json: no such file of boxes" in line("boxes=gone.json")
     assert "no such structured-edge model" in line("edge_model=gone.yml")
+
+
+def test_an_image_may_have_no_box(demo: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    content = {image.imgid: [[4, 8, 60, 100]] for image in load_dataset_file(demo).images if image.imgid not in (3, 40)}
+    (tmp_path / "b.json").write_text(json.dumps({**content, 40: []}))
+    out = tmp_path / "f" / "demo_tiny.h5"
+    extract_shards(demo, BoxesExtractor(TINY.model_copy(update={"boxes": str(tmp_path / "b.json")})), out, 3)
+    found = FeatureReader(open_cache(merge(demo, out, 3))).regions(np.arange(66))
+    assert np.flatnonzero(found.mask.sum(1) == 0).tolist() == [3, 40]
+    assert "2 images without a box" in caplog.text
+
+
+@pytest.mark.parametrize("size", [(2000, 1), (900, 10)])
+def test_a_sliver_is_a_bad_image(size: tuple[int, int], own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    picture(*size).save(own_demo.parent / "images" / "demo_000007.jpg")
+    options = ["--set", "boxes=edge_boxes", "--set", "shorter=32", "--set", "longer=48", "--set", "weights=random"]
+    line = fails(main, "boxes", "--dataset", own_demo, "--out", tmp_path / "x.h5", *options, "--set", "map=features.0")
+    assert f"demo_000007.jpg: {size[0]} x {size[1]} pixels, of which the network would see" in line
+    assert "--skip-bad" in line
+
+
+def test_cells_of_a_map_that_is_cut_off_are_still_as_large() -> None:
+    assert cells_per_pixel(37, 600) == cells_per_pixel(38, 600) == cells_per_pixel(14, 224) == 1 / 16
+    assert cells_per_pixel(12, 36) == 1 / 3
+
+
+def test_a_file_that_is_no_edge_model_is_refused(demo: Path, tmp_path: Path) -> None:
+    for content in ('{"images": []}', "%YAML:1.0\n---\noptions: {stride: 2}\n", "x"):
+        (tmp_path / "model.yml").write_text(content)
+        with pytest.raises(UserError, match="model.yml: not a structured-edge model"):
+            BoxesExtractor(TINY.model_copy(update={"edge_model": str(tmp_path / "model.yml")}))
 
 
 def test_a_cache_of_regions_is_opened_with_its_boxes(demo: Path, boxes_file: Path, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_images_are_found_by_what_the_file_calls_them(
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda lines: lines[1:], "1 of 66 images are not in it"),
+        (lambda lines: lines[1:], "1 of 66 images are not there"),
         (lambda lines: [lines[0].replace("\t128\t", "\t"), *lines[1:]], "line 1 has 5 fields, 6 are needed"),
         (lambda lines: [lines[0][:-9] + "\n", *lines[1:]], "boxes or features are not what num_boxes says"),
         (
@@ -149,3 +149,42 @@ def test_a_fault_in_a_tsv_is_named(spoil: Callable[..., list[str]], message: str
     with pytest.raises(UserError, match=message):
         import_tsv([path], demo, tmp_path / "f" / "demo_x.h5")
     assert not (tmp_path / "f" / "demo_x.h5").exists()
+
+
+def test_another_meaning_of_the_image_ids_is_refused(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
+    """Under either name every image is found, so that only the identity can tell."""
+    edit(own_demo, lambda content: [image.update(cocoid=65 - image["imgid"]) for image in content["images"]])
+    path, out = tsv(own_demo, tmp_path / "x.tsv"), tmp_path / "f" / "demo_x.h5"
+    import_tsv([path], own_demo, out, "imgid")
+    with pytest.raises(UserError, match="imported.image_ids_sha256"):
+        import_tsv([path], own_demo, out, "cocoid")
+
+
+def test_a_changed_file_of_the_same_name_in_another_folder_is_refused(demo: Path, tmp_path: Path) -> None:
+    lines = tsv(demo, tmp_path / "x.tsv").read_text().splitlines(keepends=True)
+    parts = [tmp_path / "a" / "p.tsv", tmp_path / "b" / "p.tsv"]
+    for path, mine in zip(parts, (lines[:30], lines[30:]), strict=True):
+        path.parent.mkdir()
+        path.write_text("".join(mine))
+    import_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
+    parts[0].write_text("".join([*lines[1:30], lines[0]]))
+    with pytest.raises(UserError, match="imported.files_sha256"):
+        import_tsv(parts, demo, tmp_path / "f" / "demo_x.h5")
+
+
+def test_ids_that_are_no_integers_are_refused(demo: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((66, 3), np.float32))
+    np.save(tmp_path / "ids.npy", np.arange(66) + 0.7)
+    with pytest.raises(UserError, match="ids are float64"):
+        import_arrays(tmp_path / "x.npy", tmp_path / "ids.npy", demo, tmp_path / "f.h5")
+
+
+def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Path) -> None:
+    """Image 65's box begins at 6.5 and would end at 11.5, in an image of 128."""
+    path = tsv(demo, tmp_path / "x.tsv")
+    path.write_text(path.read_text().replace("\t128\t", "\t9\t"))
+    cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
+    assert np.concatenate([shard["boxes"].map() for shard in cache.shards])[:, 2].max() == 9
+    path.write_text(path.read_text().replace("\t9\t", "\t6\t"))
+    with pytest.raises(UserError, match="holds nothing of the image, which is 6 x 96"):
+        import_tsv([path], demo, tmp_path / "g" / "demo_x.h5")

@@ -14,6 +14,7 @@ from vse.features.data_cli import main
 from vse.features.precomp import BOM, Text, export_precomp, import_precomp
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
 
 COUNTS = {"train": 4, "dev": 2, "test": 3}
 
@@ -105,6 +106,15 @@ def test_testall_is_the_test_split_unless_asked_otherwise(tmp_path: Path) -> Non
     assert len(load_dataset_file(open_cache(imported(folder, test="test")).captions).split("test")) == 2
 
 
+def test_captions_of_any_script_have_words(tmp_path: Path) -> None:
+    folder = layout(tmp_path / "in", {"test": 2})
+    lines = ["一只狗在雪地里", "Собака в снегу", "...", "Ein Hund", "A dog."]
+    (folder / "test_caps.txt").write_text("\n".join(lines * 2) + "\n")
+    image = load_dataset_file(open_cache(imported(folder)).captions).images[0]
+    assert [caption.raw for caption in image.captions] == lines
+    assert [caption.tokens for caption in image.captions][1:3] == [("собака", "в", "снегу"), ("...",)]
+
+
 def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -117,11 +127,12 @@ def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
 @settings(max_examples=50)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_bytes_of_captions_survive(ends: bool, lines: list[str]) -> None:
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_bytes_of_captions_survive(newline: str, ends: bool, lines: list[str]) -> None:
     import tempfile
 
     lines = [f"a {line}" for line in lines]
-    content = ("\n".join(lines) + "\n" * ends).encode()
+    content = (newline.join(lines) + newline * ends).encode()
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(content)
         text = Text.read(Path(file.name))
@@ -161,7 +172,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "ids that differ in a group": (replace("test_ids.txt", "106", "999"), "test_ids.txt: lines from 1 on: 5 equal rows"),
     "an id that is no number": (replace("test_ids.txt", "106", "x"), "not a file of integer ids"),
     "no ids for one split": (lambda f: (f / "dev_ids.txt").unlink(), "train has an ids file, but dev has none"),
-    "an empty caption": (replace("dev_caps.txt", "caption 1:", "caption 1:\n\n"), "dev_caps.txt: line 3 is a caption without"),
+    "an empty caption": (replace("dev_caps.txt", "caption 1:", "caption 1:\n\n"), "dev_caps.txt: line 3 is an empty caption"),
     "bytes that are no UTF-8": (
         lambda f: (f / "dev_caps.txt").write_bytes((f / "dev_caps.txt").read_bytes().replace(b"dog", b"\xff", 1)),
         "dev_caps.txt: line 1 is not UTF-8",
@@ -198,6 +209,7 @@ def test_a_fault_is_named_and_nothing_is_written(fault: str, tmp_path: Path, fai
     line = fails(main, "import-precomp", folder, *out)
     assert re.search(message, line), line
     assert not (tmp_path / "f").exists()
+    assert not (tmp_path / "d").exists()
 
 
 def test_an_import_is_repeated_but_never_put_over_another_data_set(tmp_path: Path) -> None:

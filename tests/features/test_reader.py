@@ -117,3 +117,18 @@ def test_a_read_only_folder_is_read(own_cache: Path) -> None:
             file.chmod(0o555 if file.is_dir() else 0o444)
     assert len(FeatureReader(verify_cache(own_cache), memory_gb=0).rows(np.arange(66))) == 66
     shards_folder(own_cache).chmod(0o755)
+
+
+@pytest.mark.parametrize("memory_gb", [0, 2e-7, 1])
+@pytest.mark.parametrize("n_crops", [1, 3])
+def test_a_crop_of_each_image_is_drawn_from_a_bank(n_crops: int, memory_gb: float, tmp_path: Path) -> None:
+    bank = np.arange(20 * n_crops * 4, dtype=np.float32).reshape(20, n_crops, 4)
+    out = tmp_path / "demo_b.h5"
+    for index in range(3):
+        part = shard_slice(20, index, 3)
+        rows = Rows(np.arange(20)[part], bank[part], np.zeros((len(bank[part]), 32), np.uint8))
+        write_shard(shard_path(out, index, 3), Identity("demo", "b", "image", {}), rows)
+    reader = FeatureReader(open_cache(merge_shards(out, 3, tmp_path / "dataset.json", np.arange(20))), memory_gb)
+    chance = np.random.default_rng(0)
+    positions, chosen = chance.integers(20, size=30), chance.integers(n_crops, size=30)
+    np.testing.assert_array_equal(reader.crops(positions, chosen), bank[positions, chosen])

@@ -111,7 +111,7 @@ def test_the_number_of_boxes_follows_the_scores_within_its_bounds(
 
 
 def test_the_first_picture_does_not_set_the_scale_of_the_others() -> None:
-    small, large = (torch.zeros(3, *size, dtype=torch.uint8) for size in ((20, 90), (64, 64)))
+    small, large = (torch.zeros(3, *size, dtype=torch.uint8) for size in ((30, 90), (64, 64)))
     large[:, 10:40, 20:50] = 200
     one, other = RegionsExtractor(SMALL), RegionsExtractor(SMALL)
     one.compute([small])
@@ -207,6 +207,7 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
     np.testing.assert_allclose(found.scores, expected["scores"], rtol=1e-5)
 
 
-def test_a_model_that_is_no_detector_is_refused() -> None:
-    with pytest.raises(UserError, match="unknown torchvision model 'resnet50'"):
-        RegionsExtractor(SMALL.model_copy(update={"model": "resnet50"}))
+@pytest.mark.parametrize("model", ["resnet50", "retinanet_resnet50_fpn", "timm/resnet18"])
+def test_a_model_that_is_no_detector_is_refused(model: str) -> None:
+    with pytest.raises(UserError, match="is no Faster R-CNN of torchvision"):
+        RegionsExtractor(SMALL.model_copy(update={"model": model}))

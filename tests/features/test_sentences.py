@@ -164,7 +164,7 @@ def test_an_encoder_with_a_flipped_byte_is_made_again_alone(place: float, demo: 
     content = bytearray(fitted.read_bytes())
     content[int(len(content) * place)] ^= 1
     own.write_bytes(content)
-    with pytest.raises(UserError, match="its bytes changed; delete it and fit it again"):
+    with pytest.raises(UserError, match="or its bytes changed; make it anew with vse-extract fit"):
         load_encoder(own)
     assert fit_encoder(demo, HGLMM, own).read_bytes() == fitted.read_bytes()
 
@@ -193,6 +193,17 @@ def test_the_commands_fit_extract_and_verify(demo: Path, tmp_path: Path, capsys:
     with pytest.raises(SystemExit):
         main(["verify", str(out)])
     assert "330 text rows" in capsys.readouterr().out
+
+
+def test_a_single_shard_needs_a_fit_of_the_same_settings(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    """Jobs on many machines must not each fit an encoder of their own."""
+    command = ["tfidf", "--dataset", demo, "--out", tmp_path / "demo_tfidf.h5", "--shards", "2", "--shard", "1"]
+    assert "no such encoder" in fails(main, *command)
+    fit_encoder(demo, TFIDF, encoder_path(tmp_path / "demo_tfidf.h5"))
+    assert "config.min_count: 2 -> 4" in fails(main, *command, "--set", "dtype=float32")
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in [*command, "--set", "dtype=float32", "--set", "min_count=2"]])
+    assert stop.value.code == 0
 
 
 def test_a_feature_is_made_by_its_own_command(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:

@@ -2,6 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,3 +49,23 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(UserError, match=r"x\.json: not valid JSON"):
         read_json(tmp_path / "x.json")
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    left = tmp_path / f".file.{socket.gethostname()}-{gone.pid}.x.tmp"
+    living = tmp_path / f".file.{socket.gethostname()}-{os.getpid()}.x.tmp"
+    elsewhere = tmp_path / ".file.another-machine-1.x.tmp"
+    for temporary in (left, living, elsewhere):
+        temporary.touch()
+    write_bytes(path, b"new")
+    assert {p.name for p in tmp_path.iterdir()} == {"file", living.name, elsewhere.name}
+
+
+def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda k: write_bytes(tmp_path / "file", bytes([k]) * 1000), range(60)))
+    assert len(set((tmp_path / "file").read_bytes())) == 1
+    assert os.listdir(tmp_path) == ["file"]
