@@ -16,7 +16,7 @@ from torchvision.ops import roi_align
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
 from vse.features.extraction import ImageExtractor, Vectors
 from vse.features.pictures import as_tensor, normalized, scaled
-from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, read_boxes, selective_search
+from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.features.regions import load_detector, propose
 from vse.pipeline.config import BoxesConfig, RegionsConfig
 from vse.pipeline.errors import UserError
@@ -58,6 +58,8 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
         self.extra = self._open_source(weights_dir)
+        if config.boxes in ("edge_boxes", "selective_search"):
+            self.notes = {**self.notes, "opencv": opencv().__version__}
         self._try_once()
 
     def prepare(self, picture: Image.Image, image_id: int) -> Prepared:

@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -117,7 +118,9 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
     def __init__(self, config: NetworkSettings, device: str) -> None:
         self.config = config
         self.device = pick_device(device)
-        self.notes = {"weights": config.weights, "seed": config.seed, "versions": VERSIONS}
+        library = {"timm": "timm", "open_clip": "open_clip_torch"}.get(config.model.partition("/")[0])
+        versions = {**VERSIONS, **({library: metadata.version(library)} if library else {})}
+        self.notes = {"weights": config.weights, "seed": config.seed, "versions": versions}
 
     @abstractmethod
     def prepare(self, picture: Picture.Image, image_id: int) -> _Prepared:

@@ -51,7 +51,7 @@ class EdgeModel:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"{path}: no such structured-edge model")
-        cv2, self.path, self._of_thread = _opencv(), path, threading.local()
+        cv2, self.path, self._of_thread = opencv(), path, threading.local()
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
@@ -64,7 +64,7 @@ class EdgeModel:
     def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
         """Edges of an image after the suppression of all but their ridges, and their orientation."""
         if not hasattr(self._of_thread, "detector"):
-            self._of_thread.detector = _opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
+            self._of_thread.detector = opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
         detector = self._of_thread.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
         orientation = detector.computeOrientation(edges)
@@ -77,7 +77,7 @@ def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | 
     Edges come from a structured-edge model, or else are the gradient of the smoothed grey image. Alpha, beta and the
     lowest score are those of the phrase-localisation protocol (0.65, 0.65, 0.01).
     """
-    cv2 = _opencv()
+    cv2 = opencv()
     if edge_model is None:
         grey = cv2.GaussianBlur(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32), (0, 0), 1.5)
         across, down = cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1)
@@ -98,7 +98,7 @@ def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, F
 
     The order is drawn with the C library's generator, which is seeded here, so that an image's boxes are always the same.
     """
-    cv2 = _opencv()
+    cv2 = opencv()
     with _LOCK:
         ctypes.CDLL(None).srand(0)
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
@@ -120,11 +120,12 @@ def _whole(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 
 
-def _opencv() -> Any:
+def opencv() -> Any:
+    """The module cv2 of opencv-contrib; :class:`UserError` says how to install it."""
     try:
         import cv2
     except ImportError:
-        raise UserError("proposals need OpenCV: pip install 'vse-pipeline[proposals]'") from None
+        raise UserError("proposals need OpenCV: pip install opencv-contrib-python-headless") from None
     return cv2
 
 

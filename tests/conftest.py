@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from jaxtyping import install_import_hook
 
-_checked = ["vse.train.losses", "vse.train.encoders", "vse.train.model", "vse.features.pictures"]
+_checked = [
+    "vse.train.losses",
+    "vse.train.encoders",
+    "vse.train.model",
+    "vse.features.pictures",
+    "vse.features.hglmm",
+    "vse.features.encoders",
+]
 _hook = install_import_hook(_checked, "beartype.beartype")
 
 import json  # noqa: E402

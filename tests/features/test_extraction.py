@@ -41,7 +41,8 @@ CONFIGS: dict[str, FeatureConfig] = {
 OTHER: dict[str, Any] = {
     "model": "vgg11", "layer": "features", "map": "features.1", "weights": "x.pth", "weights_sha256": "0" * 64,
     "dtype": "float32", "precision": "bf16", "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "resize_mode": "shorter",
-    "crops": "10c", "random_crop": "plain", "selection": "bottom_up", "boxes": "selective_search", "proposer": "y", "interpolation": "bicubic",
+    "crops": "10c", "random_crop": "plain", "selection": "bottom_up", "boxes": "selective_search", "proposer": "y",
+    "interpolation": "bicubic",
     "proposer_weights": "z", "edge_model": "m.yml.gz", "nms": 0.3, "score": 0.3, "max_words": 7, "words": "w.txt",
     "scale": 2.0, "pca": 7, "pca_captions": 7, "resize": 40,
 }  # fmt: skip
