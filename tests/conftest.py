@@ -10,7 +10,6 @@ _checked = [
     "vse.train.model",
     "vse.features.pictures",
     "vse.features.hglmm",
-    "vse.features.encoders",
 ]
 _hook = install_import_hook(_checked, "beartype.beartype")
 
