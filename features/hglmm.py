@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FLOOR = 1e-3  # of deviations and variances
-_BLOCK = 4096  # samples whose deviations are held at once
+_BLOCK = 256  # samples whose deviations are held at once: as many as stay in a processor's cache
+_MEDIAN_BLOCK = 1 << 22  # weights that are put into order at once
 
 
 @dataclass(frozen=True)
@@ -71,40 +72,31 @@ def posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor,
     return torch.cat([_posteriors(block, mixture) for block in torch.split(samples, _BLOCK)])
 
 
-def contributions(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N two_K_D"]:
-    """What each word adds to a Fisher vector: that of a set of n words is the sum of theirs over sqrt(n).
-
-    First the derivatives by the places (medians or means), cluster by cluster, then those by the deviations, each times
-    the cluster's posterior over the square root of its prior (and of 2 for a Gaussian's variance).
-    """
-    weights = posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
-    n_clusters, dim = mixture.mean.shape
-    out = samples.new_empty(len(samples), 2, n_clusters, dim)
-    for k in range(n_clusters):
-        weight, laplacian = weights[:, k, None], mixture.laplacian[k]
-        by_median, by_deviation = samples - mixture.median[k], samples - mixture.mean[k]
-        side = torch.where(by_median >= 0, 1.0, -1.0).to(samples)
-        scaled = by_deviation / mixture.variance[k].sqrt()
-        out[:, 0, k] = weight * torch.where(laplacian, side, scaled)
-        spread = by_median.abs() / mixture.deviation[k] - 1
-        out[:, 1, k] = weight * torch.where(laplacian, spread, (scaled.square() - 1) / math.sqrt(2))
-    return out.flatten(1)
-
-
 def fisher_vectors(
     table: Float[Tensor, "V D"], words: Int[Tensor, " total"], lengths: Int[Tensor, " n"], mixture: Mixture
 ) -> Float[Tensor, "n two_K_D"]:
     """Fisher vectors of n sets of words: ``words`` are rows of ``table``, set after set; a set of none gives zeros.
 
-    Words that occur more than once are worked out once.
+    First the derivatives by the places (medians or means), cluster by cluster, then those by the deviations. Each is the
+    sum over the words, times their posterior over the square root of the cluster's prior (and of 2 for a Gaussian's
+    variance) and over the square root of their number. Words that occur more than once are worked out once.
     """
-    distinct, places = torch.unique(words, return_inverse=True)
-    starts = lengths.cumsum(0) - lengths
-    added = contributions(table[distinct], mixture)
+    n_clusters, dim = mixture.mean.shape
+    out = table.new_zeros(len(lengths), 2, n_clusters, dim)
     if not len(words):
-        return table.new_zeros(len(lengths), 2 * mixture.mean.numel())
-    sums = torch.nn.functional.embedding_bag(places, added, starts, mode="sum")
-    return sums / lengths.clamp(min=1).to(sums).sqrt()[:, None]
+        return out.flatten(1)
+    distinct, places = torch.unique(words, return_inverse=True)
+    samples, starts = table[distinct], lengths.cumsum(0) - lengths
+    weights = posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
+    half = torch.where(mixture.laplacian, samples.new_ones(()), samples.new_tensor(0.5).sqrt())
+    one = samples.new_ones(())
+    for k in range(n_clusters):
+        weight, laplacian, z = weights[:, k, None], mixture.laplacian[k], _standardised(samples, mixture, k)
+        place = weight * torch.where(laplacian, one.copysign(z), z)
+        spread = torch.where(laplacian, z.abs(), z.square()).sub_(1).mul_(half[k]).mul_(weight)
+        for derivative, added in enumerate((place, spread)):
+            out[:, derivative, k] = torch.nn.functional.embedding_bag(places, added, starts, mode="sum")
+    return out.flatten(1) / lengths.clamp(min=1).to(out).sqrt()[:, None]
 
 
 def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
@@ -112,12 +104,20 @@ def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
 
 
+def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
+    """Samples less the places of cluster k, over its deviations: medians and mean deviations, or means and standard ones."""
+    laplacian = mixture.laplacian[k]
+    place = torch.where(laplacian, mixture.median[k], mixture.mean[k])
+    return (samples - place).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
+
+
 def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
+    scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
+    constant = mixture.priors.log() - scale.sum(1)
     columns = []
     for k in range(len(mixture.priors)):
-        laplace = -(2 * mixture.deviation[k]).log() - (samples - mixture.median[k]).abs() / mixture.deviation[k]
-        gauss = (2 * math.pi * mixture.variance[k]).log() + (samples - mixture.mean[k]).square() / mixture.variance[k]
-        columns.append(torch.where(mixture.laplacian[k], laplace, gauss / -2).sum(1) + mixture.priors[k].log())
+        z = _standardised(samples, mixture, k)
+        columns.append(constant[k] - torch.where(mixture.laplacian[k], z.abs(), z.square() / 2).sum(1))
     return torch.stack(columns, dim=1).softmax(1)
 
 
@@ -140,8 +140,8 @@ def _maximised(samples: Tensor, weights: Tensor, order: Tensor, ordered: Tensor)
 
 def _weighted_medians(weight: Float[Tensor, " N"], order: Int[Tensor, "D N"], ordered: Float[Tensor, "D N"]) -> Tensor:
     """Per dimension, the first of the samples in order at which half the weight is reached."""
-    found = []
-    for of_dimension, values in zip(torch.split(order, 16), torch.split(ordered, 16), strict=True):
+    found, block = [], max(1, _MEDIAN_BLOCK // len(weight))
+    for of_dimension, values in zip(torch.split(order, block), torch.split(ordered, block), strict=True):
         reached = weight[of_dimension].cumsum(1)
         half = reached[:, -1:] / 2
         place = torch.searchsorted(reached, half)
