@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
 _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
-_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge; a fit must be there.")
+_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _SKIP_BAD = click.option(
     "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."

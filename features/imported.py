@@ -130,8 +130,8 @@ def open_array(path: Path) -> NDArray[Any]:
     """A ``.npy`` file of float16 or float32, mapped; :class:`UserError` if it is anything else."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path}: not a readable .npy file ({error})") from None
+    except (OSError, ValueError, EOFError):  # numpy's own words advise to unpickle it
+        raise UserError(f"{path}: not a readable .npy file of numbers; it is cut off, or something else") from None
     return _checked(path, array)
 
 
@@ -164,8 +164,8 @@ def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.
         try:
             with np.load(features, allow_pickle=False) as file:
                 array, found = _checked(features, file["features"]), _integers(features, file["ids"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"{features}: needs the arrays 'features' and 'ids' ({error})") from None
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            raise UserError(f"{features}: needs to be a .npz file with the arrays 'features' and 'ids'") from None
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:

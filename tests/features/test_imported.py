@@ -66,7 +66,7 @@ def test_files_that_hold_something_else_are_refused(demo: Path, tmp_path: Path, 
     np.save(tmp_path / "int.npy", np.zeros((66, 3), np.int32))
     np.save(tmp_path / "ids.npy", ids_of(demo))
     common = ["--dataset", demo, "--out-features", tmp_path / "f" / "demo_x.h5"]
-    assert "needs the arrays 'features' and 'ids'" in fails(main, "import-npy", tmp_path / "x.npz", *common)
+    assert "with the arrays 'features' and 'ids'" in fails(main, "import-npy", tmp_path / "x.npz", *common)
     assert "the ids of its rows are needed: --ids FILE" in fails(main, "import-npy", tmp_path / "x.npy", *common)
     line = fails(main, "import-npy", tmp_path / "int.npy", "--ids", tmp_path / "ids.npy", *common)
     assert "features are int32" in line
