@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, weights_sha256
+from vse.features.cache import FeatureCache
 from vse.features.extraction import ImageExtractor, Vectors
 from vse.features.pictures import crops_of, normalized
 from vse.pipeline.config import CnnConfig
@@ -72,3 +73,24 @@ class CnnExtractor(ImageExtractor[Tensor]):
         vectors = output.float().unflatten(0, pixels.shape[:2])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
+
+
+def recreate(
+    found: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
+) -> CnnExtractor:
+    """The CNN that made a cache; :class:`UserError` if there was none or its weights are not to be had again.
+
+    With ``trained`` its weights are about to be replaced by others and start as random ones.
+    """
+    made = found.provenance
+    settings = made.get("config", {})
+    if settings.get("extractor") != "cnn" or settings.get("positions"):
+        raise UserError(f"{found.path}: its features are not vectors of a CNN, so none can be run on the pictures")
+    weights = "random" if trained else made["weights"]
+    config = CnnConfig(name=found.feature, weights=weights, seed=made.get("seed", 0), **settings)
+    extractor = CnnExtractor(config, weights_dir, device)
+    if not trained and extractor.weights_sha256 != made["weights_sha256"]:
+        raise UserError(
+            f"{found.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
+        )
+    return extractor

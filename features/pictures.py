@@ -67,14 +67,16 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def crops_of(picture: Image.Image, config: CnnConfig, image_id: int = 0) -> UInt8[Tensor, "n_crops 3 crop crop"]:
+def crops_of(
+    picture: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
+) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``picture`` and cut its crops, as ``config.crops`` says.
 
-    Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed`` and
-    ``image_id`` alone.
+    Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed``,
+    ``image_id`` and ``visit`` alone.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stacked([_random_resized(picture, config, chance) for chance in _chances(config, image_id)])
+        return _stacked([_random_resized(picture, config, chance) for chance in _chances(config, image_id, visit)])
     if config.resize_mode == "square":
         width = height = config.resize
     else:
@@ -83,7 +85,7 @@ def crops_of(picture: Image.Image, config: CnnConfig, image_id: int = 0) -> UInt
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for chance in _chances(config, image_id):
+        for chance in _chances(config, image_id, visit):
             top, left = int(chance.integers(bottom + 1)), int(chance.integers(right + 1))
             views.append(_mirrored(_cut(small, top, left, config.crop), chance))
         return _stacked(views)
@@ -153,9 +155,9 @@ def _as_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _chances(config: CnnConfig, image_id: int) -> list[np.random.Generator]:
+def _chances(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
     """A generator per random crop, so that more crops leave the first ones as they are."""
-    seeds = np.random.SeedSequence([config.crop_seed, image_id]).spawn(config.n_random)
+    seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import click
 
-from vse.pipeline.errors import UserError
+from vse.pipeline.errors import Interrupted, UserError
 
 
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
 
-    Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted.
+    Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted by Ctrl-C, 143 by
+    SIGTERM where that is waited for.
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,6 +27,10 @@ def entry_point(command: click.Command) -> Callable[..., None]:
             _fail(command, error.format_message())
         except UserError as error:
             _fail(command, str(error))
+        except Interrupted as stop:
+            with suppress(OSError):  # Ctrl-C may have ended the program that reads our output, too
+                click.echo(f"{command.name}: {stop}", err=True)
+            sys.exit(128 + stop.signal)
         except (KeyboardInterrupt, click.Abort):
             sys.exit(130)
         sys.exit(code if isinstance(code, int) else 0)

@@ -10,6 +10,14 @@ class UserError(Exception):
     """Bad input or usage: one line that says what is wrong, where, and what to do. Commands exit with 2."""
 
 
+class Interrupted(Exception):
+    """Ended by a signal, with nothing lost. Commands say so and exit with 128 + the signal's number, as a shell reports it."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`` (did you mean 'vsepp'? known: ...)``: the nearest valid name, then all of them."""
     names = sorted(known)

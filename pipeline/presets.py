@@ -41,7 +41,8 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
     content = _read("experiments", name)
     if dataset in known_presets("datasets"):
-        content = merged(content, load_dataset(dataset).experiment)
+        changes = load_dataset(dataset)
+        content = merged(merged(content, changes.experiment), changes.experiments.get(content["name"], {}))
     return _validated(ExperimentConfig, "experiment", name, _with_sets(ExperimentConfig, content, sets))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import click
@@ -12,7 +13,7 @@ from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.train.encode import embed_split
-from vse.train.trainer import train
+from vse.train.training import train
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -27,6 +28,11 @@ log = logging.getLogger(__name__)
 @click.option("--seed", default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
 @click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
+@click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")
+@click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where pictures are read.")
+@click.option("--log-negatives", default=0, metavar="N", help="List the N hardest negatives of each epoch and direction.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard events, too.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
 @_DEVICE
@@ -38,12 +44,24 @@ def train_command(
     seed: int,
     out: Path | None,
     captions: Path | None,
+    eval_features: Path | None,
+    start_from: Path | None,
+    weights_dir: Path | None,
+    log_negatives: int,
+    tensorboard: bool,
     resume: bool,
     overwrite: bool,
     device: str,
     threads: int | None,
 ) -> None:
-    """Train an embedding on a feature cache; with --features alone, VSE++ with the paper's settings."""
+    """Train an embedding on a feature cache; with --features alone, VSE++ with the paper's settings.
+
+    Ctrl-C and SIGTERM save a checkpoint first; --resume continues there. On several GPUs or machines:
+    torchrun --nproc-per-node N -m vse.train --features ...
+    """
+    leads = os.environ.get("RANK", "0") == "0"
+    if not leads:
+        logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(threads)
     dataset = open_cache(features).dataset
     config = presets.load_experiment(experiment, dataset, sets)
@@ -51,7 +69,23 @@ def train_command(
     changes = presets.changed_fields(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    click.echo(train(features, config, seed, out, captions, resume, overwrite, device))
+    run = train(
+        features,
+        config,
+        seed,
+        out,
+        captions,
+        resume,
+        overwrite,
+        device,
+        eval_features,
+        start_from,
+        weights_dir,
+        log_negatives,
+        tensorboard,
+    )
+    if leads:
+        click.echo(run)
 
 
 @click.command("vse-embed")

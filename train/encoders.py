@@ -7,10 +7,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from vse.train.gru import last_states
+
 
 def unit_length(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Each row over its Euclidean norm; a zero row stays zero instead of becoming NaN."""
-    return nn.functional.normalize(vectors, dim=1)
+    """Each row over its Euclidean norm, in float32 at least; a zero row stays zero instead of becoming NaN."""
+    exact = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+    return nn.functional.normalize(exact, dim=1)
 
 
 class ImageEncoder(nn.Module):
@@ -21,18 +24,21 @@ class ImageEncoder(nn.Module):
     feature_dim : length of a cached feature
     dim : length of an embedding
     normalize : make embeddings unit length (true for VSE++, false for VSE0)
+    absolute : take absolute values behind that (true for Order0)
     """
 
-    def __init__(self, feature_dim: int, dim: int, normalize: bool = True) -> None:
+    def __init__(self, feature_dim: int, dim: int, normalize: bool = True, absolute: bool = False) -> None:
         super().__init__()
         self.linear = nn.Linear(feature_dim, dim)
         nn.init.xavier_uniform_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.normalize = normalize
+        self.absolute = absolute
 
     def forward(self, features: Float[Tensor, "n feature_dim"]) -> Float[Tensor, "n dim"]:
         embeddings = self.linear(features)
-        return unit_length(embeddings) if self.normalize else embeddings
+        embeddings = unit_length(embeddings) if self.normalize else embeddings
+        return embeddings.abs() if self.absolute else embeddings
 
 
 class CaptionEncoder(nn.Module):
@@ -41,14 +47,19 @@ class CaptionEncoder(nn.Module):
     The last state is the one after ``<end>`` (VSE++ paper, Eq. 2 and section 3).
     """
 
-    def __init__(self, n_words: int, word_dim: int, dim: int) -> None:
+    def __init__(self, n_words: int, word_dim: int, dim: int, absolute: bool = False) -> None:
         super().__init__()
         self.words = nn.Embedding(n_words, word_dim)
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
         self.gru = nn.GRU(word_dim, dim, batch_first=True)
+        self.absolute = absolute
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """``words`` are padded behind ``lengths`` tokens; ``lengths`` lie on the CPU."""
-        packed = pack_padded_sequence(self.words(words), lengths, batch_first=True, enforce_sorted=False)
-        _, last = self.gru(packed)
-        return unit_length(torch.as_tensor(last[0]))
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        if words.device.type == "cpu":
+            last = last_states(self.gru, self.words.weight, packed)
+        else:
+            last = self.gru(packed._replace(data=self.words(packed.data)))[1][0]
+        embeddings = unit_length(last)
+        return embeddings.abs() if self.absolute else embeddings

@@ -1,7 +1,8 @@
 """A run directory: what a training leaves behind, and how it is found and read again.
 
 ``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
-bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state).
+bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); ``negatives.csv`` and TensorBoard events
+if they were asked for.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ class RunFolder:
         return self.path / "metrics.csv"
 
     @property
+    def negatives_file(self) -> Path:
+        return self.path / "negatives.csv"
+
+    @property
     def best_file(self) -> Path:
         return self.path / "best.safetensors"
 
@@ -76,13 +81,20 @@ class RunFolder:
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.load(self.vocabulary_file)
 
+    def evaluated(self) -> dict[str, Any]:
+        """Name, key and place of the cache that the run is validated and tested with."""
+        record = self.record()
+        found: dict[str, Any] = record.get("eval_features", record["features"])
+        return found
+
     def feature_file(self) -> Path:
-        """The cache that the run was trained on, found from where the run lies."""
-        return self.path / str(self.record()["features"]["path"])
+        """That cache, found from where the run lies."""
+        return self.path / str(self.evaluated()["path"])
 
     def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
-        for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file):
+        events = self.path.glob("events.out.tfevents.*")
+        for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file, self.negatives_file, *events):
             old.unlink(missing_ok=True)
         write_text(self.config_file, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
         vocabulary.save(self.vocabulary_file)
@@ -114,7 +126,7 @@ class RunFolder:
         write_bytes(self.checkpoint_file, buffer.getbuffer())
 
     def checkpoint(self) -> dict[str, Any]:
-        """The state after the last finished epoch; tensors and plain values alone are ever loaded."""
+        """The last state that was saved; tensors and plain values alone are ever loaded."""
         try:
             state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint

@@ -2,24 +2,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.features.cache import open_cache
-from vse.features.reader import FeatureReader
 from vse.pipeline.captions import PAD, Vocabulary
 from vse.pipeline.dataset import load_dataset_file
 from vse.train.batches import Pairs, shuffled
 
 
 @pytest.fixture(scope="module")
-def pairs(demo: Path, cache: Path) -> Pairs:
+def pairs(demo: Path) -> Pairs:
     images = load_dataset_file(demo).split("train")
     vocabulary = Vocabulary.build(caption.tokens for image in images for caption in image.captions)
-    return Pairs(images, FeatureReader(open_cache(cache)), vocabulary)
+    return Pairs(images, vocabulary)
 
 
 @given(n=st.integers(2, 400), size=st.integers(2, 130), seed=st.integers(0, 99), epoch=st.integers(0, 30))
@@ -40,18 +37,14 @@ def test_the_order_depends_on_seed_and_epoch_alone() -> None:
     assert order(1, 2) != order(2, 2)
 
 
-def test_a_batch_joins_words_and_features_by_id(pairs: Pairs, demo: Path, cache: Path) -> None:
+def test_captions_are_padded_and_know_their_image(pairs: Pairs, demo: Path) -> None:
     numbers = np.array([17, 3, 200])
-    batch = pairs.batch(numbers)
+    padded, lengths = pairs.words(numbers)
     captions = [c for image in load_dataset_file(demo).split("train") for c in image.captions]
     vocabulary = Vocabulary.build(c.tokens for c in captions)
-    with h5py.File(cache) as file:
-        row_of = {int(i): row for row, i in enumerate(file["ids"][:])}
-        stored = file["features"][:]
     for k, number in enumerate(numbers):
         words = vocabulary.encode(captions[number].tokens)
-        assert batch.lengths[k] == len(words)
-        assert batch.words[k, : len(words)].tolist() == words
-        assert (batch.words[k, len(words) :] == PAD).all()
-        assert batch.image_ids[k] == captions[number].imgid
-        np.testing.assert_array_equal(batch.features[k], stored[row_of[captions[number].imgid]].astype(np.float32))
+        assert lengths[k] == len(words)
+        assert padded[k, : len(words)].tolist() == words
+        assert (padded[k, len(words) :] == PAD).all()
+        assert pairs.image_ids[pairs.image_of[number]] == captions[number].imgid

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vse.pipeline.config import LossConfig
 from vse.pipeline.errors import UserError
 from vse.train.losses import LOSSES, loss_by_name, negative_pairs
 
@@ -37,7 +38,7 @@ def batch(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("name", "dtype", "n", "mask"), list(product(["max", "sum"], DTYPES, [1, 2, 7, 128], [False, True])))
 def test_a_loss_and_its_gradient_equal_the_nested_loops(name: str, dtype: torch.dtype, n: int, mask: bool) -> None:
     scores, image_ids = batch(n, dtype)
-    found = LOSSES[name](scores, negative_pairs(image_ids, mask), 0.2)
+    found = LOSSES[name](scores, negative_pairs(image_ids, mask), LossConfig())
     slow = slow_loss(name, scores, image_ids.tolist(), 0.2, mask)
     torch.testing.assert_close(found, slow)
     torch.testing.assert_close(torch.autograd.grad(found, scores), torch.autograd.grad(slow, scores))
@@ -47,7 +48,7 @@ def test_a_loss_and_its_gradient_equal_the_nested_loops(name: str, dtype: torch.
 @pytest.mark.parametrize(("name", "expected"), [("max", 2 * 128 * 0.2), ("sum", 2 * 128 * 127 * 0.2)])
 def test_equal_embeddings_cost_the_collapse_value(name: str, expected: float) -> None:
     negatives = negative_pairs(torch.arange(128), mask_same_image=False)
-    assert float(LOSSES[name](torch.ones(128, 128), negatives, 0.2)) == pytest.approx(expected)
+    assert float(LOSSES[name](torch.ones(128, 128), negatives, LossConfig())) == pytest.approx(expected)
 
 
 def test_captions_of_one_image_are_negatives_unless_masked() -> None:

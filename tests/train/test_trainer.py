@@ -26,7 +26,7 @@ from vse.pipeline.config import BoxesConfig, ExperimentConfig
 from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
 from vse.train.run import RunFolder
-from vse.train.trainer import train
+from vse.train.training import train
 
 SETS = [
     "model.dim=16",
@@ -176,11 +176,22 @@ def test_other_settings_do_not_overwrite_a_run(cache: Path, tmp_path: Path, fail
     assert all(torch.equal(before[name], value) for name, value in weights(run).items())
 
 
-def test_collapse_is_told(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+COLLAPSED = ["train.learning_rate=1e-9", "loss.margin=500", "train.batch_size=2"]
+
+
+def test_a_collapse_for_a_whole_epoch_stops_with_the_cure(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    sets = [argument for setting in COLLAPSED for argument in ("--set", setting)]
+    line = fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, *sets)
+    assert "epoch 1: the loss sat at its collapse value" in line
+    assert "2 x batch x margin for the max" in line
+    assert "--set warmup.epochs=1" in line
+
+
+def test_a_collapse_can_be_told_only(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        train(cache, experiment("train.learning_rate=1e-9", "loss.margin=500"), out=tmp_path / "run")
-    assert "the loss sits at its collapse value" in caplog.text
-    assert "2 x batch x margin for the max" in caplog.text
+        run = train(cache, experiment(*COLLAPSED, "train.on_collapse=warn"), out=tmp_path / "run")
+    assert "the loss sat at its collapse value" in caplog.text
+    assert RunFolder(run).record()["state"] == "finished"
 
 
 def test_a_cache_of_another_data_set_is_refused(
@@ -202,15 +213,18 @@ def test_captions_of_images_without_features_are_named(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("what", "said"), [("bank", "66 image rows of 2 x 256"), ("regions", "regions of 64")])
+POSITIONS = {"positions": True, "layer": "features.2", "grid": 2}
+
+
+@pytest.mark.parametrize(("what", "said"), [("positions", "66 image rows of 4 x 64"), ("regions", "regions of 64")])
 def test_features_that_are_not_one_vector_per_image_are_refused(
     what: str, said: str, demo: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    bank = TINY_FEATURE.model_copy(update={"crops": "rc_bank", "n_random": 2})
+    positions = TINY_FEATURE.model_copy(update=POSITIONS)
     out = tmp_path / "f" / "demo_x.h5"
-    extract_shards(demo, BoxesExtractor(BOXES) if what == "regions" else CnnExtractor(bank), out, 1)
+    extract_shards(demo, BoxesExtractor(BOXES) if what == "regions" else CnnExtractor(positions), out, 1)
     line = fails(train_main, "--features", merge(demo, out, 1), "--out", tmp_path / "run")
-    assert f"{said} float16; one vector per image is needed" in line
+    assert f"{said} float16; one vector per image, or a bank of them from crops, is needed" in line
 
 
 def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:

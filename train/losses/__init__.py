@@ -4,7 +4,7 @@ A loss is a function of
 
 - ``scores`` (n, n): similarity of image i (row) and caption j (column) of a batch; row i and column i are a pair,
 - ``negatives`` (n, n): True where image i and caption j count as a wrong pair,
-- ``margin``: the alpha of the VSE++ paper,
+- ``settings``: the experiment's group ``loss``, with the ``margin`` (the alpha of the VSE++ paper) and a ``temperature``,
 
 and returns a scalar, summed over the batch.
 """
@@ -17,15 +17,20 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from vse.pipeline.config import LossConfig
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.train.losses.infonce import infonce
 from vse.train.losses.max_of_hinges import max_of_hinges
+from vse.train.losses.spectrum_of_hinges import spectrum_of_hinges
 from vse.train.losses.sum_of_hinges import sum_of_hinges
 
-Loss = Callable[[Tensor, Tensor, float], Tensor]
+Loss = Callable[[Tensor, Tensor, LossConfig], Tensor]
 
 LOSSES: dict[str, Loss] = {
     "max": max_of_hinges,
     "sum": sum_of_hinges,
+    "spectrum": spectrum_of_hinges,
+    "infonce": infonce,
 }
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vse.pipeline.config import LossConfig
 from vse.train.losses.hinges import hinge_costs
 
 
-def max_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], margin: float = 0.2) -> Float[Tensor, ""]:
+def max_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
     """Only the hardest wrong caption and the hardest wrong image cost (VSE++ paper, Eq. 6), summed over the batch."""
-    wrong_caption, wrong_image = hinge_costs(scores, negatives, margin)
+    wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
     return wrong_caption.amax(dim=1).sum() + wrong_image.amax(dim=0).sum()

@@ -1,0 +1,90 @@
+"""A GRU's last states on the processor: the arithmetic of ``nn.GRU``, laid out so that a backward pass costs less.
+
+``nn.GRU`` adds up the gradient of its recurrent weights step by step, and projects every occurrence of a word. Here that
+gradient is one product over all steps, and each word of a batch is projected once. Under autocast the products are
+in bfloat16 and all else stays in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+
+def last_states(gru: nn.GRU, table: Float[Tensor, "n_words word_dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
+    """The state of a one-layer ``gru`` after each caption's last word, in the order in which captions were packed.
+
+    Parameters
+    ----------
+    gru : whose weights are used
+    table : a vector per word
+    words : packed word numbers
+    """
+    different, which = torch.unique(words.data, return_inverse=True)
+    of_input, of_state, input_bias, state_bias = gru.all_weights[0]
+    projected = nn.functional.linear(table[different], of_input, input_bias)
+    inputs = nn.functional.embedding(which, projected)
+    precise = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
+    states = _Recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
+    return states if words.unsorted_indices is None else states[words.unsorted_indices]  # type: ignore[no-any-return]
+
+
+class _Recurrence(torch.autograd.Function):
+    """h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
+
+    Captions are sorted by length, the longest first: the ``sizes[t]`` first of them have a word t.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
+        dim = weight.shape[1]
+        exact = weight.dtype
+        weight_t = weight.to(product).t()
+        states = weight.new_zeros(sizes[0], dim)
+        gates = weight.new_empty(len(inputs), 2 * dim)
+        candidates, recurrent = weight.new_empty(len(inputs), dim), weight.new_empty(len(inputs), dim)
+        before = torch.empty(len(inputs), dim, dtype=product, device=weight.device)
+        start = 0
+        for size in sizes:
+            step = slice(start, start := start + size)
+            state = states[:size]
+            before[step] = state
+            hidden = (before[step] @ weight_t).to(exact).add_(bias)
+            torch.add(inputs[step, : 2 * dim], hidden[:, : 2 * dim], out=gates[step]).sigmoid_()
+            recurrent[step] = hidden[:, 2 * dim :]
+            candidate = torch.mul(gates[step, :dim], recurrent[step], out=candidates[step])
+            candidate.add_(inputs[step, 2 * dim :]).tanh_()
+            states[:size] = torch.lerp(candidate, state, gates[step, dim:])
+        ctx.save_for_backward(weight, gates, candidates, recurrent, before)
+        ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        weight, gates, candidates, recurrent, before = ctx.saved_tensors
+        dim = weight.shape[1]
+        of_state = gradients[0].clone()
+        of_gates = weight.new_empty(len(gates), 3 * dim)  # with respect to W h + b
+        of_candidate = weight.new_empty(len(gates), dim)  # with respect to the input of tanh
+        weight_low = weight.to(before.dtype)
+        end = len(gates)
+        for size in reversed(ctx.sizes):
+            step = slice(end - size, end)
+            end -= size
+            gradient, reset, update = of_state[:size], gates[step, :dim], gates[step, dim:]
+            candidate = candidates[step]
+            kept = gradient * update
+            torch.mul(gradient - kept, 1 - candidate.square(), out=of_candidate[step])
+            torch.mul(of_candidate[step], reset, out=of_gates[step, 2 * dim :])
+            torch.mul(of_gates[step, 2 * dim :] * recurrent[step], 1 - reset, out=of_gates[step, :dim])
+            torch.mul(kept * (before[step] - candidate), 1 - update, out=of_gates[step, dim : 2 * dim])
+            of_state[:size] = kept.add_(of_gates[step].to(before.dtype) @ weight_low)
+        of_weight = (of_gates.to(before.dtype).t() @ before).to(weight.dtype)
+        of_bias = of_gates.sum(0)
+        of_inputs = of_gates
+        of_inputs[:, 2 * dim :] = of_candidate
+        return of_inputs.to(ctx.inputs_dtype), of_weight, of_bias, None, None

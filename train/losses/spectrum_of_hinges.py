@@ -1,0 +1,27 @@
+"""The spectrum of losses from the sum of hinges to their max, by one temperature."""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vse.pipeline.config import LossConfig
+from vse.train.losses.hinges import hinge_costs
+
+
+def spectrum_of_hinges(
+    scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig
+) -> Float[Tensor, ""]:
+    """Hinges re-weighted by how far they are from the hardest of their query, summed over the batch.
+
+    The VSE++ paper remarks behind Eq. 6 that a spectrum of losses lies between SH and MH, in which the gradients of all
+    triplets are re-weighted. Here a hinge h weighs exp((h - max h) / temperature), the maximum being its query's; no
+    gradient flows through the weights. So a temperature near 0 is MH, a high one SH.
+    """
+    wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
+    return _reweighted(wrong_caption, 1, settings.temperature) + _reweighted(wrong_image, 0, settings.temperature)
+
+
+def _reweighted(hinges: Float[Tensor, "n n"], dim: int, temperature: float) -> Float[Tensor, ""]:
+    below = (hinges - hinges.amax(dim, keepdim=True)).detach()
+    return ((below / temperature).exp() * hinges).sum()

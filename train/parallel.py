@@ -1,0 +1,111 @@
+"""Several processes that train as one: each encodes its share of a batch, all see all embeddings of it.
+
+Every process computes the loss of the whole batch from the gathered embeddings, so negatives are global, and sends
+gradients back through its own share alone. Summed over processes, these are the gradients of one process with the whole
+batch. Started by ``torchrun``; without it there is one process, and nothing here communicates.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor, distributed, nn
+
+from vse.features.hardware import pick_device
+
+_CPU = torch.device("cpu")
+_PATIENCE = timedelta(hours=6)  # the others wait while the first one validates
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The rank of this process among ``size`` of them, and where it computes."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+
+    @property
+    def first(self) -> bool:
+        """Whether this one validates, writes and logs."""
+        return self.rank == 0
+
+    def share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The part of this process in a batch, which may be empty; parts differ by one pair at most."""
+        return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
+
+    def gathered(self, embeddings: Float[Tensor, "share dim"], n_pairs: int) -> Float[Tensor, "n_pairs dim"]:
+        """The embeddings of a whole batch, in its order; gradients reach this process's share."""
+        return embeddings if self.size == 1 else _Gather.apply(embeddings, self, n_pairs)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Every process then has the sum of all processes' gradients. A parameter that none has used keeps none."""
+        if self.size == 1:
+            return
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        used = torch.tensor([parameter.grad is not None for parameter in wanted], device=self.device, dtype=torch.uint8)
+        distributed.all_reduce(used, distributed.ReduceOp.MAX)
+        for parameter, is_used in zip(wanted, used.tolist(), strict=True):
+            if is_used:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                distributed.all_reduce(parameter.grad)
+
+    def any(self, flag: bool) -> bool:
+        """Whether ``flag`` is set in some process."""
+        if self.size == 1:
+            return flag
+        found = torch.tensor([flag], device=self.device, dtype=torch.uint8)
+        distributed.all_reduce(found, distributed.ReduceOp.MAX)
+        return bool(found.item())
+
+    def told(self, number: int) -> int:
+        """What the first process says; the others wait for it."""
+        if self.size == 1:
+            return number
+        found = torch.tensor([number], device=self.device)
+        distributed.broadcast(found, 0)
+        return int(found.item())
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.size > 1:
+            distributed.destroy_process_group()
+
+
+def join_processes(device: str) -> Processes:
+    """The group that ``torchrun`` has started, with a GPU each if there are any; else this process alone."""
+    if not distributed.is_torchelastic_launched():
+        return Processes(device=pick_device(device))
+    where = pick_device(device)
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(where)
+    distributed.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=_PATIENCE)
+    return Processes(distributed.get_rank(), distributed.get_world_size(), where)
+
+
+class _Gather(torch.autograd.Function):
+    """Shares of unequal length are padded to travel; the gradient of this process's share comes back."""
+
+    @staticmethod
+    def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:
+        lengths = [len(part) for part in np.array_split(np.empty(n_pairs), processes.size)]
+        padded = embeddings.new_zeros(max(lengths), embeddings.shape[1])
+        padded[: len(embeddings)] = embeddings
+        parts = [torch.empty_like(padded) for _ in lengths]
+        distributed.all_gather(parts, padded)
+        start = sum(lengths[: processes.rank])
+        ctx.mine = slice(start, start + lengths[processes.rank])
+        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.mine], None, None
