@@ -102,7 +102,9 @@ def _read(kind: str, name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     base = content.pop("extends", None)
     if base is not None and not isinstance(base, str):
         raise UserError(f"{path}: extends: takes the name of a preset, not {base!r}")
-    return {**(merged(_read(kind, base, (*above, path)), content) if base else content), "name": path.stem}
+    inherited = _read(kind, base, (*above, path)) if base else {}
+    inherited.pop("rows", None)  # a preset that changes another is not that one's row of a table
+    return {**merged(inherited, content), "name": path.stem}
 
 
 def _find(kind: str, name: str) -> Path:

@@ -88,9 +88,14 @@ def feature_encoder(wildcards):
     return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if is_caption else []
 
 
+def experiment_preset(wildcards):
+    """The preset of an experiment."""
+    return resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset)
+
+
 def experiment_settings(wildcards):
     """Every setting of an experiment, so that a changed one makes its jobs run again."""
-    return json.dumps(resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset).model_dump(mode="json"))
+    return json.dumps(experiment_preset(wildcards).content())
 
 
 def published_files(wildcards):
@@ -108,13 +113,25 @@ def feature_shards(wildcards):
     return [f"{stem}-{k:05d}-of-{n:05d}.{suffix}" for k in range(n) for suffix in ("h5", "json")]
 
 
-def experiment_features(wildcards):
-    """The cache that an experiment reads."""
-    feature = resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset).feature
-    return f"features/{wildcards.dataset}_{feature}.h5"
+def training_features(wildcards):
+    """The caches that an experiment trains on and is validated on, which are often the same."""
+    config = experiment_preset(wildcards)
+    names = dict.fromkeys([config.feature, config.eval_feature or config.feature])
+    return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
+
+
+def evaluation_features(wildcards):
+    """The cache that an experiment is validated and tested on."""
+    return training_features(wildcards)[-1]
+
+
+def base_run(wildcards):
+    """The run that an experiment starts from, of the same seed; none for most."""
+    base = experiment_preset(wildcards).start_from
+    return [f"runs/{wildcards.dataset}_{base}/seed-{wildcards.seed}/run.json"] if base else []
 
 
 def embeddings_of_seeds(wildcards):
     """The embeddings of every seed of an experiment."""
     run = f"runs/{wildcards.dataset}_{wildcards.experiment}"
-    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds]
+    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds or experiment_preset(wildcards).seeds]

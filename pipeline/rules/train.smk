@@ -3,8 +3,9 @@
 
 rule train:
     input:
-        features=experiment_features,
+        features=training_features,
         dataset="data/{dataset}/dataset.json",
+        base=base_run,
     # The record alone is declared, because Snakemake deletes the outputs of a job before it starts and when it fails:
     # the checkpoint must outlive both. vse-train writes state = finished into it last.
     output:
@@ -18,14 +19,14 @@ rule train:
     params:
         settings=experiment_settings,
     shell:
-        "vse-train --features {input.features} --captions {input.dataset} --experiment {wildcards.experiment} "
+        "vse-train --features {input.features[0]} --captions {input.dataset} --experiment {wildcards.experiment} "
         "--seed {wildcards.seed} --out runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
         "--resume --overwrite --threads {threads} 2>&1 | tee {log}"
 
 
 rule embed:
     input:
-        features=experiment_features,
+        features=evaluation_features,
         dataset="data/{dataset}/dataset.json",
         record=rules.train.output,
     output:
