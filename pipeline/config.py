@@ -317,7 +317,7 @@ class TrainConfig(Settings):
     decay: float = Field(0.1, gt=0, le=1)
     clip: float = Field(2.0, gt=0, description="bound on the gradient's global norm")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
-    compile: bool = Field(False, description="compile similarity and loss (torch.compile); needs a C++ compiler")
+    compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
     restval: bool = Field(False, description="train on the split restval too (rV of the paper: COCO's 113,287 images)")
     min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")
     early_stop: PositiveInt | None = Field(None, description="stop after so many epochs without a better validation rsum")

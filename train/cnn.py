@@ -23,10 +23,15 @@ class TrainableCnn(nn.Module):
     extractor : the CNN and how its pictures are prepared
     batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` takes those of the batch in training
     checkpointing : compute activations a second time in the backward pass instead of keeping them
+    compiled : compile the network
     """
 
     def __init__(
-        self, extractor: CnnExtractor, batch_norm: Literal["frozen", "train"] = "frozen", checkpointing: bool = False
+        self,
+        extractor: CnnExtractor,
+        batch_norm: Literal["frozen", "train"] = "frozen",
+        checkpointing: bool = False,
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.network = extractor.network
@@ -34,12 +39,14 @@ class TrainableCnn(nn.Module):
         self.batch_norm, self.checkpointing = batch_norm, checkpointing
         self.network.requires_grad_(True)
         self._drop_unused(extractor.device)
+        # Methods, because a module kept under a second name would be saved twice.
+        self._run = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
 
     def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n dim"]:
         images = normalized(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
         keep = not self.checkpointing or not torch.is_grad_enabled()
-        output = self.network(images) if keep else checkpoint(self.network, images, use_reentrant=False)
+        output = self._run(images) if keep else checkpoint(self._run, images, use_reentrant=False)
         vectors = output.float().unflatten(0, pixels.shape[:2]).mean(1)
         return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
 

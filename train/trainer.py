@@ -101,7 +101,6 @@ class Trainer:
         self.interruption = Interruption()
         self.progress = Progress()
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and if all were alike
-        self._cost = torch.compile(self._compared) if self.settings.compile else self._compared
         self.optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
 
     def state(self) -> dict[str, Any]:
@@ -163,6 +162,7 @@ class Trainer:
         left = batches[progress.step :]
         warmup = self.experiment.warmup
         criterion = loss_by_name(warmup.loss if progress.epoch < warmup.epochs else self.experiment.loss.name)
+        criterion = torch.compile(criterion) if settings.compile else criterion
         shares = [self.processes.share(batch) for batch in left]
         stream = self.images.of_pairs(shares, self.pairs.image_of, self.seed, progress.epoch)
         self.model.train()
@@ -204,7 +204,8 @@ class Trainer:
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
         ids = torch.from_numpy(self.pairs.image_ids[self.pairs.image_of[batch]]).to(self.device)
         negatives = negative_pairs(ids, self.experiment.loss.same_image == "mask")
-        loss, scores = self._cost(images, captions, negatives, criterion)
+        scores = self.model.similarity(images, captions)
+        loss = criterion(scores, negatives, self.experiment.loss)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         self.processes.sum_gradients(self.model.parameters())
@@ -226,15 +227,11 @@ class Trainer:
             images = self.model.embed_images(seen.to(self.device, non_blocking=True))
             return images, self.model.embed_captions(words.to(self.device, non_blocking=True), lengths)
 
-    def _compared(self, images: Tensor, captions: Tensor, negatives: Tensor, criterion: Loss) -> tuple[Tensor, Tensor]:
-        scores = self.model.similarity(images, captions)
-        return criterion(scores, negatives, self.experiment.loss), scores
-
     def validate(self) -> dict[str, float]:
         """Recalls on the whole validation split, both ways, and their sum."""
         images, captions = encode(self.model, self.val.pairs, self.val.images, self.device)
         owners = torch.from_numpy(self.val.pairs.image_of)
-        found = metrics(ranks_from_embeddings(images, captions, owners))
+        found = metrics(ranks_from_embeddings(images, captions, owners, self.experiment.model.similarity))
         recalls = {f"{way}_r{k}": found[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
         return {**recalls, "rsum": found["rsum"]}
 
@@ -260,8 +257,8 @@ class Trainer:
     def _tell_of_collapse(self, epoch: int, loss: float) -> None:
         """Stop, or only say so."""
         what = (
-            f"epoch {epoch}: the loss sat at its collapse value, {loss:.3f} per pair, for the whole epoch, as if all embeddings "
-            "were alike (2 x batch x margin for the max of hinges)"
+            f"epoch {epoch}: the loss sat at its collapse value, {loss:.3f} per pair, for the whole epoch, as if all "
+            "embeddings were alike (2 x batch x margin for the max of hinges)"
         )
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":

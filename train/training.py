@@ -258,7 +258,7 @@ def _images(
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train takes one process; the statistics of each process would be its own")
     seen = pictures(extractor, inputs.dataset, pairs.images, settings)
-    cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing)
+    cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
     return seen, pictures(extractor, inputs.dataset, val.images, settings), cnn
 
 
