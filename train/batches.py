@@ -31,7 +31,7 @@ class Pairs:
     """
 
     def __init__(self, images: Sequence[Image], vocabulary: Vocabulary) -> None:
-        self.images = images
+        self.images, self.vocabulary = images, vocabulary
         self.captions = [caption for image in images for caption in image.captions]
         self.image_ids = np.asarray([image.imgid for image in images], np.int64)
         self.image_of = np.repeat(np.arange(len(images)), [len(image.captions) for image in images])

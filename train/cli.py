@@ -1,4 +1,4 @@
-"""The commands ``vse-train`` and ``vse-embed``."""
+"""The commands ``vse-train``, ``vse-embed`` and ``vse-search``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.train.encode import embed_split
+from vse.train.search import search_split
 from vse.train.training import train
 
 _FILE = click.Path(path_type=Path)
@@ -110,5 +111,38 @@ def embed_command(
     click.echo(embed_split(run, out or run / f"{split}.h5", split, features, captions, device))
 
 
+@click.command("vse-search")
+@click.argument("run", type=_FILE)
+@click.argument("query")
+@click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="How many results.")
+@click.option("--split", default="test", show_default=True)
+@click.option("--features", type=_FILE, help="The cache, if it was moved.")
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, for an image as the query.")
+@_DEVICE
+@_THREADS
+def search_command(
+    run: Path,
+    query: str,
+    k: int,
+    split: str,
+    features: Path | None,
+    captions: Path | None,
+    weights_dir: Path | None,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Search a split with a run: a text finds images, an image file finds captions.
+
+    QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, picture, caption.
+    """
+    use_threads(threads)
+    asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
+    for rank, hit in enumerate(search_split(run, asked, k, split, features, captions, weights_dir, device), 1):
+        caption = [] if hit.caption is None else [hit.caption]
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture), *caption]))
+
+
 train_main = entry_point(train_command)
 embed_main = entry_point(embed_command)
+search_main = entry_point(search_command)
