@@ -50,6 +50,27 @@ def test_the_main_job_runs_once_and_again_does_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: Path) -> None:
+    """vsepp_ft starts from vsepp_rc of the same seed, which trains on a crop bank and is validated on centre crops."""
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    (tmp_path / "presets" / "experiments" / "twice.yaml").write_text("extends: vsepp_ft\nseeds: [3, 5]\n")
+    bank = "  fc7: &fc7 { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }\n"
+    demo = DEMO.replace(DEMO.splitlines()[4] + "\n", f"{bank}  fc7_rc: {{ <<: *fc7, n_random: 2 }}\n")
+    done = snakemake(tmp_path, "results/demo_twice.json", demo=demo)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "results/demo_twice.json").read_text())
+    assert result["seeds"] == [3, 5]
+    assert result["protocols"]["full"]["rsum"].keys() == {"mean", "std"}
+    for seed in (3, 5):
+        record = json.loads((tmp_path / f"runs/demo_twice/seed-{seed}/run.json").read_text())
+        assert (record["features"]["name"], record["start_from"]) == ("fc7", f"../../demo_vsepp_rc/seed-{seed}")
+        base = json.loads((tmp_path / f"runs/demo_vsepp_rc/seed-{seed}/run.json").read_text())
+        assert (base["features"]["name"], base["eval_features"]["name"]) == ("fc7_rc", "fc7")
+    one = snakemake(tmp_path, "--dry-run", "results/demo_twice.json", "--config", "seeds=[3]", demo=demo)
+    assert "seed-5" not in one.stdout + one.stderr
+
+
+@pytest.mark.slow
 def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path) -> None:
     target = "features/demo_tfidf.h5"
     done = snakemake(tmp_path, target)
