@@ -270,7 +270,7 @@ class LossConfig(Settings):
     name: str = Field("max", description="a loss of vse.train.losses: max, sum or spectrum (of hinges), or infonce")
     margin: float = Field(0.2, ge=0, description="alpha of the hinges")
     temperature: float = Field(
-        0.1, gt=0, description="spectrum: from the max of hinges (0) to their sum (infinity); infonce: divides the scores"
+        0.1, ge=1e-6, description="spectrum: from the max of hinges (0) to their sum (infinity); infonce: divides the scores"
     )
     same_image: Literal["keep", "mask"] = Field(
         "keep", description="whether other captions of the same image count as negatives (keep, as in the paper)"
@@ -304,6 +304,8 @@ class ImagesConfig(Settings):
     def _fits(self) -> ImagesConfig:
         if self.finetune and self.source != "pictures":
             raise ValueError("finetune needs source: pictures")
+        if self.batch_norm == "train" and self.gradient_checkpointing:
+            raise ValueError("batch_norm: train does not go with gradient_checkpointing, which would count each batch twice")
         return self
 
 

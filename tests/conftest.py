@@ -7,6 +7,8 @@ from jaxtyping import install_import_hook
 _checked = [
     "vse.train.losses",
     "vse.train.encoders",
+    "vse.train.gru",
+    "vse.train.similarities",
     "vse.train.model",
     "vse.features.pictures",
     "vse.features.hglmm",

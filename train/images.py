@@ -159,7 +159,7 @@ class Pictures:
         if not self._through:
             return pixels
         parts = [self._extractor.features(part).flatten(1) for part in torch.split(pixels, self._extractor.config.batch_size)]
-        return torch.cat(parts).clone()  # made in inference mode, which a clone leaves
+        return torch.cat(parts)
 
 
 def _room(device: torch.device, memory_gb: float) -> float:

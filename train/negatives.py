@@ -54,7 +54,7 @@ class HardNegatives:
                 if cost > 0:
                     right, wrong = self._captions[pairs[row]], self._captions[pairs[column]]
                     ids = [right.imgid, right.sentid, wrong.imgid, wrong.sentid]
-                    self.running.append([epoch, query, round(cost, 4), *ids, right.raw, wrong.raw])
+                    self.running.append([epoch, query, cost, *ids, right.raw, wrong.raw])
         self.running = [
             found
             for query in ("image", "caption")
@@ -71,5 +71,5 @@ class HardNegatives:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows(self.finished)
+        table.writerows([*found[:2], f"{found[2]:.4g}", *found[3:]] for found in self.finished)
         write_text(path, text.getvalue())

@@ -39,7 +39,7 @@ def order(
     squared: Tensor = -_Violations.apply(images, captions)
     if form == "squared":
         return squared
-    exceeds = squared < 0
+    exceeds = squared != 0  # a NaN is one of these, and stays
     return torch.where(exceeds, -torch.where(exceeds, -squared, 1).sqrt(), 0)
 
 

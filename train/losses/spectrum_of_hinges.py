@@ -16,7 +16,8 @@ def spectrum_of_hinges(
 
     The VSE++ paper remarks behind Eq. 6 that a spectrum of losses lies between SH and MH, in which the gradients of all
     triplets are re-weighted. Here a hinge h weighs exp((h - max h) / temperature), the maximum being its query's; no
-    gradient flows through the weights. So a temperature near 0 is MH, a high one SH.
+    gradient flows through the weights. So a temperature near 0 is MH (but counts all of several hardest hinges that tie), a
+    high one SH.
     """
     wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
     return _reweighted(wrong_caption, 1, settings.temperature) + _reweighted(wrong_image, 0, settings.temperature)
