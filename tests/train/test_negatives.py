@@ -92,7 +92,7 @@ def test_what_costs_nothing_is_not_listed() -> None:
     scores = 5 * torch.eye(6)
     scores[2, 4] = 4.9  # within the margin of both its image and its caption
     rows = listed(3, [(pairs, scores, negatives)]).running
-    sentences = [[row[1], row[2], row[4], row[6]] for row in rows]
+    sentences = [[row[1], round(row[2], 4), row[4], row[6]] for row in rows]
     assert sentences == [["image", 0.1, 100 + pairs[2], 100 + pairs[4]], ["caption", 0.1, 100 + pairs[4], 100 + pairs[2]]]
 
 
