@@ -141,5 +141,5 @@ def test_the_table_has_a_row_for_each_finding(tmp_path: Path) -> None:
     content = (tmp_path / "negatives.csv").read_text()
     assert content.splitlines()[0] == COLUMNS
     rows = list(csv.reader(content.splitlines(keepends=True)))[1:]
-    assert rows == [[str(value) for value in row] for row in listing.finished]
+    assert rows == [[f"{value:.4g}" if k == 2 else str(value) for k, value in enumerate(row)] for row in listing.finished]
     assert len(rows) == 2 * 5
