@@ -2,7 +2,8 @@
 
 ``nn.GRU`` adds up the gradient of its recurrent weights step by step, and projects every occurrence of a word. Here that
 gradient is one product over all steps, and each word of a batch is projected once. Under autocast the products are
-in bfloat16 and all else stays in float32.
+in bfloat16 and all else stays in float32. The rows of a product are rounded up, with rows that nobody reads or with zeros,
+because for every new shape the library behind torch compiles a kernel and keeps it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+
+_FEW, _MANY = 16, 256  # rows of a step, and of all steps, are rounded up to multiples of these
 
 
 def last_states(gru: nn.GRU, table: Float[Tensor, "n_words word_dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
@@ -25,6 +28,7 @@ def last_states(gru: nn.GRU, table: Float[Tensor, "n_words word_dim"], words: Pa
     words : packed word numbers
     """
     different, which = torch.unique(words.data, return_inverse=True)
+    different = nn.functional.pad(different, (0, -len(different) % _MANY))
     of_input, of_state, input_bias, state_bias = gru.all_weights[0]
     projected = nn.functional.linear(table[different], of_input, input_bias)
     inputs = nn.functional.embedding(which, projected)
@@ -44,16 +48,17 @@ class _Recurrence(torch.autograd.Function):
         dim = weight.shape[1]
         exact = weight.dtype
         weight_t = weight.to(product).t()
-        states = weight.new_zeros(sizes[0], dim)
+        states = weight.new_zeros(_rounded(sizes[0], _FEW), dim)
         gates = weight.new_empty(len(inputs), 2 * dim)
         candidates, recurrent = weight.new_empty(len(inputs), dim), weight.new_empty(len(inputs), dim)
-        before = torch.empty(len(inputs), dim, dtype=product, device=weight.device)
+        before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
         start = 0
         for size in sizes:
             step = slice(start, start := start + size)
             state = states[:size]
-            before[step] = state
-            hidden = (before[step] @ weight_t).to(exact).add_(bias)
+            low = states[: _rounded(size, _FEW)].to(product)
+            before[step] = low[:size]
+            hidden = (low @ weight_t)[:size].to(exact).add_(bias)
             torch.add(inputs[step, : 2 * dim], hidden[:, : 2 * dim], out=gates[step]).sigmoid_()
             recurrent[step] = hidden[:, 2 * dim :]
             candidate = torch.mul(gates[step, :dim], recurrent[step], out=candidates[step])
@@ -61,14 +66,14 @@ class _Recurrence(torch.autograd.Function):
             states[:size] = torch.lerp(candidate, state, gates[step, dim:])
         ctx.save_for_backward(weight, gates, candidates, recurrent, before)
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
-        return states
+        return states[: sizes[0]]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, candidates, recurrent, before = ctx.saved_tensors
         dim = weight.shape[1]
         of_state = gradients[0].clone()
-        of_gates = weight.new_empty(len(gates), 3 * dim)  # with respect to W h + b
+        of_gates = weight.new_zeros(len(before), 3 * dim)  # with respect to W h + b
         of_candidate = weight.new_empty(len(gates), dim)  # with respect to the input of tanh
         weight_low = weight.to(before.dtype)
         end = len(gates)
@@ -82,9 +87,14 @@ class _Recurrence(torch.autograd.Function):
             torch.mul(of_candidate[step], reset, out=of_gates[step, 2 * dim :])
             torch.mul(of_gates[step, 2 * dim :] * recurrent[step], 1 - reset, out=of_gates[step, :dim])
             torch.mul(kept * (before[step] - candidate), 1 - update, out=of_gates[step, dim : 2 * dim])
-            of_state[:size] = kept.add_(of_gates[step].to(before.dtype) @ weight_low)
+            low = of_gates[end : end + _rounded(size, _FEW)].to(before.dtype)
+            of_state[:size] = kept.add_((low @ weight_low)[:size])
         of_weight = (of_gates.to(before.dtype).t() @ before).to(weight.dtype)
         of_bias = of_gates.sum(0)
-        of_inputs = of_gates
+        of_inputs = of_gates[: len(gates)]
         of_inputs[:, 2 * dim :] = of_candidate
         return of_inputs.to(ctx.inputs_dtype), of_weight, of_bias, None, None
+
+
+def _rounded(rows: int, multiple: int) -> int:
+    return -(-rows // multiple) * multiple

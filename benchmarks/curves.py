@@ -1,0 +1,59 @@
+"""Validation rsum by epoch of some runs, from their metrics.csv: mean and range over seeds (Fig. 2 of the VSE++ paper).
+
+    python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
+
+Each label names a folder of seeds. The figures are also written as CSV, beside the picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+
+
+def read(label: str, folder: Path) -> pd.DataFrame:
+    """A row per seed and epoch."""
+    tables = [
+        pd.read_csv(path).assign(run=label, seed=path.parent.name.removeprefix("seed-"))
+        for path in sorted(folder.glob("seed-*/metrics.csv"))
+    ]
+    if not tables:
+        raise SystemExit(f"{folder}: no seed-*/metrics.csv")
+    return pd.concat(tables)[["run", "seed", "epoch", "loss", "i2t_r1", "t2i_r1", "rsum"]]
+
+
+def main() -> None:
+    """Read the runs, write the table and the picture."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
+    parser.add_argument("--out", type=Path, required=True, help=".svg or .png")
+    arguments = parser.parse_args()
+    curves = pd.concat([read(*_split(run)) for run in arguments.runs])
+    curves.to_csv(arguments.out.with_suffix(".csv"), index=False, float_format="%.4f", lineterminator="\n")
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for label, rows in curves.groupby("run", sort=False):
+        by_epoch = rows.groupby("epoch")["rsum"].agg(["mean", "min", "max"])
+        (line,) = axes.plot(by_epoch.index, by_epoch["mean"], label=f"{label} ({rows['seed'].nunique()} seeds)")
+        axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="epoch", ylabel="rsum on the validation split", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    mpl.rcParams["svg.hashsalt"] = "vse"  # the same picture from the same figures
+    figure.savefig(arguments.out, metadata={"Date": None} if arguments.out.suffix == ".svg" else None)
+
+
+def _split(run: str) -> tuple[str, Path]:
+    label, equals, folder = run.partition("=")
+    if not equals:
+        raise SystemExit(f"{run}: LABEL=FOLDER is wanted")
+    return label, Path(folder)
+
+
+if __name__ == "__main__":
+    main()
