@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -37,10 +38,12 @@ class FeatureReader:
         self.cache = cache
         self._memory_gb = memory_gb
         self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
-        mapped = [np.asarray(shard["features"].map()).reshape(-1, *cache.row_shape) for shard in cache.shards]
+        maps = [shard["features"].map() for shard in cache.shards]
+        mapped = [np.asarray(part).reshape(-1, *cache.row_shape) for part in maps]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in mapped]), memory_gb * 1e9, side="right"))
         memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *mapped[:fits]])
         self._parts: list[NDArray[np.generic]] = [memory, *mapped[fits:]]
+        self._maps = [part for part in maps[fits:] if isinstance(part, np.memmap)]
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         self._bytes = [part.reshape(-1).view(np.uint8).data for part in self._parts]
 
@@ -85,6 +88,12 @@ class FeatureReader:
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
         features[mask] = self._gathered(starts, starts + counts)
         return Regions(features, mask)
+
+    def forget(self) -> None:
+        """Let go of the mapped pages that were read. The system keeps them, but as its cache, not as our memory."""
+        for part in self._maps:
+            if hasattr(mmap, "MADV_DONTNEED"):
+                part._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def refuse_not_finite(self, positions: NDArray[np.int64]) -> None:
         """:class:`UserError` naming the first of these rows whose features are not all finite numbers, if there is one."""

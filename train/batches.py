@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -35,10 +36,14 @@ class Pairs:
         self.captions = [caption for image in images for caption in image.captions]
         self.image_ids = np.asarray([image.imgid for image in images], np.int64)
         self.image_of = np.repeat(np.arange(len(images)), [len(image.captions) for image in images])
-        encoded = [np.asarray(vocabulary.encode(caption.tokens), np.int32) for caption in self.captions]
-        self._lengths = np.asarray([len(words) for words in encoded], np.int64)
+        words, lengths = array("i"), array("i")
+        for caption in self.captions:
+            encoded = vocabulary.encode(caption.tokens)
+            words.extend(encoded)
+            lengths.append(len(encoded))
+        self._lengths = np.asarray(lengths, np.int64)
         self._starts = np.cumsum(self._lengths) - self._lengths
-        self._words = np.concatenate(encoded)
+        self._words = np.asarray(words)
 
     def __len__(self) -> int:
         return len(self.captions)
