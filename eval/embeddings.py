@@ -25,8 +25,8 @@ _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity")
 class Embeddings:
     """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or ``scores`` instead.
 
-    Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and ``similarity``; ``provenance`` is what the
-    writer noted about features, settings and versions.
+    Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and ``similarity`` (one of
+    :data:`vse.eval.scores.SIMILARITIES`); ``provenance`` is what the writer noted about features, settings and versions.
     """
 
     image_ids: NDArray[np.int64]

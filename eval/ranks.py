@@ -15,11 +15,10 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.eval.scores import similarity_by_name
 from vse.pipeline.errors import UserError
 
-# Scores are computed in tiles of one fixed shape: the arithmetic of a pair then does not depend on
-# how many others are scored with it, so equal embeddings get equal scores wherever they stand.
-TILE_IMAGES, TILE_CAPTIONS = 512, 4096
+ROWS = 512  # of a score matrix, ranked at once
 
 # Scores of some image rows with all captions, or with the captions of these numbers.
 ScoreBlock = Callable[[slice, Tensor | None], Tensor]
@@ -34,31 +33,40 @@ class Ranks:
 
 
 def ranks_from_embeddings(
-    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], owners: Int[Tensor, " n_captions"]
+    images: Float[Tensor, "n_images dim"],
+    captions: Float[Tensor, "n_captions dim"],
+    owners: Int[Tensor, " n_captions"],
+    similarity: str = "cosine",
 ) -> Ranks:
-    """Ranks under the inner product.
+    """Ranks under a similarity of :data:`vse.eval.scores.SIMILARITIES`.
 
     Parameters
     ----------
     images : image embeddings
     captions : caption embeddings
     owners : for each caption the row of its image
+    similarity : ``cosine`` (the inner product) or ``order`` (how far captions exceed images)
     """
+    score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
         raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
+    for name, rows in (("images", images), ("captions", captions)):
+        check_finite(name, rows)
     captions = captions.float()
-    everything = _padded(captions, TILE_CAPTIONS)
-    buffer = torch.empty(TILE_IMAGES, len(everything))
+    # All tiles have one shape: the arithmetic of a pair then does not depend on how many others are
+    # scored with it, so equal embeddings get equal scores wherever they stand.
+    everything = _padded(captions, tile_captions)
+    buffer = torch.empty(tile_images, len(everything))
 
     def block(rows: slice, columns: Tensor | None) -> Tensor:
-        part = _padded(images[rows].float(), TILE_IMAGES)
-        right = everything if columns is None else _padded(captions[columns], TILE_CAPTIONS)
-        for start in range(0, len(right), TILE_CAPTIONS):
-            tile = slice(start, start + TILE_CAPTIONS)
-            torch.mm(part, right[tile].T, out=buffer[:, tile])
+        part = _padded(images[rows].float(), tile_images)
+        right = everything if columns is None else _padded(captions[columns], tile_captions)
+        for start in range(0, len(right), tile_captions):
+            tile = slice(start, start + tile_captions)
+            score(part, right[tile], buffer[:, tile])
         return buffer[: rows.stop - rows.start, : len(captions) if columns is None else len(columns)]
 
-    return _ranks(block, len(images), owners)
+    return _ranks(block, len(images), owners, tile_images)
 
 
 def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[Tensor, " n_captions"]) -> Ranks:
@@ -69,13 +77,13 @@ def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[
     def block(rows: slice, columns: Tensor | None) -> Tensor:
         return scores[rows].clone() if columns is None else scores[rows][:, columns]
 
-    return _ranks(block, len(scores), owners)
+    return _ranks(block, len(scores), owners, ROWS)
 
 
-def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"]) -> Ranks:
+def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"], size: int) -> Ranks:
     """The scores of the right pairs first, then, block by block of images, how many others reach them."""
     _check_owners(owners, n_images)
-    blocks = list(_row_blocks(n_images, owners))
+    blocks = list(_row_blocks(n_images, owners, size))
     right = torch.cat([block(rows, own)[owners[own] - rows.start, torch.arange(len(own))] for rows, own in blocks])
     right = right[torch.argsort(torch.cat([own for _, own in blocks]))]
     best = torch.full((n_images,), -torch.inf, dtype=right.dtype).scatter_reduce(0, owners, right, "amax")
@@ -92,12 +100,12 @@ def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"])
     return Ranks(i2t.numpy(), t2i.numpy())
 
 
-def _row_blocks(n_images: int, owners: Tensor) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
-    """Blocks of image rows with the numbers of their own captions."""
+def _row_blocks(n_images: int, owners: Tensor, size: int) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
+    """Blocks of ``size`` image rows with the numbers of their own captions."""
     order = torch.argsort(owners, stable=True)
-    starts = torch.searchsorted(owners[order], torch.arange(0, n_images + TILE_IMAGES, TILE_IMAGES))
-    for k, start in enumerate(range(0, n_images, TILE_IMAGES)):
-        yield slice(start, min(start + TILE_IMAGES, n_images)), order[starts[k] : starts[k + 1]]
+    starts = torch.searchsorted(owners[order], torch.arange(0, n_images + size, size))
+    for k, start in enumerate(range(0, n_images, size)):
+        yield slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]]
 
 
 def _check_owners(owners: Tensor, n_images: int) -> None:
@@ -106,6 +114,14 @@ def _check_owners(owners: Tensor, n_images: int) -> None:
         raise UserError(f"a caption belongs to image row {int(owners.max())}, but there are {n_images} images")
     if bool((counts == 0).any()):
         raise UserError(f"image row {int(torch.argmin(counts))} has no caption")
+
+
+def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
+    """:class:`UserError` names the first row that holds NaN or an infinity."""
+    # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
+    finite = torch.isfinite(rows.sum(1, dtype=torch.float64))
+    if not bool(finite.all()):
+        raise UserError(f"{name} row {int(torch.nonzero(~finite)[0])} is not finite (NaN)")
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

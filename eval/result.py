@@ -17,7 +17,8 @@ import vse
 from vse.eval.embeddings import Embeddings, read_embeddings
 from vse.eval.metrics import FOLD, RECALLS, averaged, metrics
 from vse.eval.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
-from vse.eval.search import check_against_search
+from vse.eval.scores import SIMILARITIES
+from vse.eval.search import check_against_candidates, check_against_search
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_json
 
@@ -89,10 +90,15 @@ def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[A
     assert run.images is not None
     assert run.captions is not None
     left, right = run.images[images], run.captions[captions]
-    ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners))
-    if cross_check:
+    ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners), run.similarity)
+    if cross_check and run.similarity == "cosine":
         found = check_against_search(left, right, owners, ranks, RECALLS)
         log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", found["i2t"]["r1"], found["t2i"]["r1"])
+    elif cross_check:
+        found = check_against_candidates(left, right, owners, ranks, RECALLS, run.similarity)
+        exact = metrics(ranks)
+        compared = ", ".join(f"{way} {found[way]['r1']:.1f}, exact {exact[way]['r1']:.1f}" for way in ("i2t", "t2i"))
+        log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)
     return ranks
 
 
@@ -109,7 +115,9 @@ def _over_seeds(results: Sequence[Any]) -> Any:
 
 
 def _same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings) -> None:
-    for name in ("dataset", "split", "experiment"):
+    if run.scores is None and run.similarity not in SIMILARITIES:
+        raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(str(run.similarity), SIMILARITIES)}")
+    for name in ("dataset", "split", "experiment", "similarity"):
         if getattr(first, name) != getattr(run, name):
             raise UserError(f"{path} is of {name} {getattr(run, name)!r}, {first_path} of {getattr(first, name)!r}")
     for name in ("image_ids", "caption_ids", "caption_image_ids"):
@@ -117,8 +125,6 @@ def _same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings
             raise UserError(f"{path} and {first_path} differ in {name}; seeds of one experiment share them")
     if run is not first and run.seed == first.seed:
         raise UserError(f"{path} and {first_path} are of the same seed {run.seed}")
-    if run.similarity != "cosine" and run.scores is None:
-        raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(run.similarity, ['cosine'])}")
 
 
 def _provenance(run: Embeddings) -> dict[str, Any]:

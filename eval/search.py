@@ -4,21 +4,63 @@ from __future__ import annotations
 
 import faiss
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranks import Ranks
+from vse.eval.ranks import Ranks, check_finite
+from vse.eval.scores import similarity_by_name
 
-_ROUNDING = 1e-5  # times both lengths: float32 inner products of the same vectors, summed in another order, differ by less
+CANDIDATES = 200  # of a query, to be scored exactly
+
+# Times both lengths, or times a sum of squares: float32 sums of the same terms in another order differ by less.
+_ROUNDING = 1e-5
 
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
 
 
-def search(corpus: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> tuple[Scores, Rows]:
-    """The ``k`` rows of ``corpus`` (n, dim) with the highest inner product for each query (m, dim): scores and rows (m, k)."""
+def search(
+    corpus: NDArray[np.float32],
+    queries: NDArray[np.float32],
+    k: int,
+    similarity: str = "cosine",
+    *,
+    way: str | None = None,
+    candidates: int = CANDIDATES,
+) -> tuple[Scores, Rows]:
+    """The ``k`` rows of ``corpus`` (n, dim) most similar to each query (m, dim), best first: scores and rows (m, k).
+
+    For ``cosine`` that is exact. Of any other similarity FAISS knows nothing: it finds the ``candidates`` rows with the
+    highest inner product (``k`` of them at least), and these are put in order by their exact scores. What is not among
+    them is missed, however similar; with as many candidates as rows nothing is.
+
+    ``way`` says who is who, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
+    captions, with ``t2i`` the queries are captions and the corpus images.
+    """
+    scorer = similarity_by_name(similarity)
+    corpus, queries = np.ascontiguousarray(corpus, np.float32), np.ascontiguousarray(queries, np.float32)
+    entries, asking = torch.from_numpy(corpus), torch.from_numpy(queries)
+    check_finite("corpus", entries)
+    check_finite("queries", asking)
+    if similarity == "cosine":
+        return _highest_products(corpus, queries, k)
+    if way not in ("i2t", "t2i"):
+        raise ValueError(f"search by {similarity} needs to know whether the way is i2t or t2i, not {way!r}")
+    rows = torch.from_numpy(_highest_products(corpus, queries, max(k, candidates))[1])
+    scores = torch.empty(rows.shape)
+    for query, near, out in zip(asking, rows, scores, strict=True):
+        if way == "i2t":
+            scorer.score(query[None], entries[near], out[None])
+        else:
+            scorer.score(entries[near], query[None], out[:, None])
+    best = torch.sort(scores, dim=1, descending=True, stable=True)
+    return best.values[:, :k].numpy(), rows.gather(1, best.indices[:, :k]).numpy()
+
+
+def _highest_products(corpus: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> tuple[Scores, Rows]:
     index = faiss.IndexFlatIP(corpus.shape[1])
-    index.add(np.ascontiguousarray(corpus, np.float32))
-    scores, rows = index.search(np.ascontiguousarray(queries, np.float32), min(k, len(corpus)))
+    index.add(corpus)
+    scores, rows = index.search(queries, min(k, len(corpus)))
     return scores, rows
 
 
@@ -38,9 +80,7 @@ def check_against_search(
     }
     right = np.einsum("nd,nd->n", images[owners], captions)
     longest = float(np.linalg.norm(images, axis=1).max() * np.linalg.norm(captions, axis=1).max())
-    best = np.full(len(images), -np.inf, np.float32)
-    np.maximum.at(best, owners, right)
-    scores = {"i2t": best, "t2i": right}
+    scores = {"i2t": _best_own(right, owners), "t2i": right}
     recalls: dict[str, dict[str, float]] = {}
     for way, exact in (("i2t", ranks.i2t), ("t2i", ranks.t2i)):
         position, last = found[way]
@@ -52,6 +92,64 @@ def check_against_search(
                 raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
             recalls.setdefault(way, {})[f"r{k}"] = 100.0 * float(np.mean(position < k))
     return recalls
+
+
+def check_against_candidates(
+    images: NDArray[np.float32],
+    captions: NDArray[np.float32],
+    owners: NDArray[np.int64],
+    ranks: Ranks,
+    ks: tuple[int, ...],
+    similarity: str,
+    candidates: int = CANDIDATES,
+) -> dict[str, dict[str, float]]:
+    """R@K of both directions by re-ranked candidates, after checking query by query that no exact rank contradicts them.
+
+    A wrong candidate that scores higher than the right answer must be among those that the rank counts; all that the
+    rank counts must tie with the right answer, score higher, or not be a candidate. With as many candidates as rows
+    this leaves one rank, up to ties and rounding. A rank outside of these bounds is a fault of the program and raises
+    ``RuntimeError``.
+    """
+    own = np.arange(len(images))
+    right = _scores_of_pairs(images, captions, owners, similarity)
+    recalls: dict[str, dict[str, float]] = {}
+    for way, corpus, queries, label, wanted, goal, exact in (
+        ("i2t", captions, images, owners, own, _best_own(right, owners), ranks.i2t),
+        ("t2i", images, captions, own, owners, right, ranks.t2i),
+    ):
+        scores, rows = search(corpus, queries, candidates, similarity, way=way, candidates=candidates)
+        wrong = label[rows] != wanted[:, None]
+        unseen = len(corpus) - np.bincount(label)[wanted] - wrong.sum(1)
+        margin = _ROUNDING * np.abs(goal)
+        least = (wrong & (scores > (goal + margin)[:, None])).sum(1)
+        most = (wrong & (scores >= (goal - margin)[:, None])).sum(1) + unseen
+        outside = (exact < least) | (exact > most)
+        if outside.any():
+            query = int(np.flatnonzero(outside)[0])
+            bounds = f"{least[query]} to {most[query]} by {rows.shape[1]} candidates"
+            raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {bounds}")
+        position, _ = _found_at(scores, rows, wanted, label)
+        recalls[way] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
+    return recalls
+
+
+def _scores_of_pairs(
+    images: NDArray[np.float32], captions: NDArray[np.float32], owners: NDArray[np.int64], similarity: str
+) -> Scores:
+    """The score of each caption (n_captions,) with its image, computed pair by pair."""
+    score = similarity_by_name(similarity).score
+    scores = torch.empty(len(captions))
+    left, right = torch.from_numpy(images), torch.from_numpy(captions)
+    for caption, image in enumerate(owners.tolist()):
+        score(left[image, None], right[caption, None], scores[caption, None, None])
+    return scores.numpy()
+
+
+def _best_own(right: Scores, owners: NDArray[np.int64]) -> Scores:
+    """The highest score of an image (n_images,) with a caption of its own."""
+    best = np.full(int(owners.max()) + 1, -np.inf, np.float32)
+    np.maximum.at(best, owners, right)
+    return best
 
 
 def _found_at(scores: Scores, rows: Rows, wanted: NDArray[np.int64], label: NDArray[np.int64]) -> tuple[Rows, Scores]:

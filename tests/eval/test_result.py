@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.cli import eval_main, table_main
 from vse.eval.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.metrics import RECALLS, metrics
@@ -48,21 +49,31 @@ def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str = "auto") -
     return result
 
 
+def made_order(**changes: Any) -> Embeddings:
+    """Order embeddings as the published models make them: of unit length, then without signs."""
+    run = made(**changes)
+    assert run.images is not None
+    assert run.captions is not None
+    return replace(run, images=np.abs(run.images), captions=np.abs(run.captions), similarity="order")
+
+
 def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
     """Full sorting of every query over some consecutive images, as the published evaluators do (no ties here)."""
     assert run.images is not None
     assert run.captions is not None
     owners = run.owners()
     captions = [c for c in range(len(owners)) if owners[c] in images]
-    scores = run.images[images.start : images.stop] @ run.captions[captions].T
+    left, right = run.images[images.start : images.stop], run.captions[captions]
+    scores = left @ right.T if run.similarity == "cosine" else slow_order_scores(left, right)
     own = owners[captions] - images.start
     i2t = [min(np.flatnonzero(own[np.argsort(-scores[i])] == i)) for i in range(len(images))]
     t2i = [int(np.flatnonzero(np.argsort(-scores[:, c]) == own[c])[0]) for c in range(len(captions))]
     return metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
 
 
-def test_the_full_split_equals_a_sorting_of_every_query(tmp_path: Path) -> None:
-    run = made(n_each=3)
+@pytest.mark.parametrize("make", [made, made_order])
+def test_the_full_split_equals_a_sorting_of_every_query(make: Callable[..., Embeddings], tmp_path: Path) -> None:
+    run = make(n_each=3)
     found = evaluated(tmp_path, run)
     assert (found["n_images"], found["n_captions"], found["split"], found["seeds"]) == (30, 90, "test", [0])
     assert set(found["protocols"]) == {"full"}
@@ -138,8 +149,16 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
         check_against_search(run.images, run.captions, owners, wrong, RECALLS)
 
 
-def test_ties_do_not_trouble_the_cross_check(tmp_path: Path) -> None:
-    run = made()
+def test_order_ranks_are_compared_with_candidates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    exact = evaluated(tmp_path, made_order(noise=0.5))["protocols"]["full"]
+    i2t, t2i = (f"{way} {exact[way]['r1']:.1f}, exact {exact[way]['r1']:.1f}" for way in ("i2t", "t2i"))
+    assert f"re-ranked, do not contradict the exact ranks (R@1 {i2t}, {t2i})" in caplog.text
+
+
+@pytest.mark.parametrize("make", [made, made_order])
+def test_ties_do_not_trouble_the_cross_check(make: Callable[..., Embeddings], tmp_path: Path) -> None:
+    run = make()
     collapsed = replace(run, images=np.ones_like(run.images), captions=np.ones_like(run.captions))
     assert evaluated(tmp_path, collapsed)["protocols"]["full"]["rsum"] == 0
 
@@ -169,10 +188,18 @@ def test_files_of_different_models_are_not_seeds(tmp_path: Path, fails: Callable
     a = write_embeddings(tmp_path / "a.h5", made())
     b = write_embeddings(tmp_path / "b.h5", made(seed=1, experiment="vse0"))
     c = write_embeddings(tmp_path / "c.h5", made())
+    d = write_embeddings(tmp_path / "d.h5", made_order(seed=1))
+    assert "is of similarity 'order'" in fails(eval_main, a, d, "--out", tmp_path / "r.json")
     assert "is of experiment 'vse0'" in fails(eval_main, a, b, "--out", tmp_path / "r.json")
     assert "of the same seed 0" in fails(eval_main, a, c, "--out", tmp_path / "r.json")
     assert "no such file" in fails(eval_main, tmp_path / "x.h5", "--out", tmp_path / "r.json")
     assert "needs 1000 images" in fails(eval_main, a, "--protocol", "1k", "--out", tmp_path / "r.json")
+
+
+def test_a_similarity_that_nobody_knows_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+    file = write_embeddings(tmp_path / "e.h5", made(similarity="ordr"))
+    line = fails(eval_main, file, "--out", tmp_path / "r.json")
+    assert f"{file}: unknown similarity 'ordr' (did you mean 'order'? known: cosine, order)" in line
 
 
 def test_a_file_reads_back_as_it_was_written(tmp_path: Path) -> None:

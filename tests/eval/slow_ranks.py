@@ -1,0 +1,29 @@
+"""The slow, obvious way: every pair, one after the other, in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def slow_order_scores(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
+    """Minus the sum of the squares by which each caption exceeds each image."""
+    scores = np.zeros((len(images), len(captions)))
+    for i, image in enumerate(images.astype(np.float64)):
+        for c, caption in enumerate(captions.astype(np.float64)):
+            scores[i, c] = -sum(max(0.0, x - v) ** 2 for x, v in zip(caption, image, strict=True))
+    return scores
+
+
+def slow_ranks(scores: np.ndarray, owners: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Ranks by looking at every pair, equal scores against the model."""
+    n_images, n_captions = scores.shape
+    i2t = []
+    for i in range(n_images):
+        best = max(scores[i, c] for c in range(n_captions) if owners[c] == i)
+        i2t.append(sum(1 for c in range(n_captions) if owners[c] != i and scores[i, c] >= best))
+    t2i = [
+        sum(1 for i in range(n_images) if i != owners[c] and scores[i, c] >= scores[owners[c], c]) for c in range(n_captions)
+    ]
+    return i2t, t2i
