@@ -32,7 +32,13 @@ log = logging.getLogger(__name__)
 @click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")
 @click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where pictures are read.")
-@click.option("--log-negatives", default=0, metavar="N", help="List the N hardest negatives of each epoch and direction.")
+@click.option(
+    "--log-negatives",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="List the N hardest negatives of each epoch and direction.",
+)
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard events, too.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
