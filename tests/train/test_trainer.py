@@ -17,26 +17,16 @@ import torch
 import yaml
 
 from tests.conftest import TINY_FEATURE
+from tests.train.conftest import COMMAND, experiment
 from vse.features.boxes import BoxesExtractor
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
-from vse.pipeline import presets
-from vse.pipeline.config import BoxesConfig, ExperimentConfig
+from vse.pipeline.config import BoxesConfig
 from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
 from vse.train.run import RunFolder
 from vse.train.training import train
-
-SETS = [
-    "model.dim=16",
-    "model.word_dim=8",
-    "train.epochs=3",
-    "train.decay_after=2",
-    "train.batch_size=32",
-    "train.min_count=1",
-]
-COMMAND = [argument for setting in SETS for argument in ("--set", setting)]
 
 BOXES = BoxesConfig(
     name="x",
@@ -49,10 +39,6 @@ BOXES = BoxesConfig(
     longer=48,
     n_boxes=4,
 )
-
-
-def experiment(*sets: str, name: str = "vsepp") -> ExperimentConfig:
-    return presets.load_experiment(name, sets=[*SETS, *sets])
 
 
 def weights(run: Path, file: str = "best.safetensors") -> dict[str, torch.Tensor]:
