@@ -30,9 +30,7 @@ def test_vsepp_is_the_paper_s() -> None:
 
 
 def test_vse0_differs_from_vsepp_in_two_settings() -> None:
-    changes = presets.changed_fields(
-        presets.load_experiment("vsepp").model_dump(), presets.load_experiment("vse0").model_dump()
-    )
+    changes = presets.changed_fields(presets.load_experiment("vsepp").content(), presets.load_experiment("vse0").content())
     assert changes == ["loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
 
 
