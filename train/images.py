@@ -21,6 +21,7 @@ from vse.features.pictures import crops_of, decode, read_ahead
 from vse.features.reader import FeatureReader
 
 _BLOCK = 4096  # rows
+_FORGET = 512  # rows read from the mapped cache before their pages are let go: the system maps many around each
 _CROPS_AHEAD = 3  # batches of pictures that are decoded while one is computed
 
 Numbers = NDArray[np.int64]
@@ -98,7 +99,7 @@ class CachedImages:
     def _noted(self, rows: Numbers) -> Numbers:
         """Rows that are about to be read; now and then pages that were read before are let go."""
         self._read += len(rows)
-        if self._read > _BLOCK:
+        if self._read > _FORGET:
             self._reader.forget()
             self._read = len(rows)
         return rows
