@@ -48,6 +48,11 @@ class Stored:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
     def map(self) -> NDArray[Any]:
         """The array, mapped read only. No HDF5 handle is involved, so it survives a fork and needs no lock."""
         if 0 in self.shape:

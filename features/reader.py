@@ -1,15 +1,16 @@
-"""The one way features are read: rows by position or id, from memory as far as they fit, else from mapped shards."""
+"""The one way features are read: rows by position or id, from memory as far as they fit, else from the shards' files."""
 
 from __future__ import annotations
 
-import mmap
+import os
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache import FeatureCache
+from vse.features.cache import FeatureCache, Stored
 from vse.pipeline.errors import UserError
 
 
@@ -21,12 +22,31 @@ class Regions:
     mask: NDArray[np.bool_]
 
 
+class _File:
+    """Bytes of an array in a shard, read where they are asked for; another process may read the same descriptor."""
+
+    def __init__(self, stored: Stored) -> None:
+        try:
+            self._descriptor = os.open(stored.path, os.O_RDONLY)
+        except OSError as error:
+            raise UserError(f"{stored.path}: {error.strerror}") from None
+        self._stored = stored
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def __getitem__(self, span: slice) -> bytes:
+        found = os.pread(self._descriptor, span.stop - span.start, self._stored.offset + span.start)
+        if len(found) < span.stop - span.start:
+            raise UserError(f"{self._stored.path}: shorter than it was when it was opened")
+        return found
+
+
 class FeatureReader:
     """Random access to the rows of a cache, in the type in which they are stored.
 
-    Shards are read into memory in order while they fit into ``memory_gb``; the others are memory-mapped at
-    the place where HDF5 stored their contiguous rows. No HDF5 handle stays open, so a reader survives a fork and
-    works where file locking does not; a mapped shard holds one file descriptor.
+    Shards are read into memory in order while they fit into ``memory_gb``; of the others each row is read from its file, at
+    the place where HDF5 stored it. Nothing is mapped, since the system would map hundreds of kilobytes around each row and
+    count them as our memory. No HDF5 handle stays open, so a reader survives a fork and works where file locking does not;
+    a shard that is not in memory holds one file descriptor.
 
     Parameters
     ----------
@@ -38,14 +58,13 @@ class FeatureReader:
         self.cache = cache
         self._memory_gb = memory_gb
         self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
-        maps = [shard["features"].map() for shard in cache.shards]
-        mapped = [np.asarray(part).reshape(-1, *cache.row_shape) for part in maps]
-        fits = int(np.searchsorted(np.cumsum([part.nbytes for part in mapped]), memory_gb * 1e9, side="right"))
-        memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *mapped[:fits]])
-        self._parts: list[NDArray[np.generic]] = [memory, *mapped[fits:]]
-        self._maps = [part for part in maps[fits:] if isinstance(part, np.memmap)]
-        self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
-        self._bytes = [part.reshape(-1).view(np.uint8).data for part in self._parts]
+        stored = [shard["features"] for shard in cache.shards]
+        counts = [part.shape[0] for part in stored]
+        fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
+        kept = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
+        self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *kept])
+        self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
+        self._bytes = [self._memory.reshape(-1).view(np.uint8).data, *map(_File, stored[fits:])]
 
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float]]:
         """Another process opens the shards itself."""
@@ -74,8 +93,8 @@ class FeatureReader:
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
         """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
         assert self.cache.offsets is None, "regions are read by regions()"
-        if len(self._parts) == 1:
-            found: NDArray[np.generic] = self._parts[0][positions]
+        if len(self._bytes) == 1:
+            found: NDArray[np.generic] = self._memory[positions]
             return found
         return self._gathered(positions, positions + 1)
 
@@ -88,12 +107,6 @@ class FeatureReader:
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
         features[mask] = self._gathered(starts, starts + counts)
         return Regions(features, mask)
-
-    def forget(self) -> None:
-        """Let go of the mapped pages that were read. The system keeps them, but as its cache, not as our memory."""
-        for part in self._maps:
-            if hasattr(mmap, "MADV_DONTNEED"):
-                part._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def refuse_not_finite(self, positions: NDArray[np.int64]) -> None:
         """:class:`UserError` naming the first of these rows whose features are not all finite numbers, if there is one."""

@@ -21,7 +21,6 @@ from vse.features.pictures import crops_of, decode, read_ahead
 from vse.features.reader import FeatureReader
 
 _BLOCK = 4096  # rows
-_FORGET = 512  # rows read from the mapped cache before their pages are let go: the system maps many around each
 _CROPS_AHEAD = 3  # batches of pictures that are decoded while one is computed
 
 Numbers = NDArray[np.int64]
@@ -42,7 +41,7 @@ class EvaluationImages(Protocol):
 
 
 class CachedImages:
-    """Features of images by their number, in a device's memory if they fit, else read from the mapped cache.
+    """Features of images by their number, in a device's memory if they fit, else read from the shards.
 
     Parameters
     ----------
@@ -60,7 +59,6 @@ class CachedImages:
         self._n_crops = shape[0] if len(shape) == 2 else 0
         self._mean_is_unit = bool(reader.cache.provenance.get("config", {}).get("normalize"))
         needed = len(self._rows) * int(np.prod(shape)) * reader.cache.dtype.itemsize
-        self._read = 0
         self._kept = self._loaded() if needed <= _room(device, memory_gb) else None
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[Tensor]:
@@ -73,7 +71,7 @@ class CachedImages:
         """Features (n, dim); of a bank, the mean over the crops, of unit length if its vectors are."""
         if not self._n_crops:
             return self._vectors(images, np.zeros_like(images))
-        rows = self._noted(self._rows[images])
+        rows = self._rows[images]
         mean = self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows).to(self._device)
         return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
 
@@ -81,7 +79,7 @@ class CachedImages:
         if self._kept is not None:
             which = images * self._n_crops + crops if self._n_crops else images
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
-        rows = self._noted(self._rows[images])
+        rows = self._rows[images]
         found = self._reader.crops(rows, crops) if self._n_crops else self._reader.rows(rows)
         return self._checked(torch.from_numpy(found).float(), rows).to(self._device)
 
@@ -91,18 +89,9 @@ class CachedImages:
         dtype = torch.float16 if self._reader.cache.dtype == np.float16 else torch.float32
         kept = torch.empty(len(self._rows), *shape, dtype=dtype, device=self._device)
         for start in range(0, len(self._rows), _BLOCK):
-            rows = self._noted(self._rows[start : start + _BLOCK])
+            rows = self._rows[start : start + _BLOCK]
             kept[start : start + _BLOCK] = self._checked(torch.from_numpy(self._reader.rows(rows)), rows)
-        self._reader.forget()
         return kept.view(-1, shape[-1])
-
-    def _noted(self, rows: Numbers) -> Numbers:
-        """Rows that are about to be read; now and then pages that were read before are let go."""
-        self._read += len(rows)
-        if self._read > _FORGET:
-            self._reader.forget()
-            self._read = len(rows)
-        return rows
 
     def _checked(self, features: Tensor, rows: Numbers) -> Tensor:
         if not features.sum(dtype=torch.float32).isfinite():
