@@ -1,4 +1,4 @@
-"""The one way features are read: rows by position or id, from memory as far as they fit, else from the shards' files."""
+"""The one way features are read: rows by position or id, from memory as far as they fit, else from the shards."""
 
 from __future__ import annotations
 
@@ -43,32 +43,34 @@ class _File:
 class FeatureReader:
     """Random access to the rows of a cache, in the type in which they are stored.
 
-    Shards are read into memory in order while they fit into ``memory_gb``; of the others each row is read from its file, at
-    the place where HDF5 stored it. Nothing is mapped, since the system would map hundreds of kilobytes around each row and
-    count them as our memory. No HDF5 handle stays open, so a reader survives a fork and works where file locking does not;
-    a shard that is not in memory holds one file descriptor.
+    Shards are read into memory in order while they fit into ``memory_gb``; of the others rows are read where HDF5 stored
+    them, from a map of the file or from the file itself. A map is faster; but of each row that is read the system maps
+    hundreds of kilobytes around it, and counts them as our memory. No HDF5 handle stays open, so a reader survives a fork
+    and works where file locking does not; a shard that is not in memory holds one file descriptor.
 
     Parameters
     ----------
     cache : what :func:`vse.features.cache.open_cache` returned
     memory_gb : how much may be kept in memory, in units of 1e9 bytes
+    mapped : read the rest from maps, not from files
     """
 
-    def __init__(self, cache: FeatureCache, memory_gb: float = 2.0) -> None:
+    def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
-        self._memory_gb = memory_gb
+        self._memory_gb, self._mapped = memory_gb, mapped
         self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
         kept = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
+        rest = [_bytes_of(np.asarray(part.map())) if mapped else _File(part) for part in stored[fits:]]
         self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *kept])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
-        self._bytes = [self._memory.reshape(-1).view(np.uint8).data, *map(_File, stored[fits:])]
+        self._bytes = [_bytes_of(self._memory), *rest]
 
-    def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float]]:
+    def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
         """Another process opens the shards itself."""
-        return FeatureReader, (self.cache, self._memory_gb)
+        return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     def positions(self, ids: Iterable[int]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
@@ -129,3 +131,7 @@ class FeatureReader:
         spans = zip(part_of.tolist(), ((firsts - shift) * size).tolist(), ((ends - shift) * size).tolist(), strict=True)
         joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
+
+
+def _bytes_of(array: NDArray[np.generic]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data

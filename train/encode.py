@@ -111,7 +111,7 @@ def trained(
             f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
         ) from None
     ids = np.asarray([image.imgid for image in images], np.int64)
-    return model, seen or CachedImages(FeatureReader(cache, 0), ids, device)
+    return model, seen or CachedImages(FeatureReader(cache, 0, mapped=False), ids, device)
 
 
 def pictures(

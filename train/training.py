@@ -248,10 +248,10 @@ def _images(
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
     """What the model reads of training and validation images, and the CNN if it is part of the model."""
     settings, device = experiment.images, processes.device
-    cached = CachedImages(FeatureReader(inputs.evaluated, 0), val.image_ids, device)
+    cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
         room = experiment.train.memory_gb if experiment.train.features_in_memory else 0
-        return CachedImages(FeatureReader(inputs.cache, 0), pairs.image_ids, device, room), cached, None
+        return CachedImages(FeatureReader(inputs.cache, 0, mapped=False), pairs.image_ids, device, room), cached, None
     extractor = recreate(inputs.cache, inputs.weights_dir, str(device))
     if not settings.finetune:
         return pictures(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None

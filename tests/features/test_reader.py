@@ -16,11 +16,14 @@ from vse.features.shards import Identity, Rows, shard_path, shard_slice, shards_
 from vse.pipeline.errors import UserError
 
 
+@pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("memory_gb", [0, 1e-5, 1])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(positions=st.lists(st.integers(0, 65), max_size=20))
-def test_rows_are_those_of_hdf5_from_memory_or_mapped(cache: Path, memory_gb: float, positions: list[int]) -> None:
-    reader = FeatureReader(open_cache(cache), memory_gb)
+def test_rows_are_those_of_hdf5_from_memory_maps_or_files(
+    cache: Path, memory_gb: float, mapped: bool, positions: list[int]
+) -> None:
+    reader = FeatureReader(open_cache(cache), memory_gb, mapped)
     with h5py.File(cache) as file:
         expected = file["features"][:][positions]
     np.testing.assert_array_equal(reader.rows(np.asarray(positions, np.int64)), expected)
