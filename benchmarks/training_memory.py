@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import termios
+from contextlib import suppress
 from pathlib import Path
 
 from common import report
@@ -39,7 +40,7 @@ def resident(pid: int) -> dict[str, float]:
 def train(cache: Path, out: Path, in_memory: bool, steps: int, threads: int, sets: list[str]) -> list[dict[str, object]]:
     """Run the command that a user types, stop it after some steps, and look at it meanwhile.
 
-    The phases: ``captions`` are read until the first shard is mapped, then ``features``, until the run folder is begun;
+    The phases: ``captions`` are read until the first shard is opened, then ``features``, until the run folder is begun;
     ``training``, until the signal; ``saving``.
     """
     sets = [f"train.features_in_memory={str(in_memory).lower()}", *sets]
@@ -57,7 +58,7 @@ def train(cache: Path, out: Path, in_memory: bool, steps: int, threads: int, set
             done = max([done, *(int(step) for step in re.findall(r"(\d+)/\d+ \[", text))])
         peak = peaks.setdefault(phase, dict.fromkeys(KINDS.values(), 0.0))
         peak.update({kind: max(value, peak[kind]) for kind, value in resident(pid).items()})
-        if phase == "captions" and f"{cache.stem}.shards/" in Path(f"/proc/{pid}/maps").read_text():
+        if phase == "captions" and is_open(pid, f"{cache.stem}.shards"):
             phase = "features"
         elif phase == "features" and (out / "run.json").exists():
             phase = "training"
@@ -84,6 +85,15 @@ def train(cache: Path, out: Path, in_memory: bool, steps: int, threads: int, set
     ]
 
 
+def is_open(pid: int, folder: str) -> bool:
+    """Whether a process holds a file of a folder open."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if link.readlink().parent.name == folder:
+                return True
+    return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
@@ -99,7 +109,7 @@ def main() -> None:
             make_up(folder, {"train": IMAGES - VAL, "val": VAL}, DIM, WORDS, SHARDS)
         with tempfile.TemporaryDirectory(dir=folder) as runs:
             rows = []
-            for in_memory in (True, False):
+            for in_memory in (False, True):
                 out = Path(runs, f"in_memory_{in_memory}")
                 rows += train(cache, out, in_memory, arguments.steps, arguments.threads, arguments.sets)
             report("training_memory", rows)
