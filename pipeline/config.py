@@ -327,9 +327,7 @@ class TrainConfig(Settings):
         "stop", description="when all embeddings are alike for a whole epoch: stop, or say so and go on"
     )
     features_in_memory: bool = Field(True, description="keep the training features in memory (a GPU's, if there is one)")
-    memory_gb: float = Field(
-        2.0, ge=0, description="unless they are larger than this, on a CPU; then they are read from the files"
-    )
+    memory_gb: float = Field(2.0, ge=0, description="unless they are larger, on a CPU; then they are read from files")
     save_minutes: float = Field(10.0, gt=0, description="between checkpoints within an epoch")
 
 
