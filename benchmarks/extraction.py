@@ -22,8 +22,8 @@ from vse.features.backbones import autocast
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Item
 from vse.features.pictures import crops_of, decode, normalized, read_ahead
-from vse.pipeline.config import CnnConfig
 from vse.pipeline.demo import make_demo
+from vse.pipeline.feature_config import CnnConfig
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:

@@ -27,7 +27,7 @@ from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_step
 from vse.features.encoders import HglmmEncoder
 from vse.features.hglmm import first_mixture, fisher_vectors, fit_mixture
 from vse.features.words import WordVectors
-from vse.pipeline.config import HglmmConfig
+from vse.pipeline.feature_config import HglmmConfig
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:

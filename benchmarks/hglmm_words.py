@@ -16,7 +16,7 @@ from common import report, seconds
 
 from vse.features.encoders import HglmmEncoder
 from vse.features.words import WordVectors
-from vse.pipeline.config import HglmmConfig
+from vse.pipeline.feature_config import HglmmConfig
 
 WORDS, DIM = 300_000, 300
 

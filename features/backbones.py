@@ -16,8 +16,8 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from vse.pipeline.config import NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.feature_config import NetworkSettings
 from vse.pipeline.files import sha256_file
 
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")

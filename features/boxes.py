@@ -18,8 +18,8 @@ from vse.features.extraction import ImageExtractor, Vectors
 from vse.features.pictures import as_tensor, normalized, scaled
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.features.regions import load_detector, propose
-from vse.pipeline.config import BoxesConfig, RegionsConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import BoxesConfig, RegionsConfig
 from vse.pipeline.files import sha256_file
 
 

@@ -15,9 +15,16 @@ from vse.features.hardware import use_threads
 from vse.features.sentences import encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
-from vse.pipeline.config import CAPTION_EXTRACTORS, EXTRACTORS, FeatureConfig, HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.feature_config import (
+    CAPTION_EXTRACTORS,
+    EXTRACTORS,
+    FeatureConfig,
+    HglmmConfig,
+    MeanVectorConfig,
+    TfidfConfig,
+)
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")

@@ -14,8 +14,8 @@ from vse.features.backbones import LayerOutput, autocast, load_backbone, weights
 from vse.features.cache import FeatureCache
 from vse.features.extraction import ImageExtractor, Vectors
 from vse.features.pictures import crops_of, normalized
-from vse.pipeline.config import CnnConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import CnnConfig
 
 
 class CnnExtractor(ImageExtractor[Tensor]):

@@ -27,8 +27,8 @@ from tqdm import tqdm
 
 from vse.features.hglmm import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
 from vse.features.words import WordVectors
-from vse.pipeline.config import HglmmConfig, TfidfConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import HglmmConfig, TfidfConfig
 
 Captions = Sequence[Sequence[str]]
 log = logging.getLogger(__name__)

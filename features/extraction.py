@@ -24,9 +24,9 @@ from vse.features import cache, shards
 from vse.features.hardware import pick_device
 from vse.features.pictures import BadImage, UnfitSize, decode, read_ahead, read_bytes
 from vse.features.shards import Identity, Ids, Rows, sha256_bytes
-from vse.pipeline.config import FeatureSettings, NetworkSettings
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import FeatureSettings, NetworkSettings
 from vse.pipeline.files import sha256_json
 
 VERSIONS = {

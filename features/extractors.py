@@ -9,7 +9,7 @@ from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Extractor
 from vse.features.regions import RegionsExtractor
 from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
-from vse.pipeline.config import BoxesConfig, CnnConfig, FeatureConfig, RegionsConfig
+from vse.pipeline.feature_config import BoxesConfig, CnnConfig, FeatureConfig, RegionsConfig
 
 
 def make_extractor(

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from vse.pipeline.config import CnnConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import CnnConfig
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # a picture with more is taken for a decompression bomb

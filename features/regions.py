@@ -23,8 +23,8 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, nms, remove_small_
 from vse.features.backbones import autocast, load_backbone, weights_sha256
 from vse.features.extraction import ImageExtractor, Vectors
 from vse.features.pictures import as_tensor, scaled
-from vse.pipeline.config import RegionsConfig
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.feature_config import RegionsConfig
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
 

@@ -22,9 +22,9 @@ from vse.features.extraction import VERSIONS, Extractor, Item, ids_of
 from vse.features.hardware import pick_device
 from vse.features.shards import Rows
 from vse.features.words import WordVectors, read_words, train_words
-from vse.pipeline.config import HglmmConfig, MeanVectorConfig, TfidfConfig, WordSettings
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import HglmmConfig, MeanVectorConfig, TfidfConfig, WordSettings
 from vse.pipeline.files import sha256_file, sha256_json, write_bytes
 from vse.pipeline.presets import changed_fields
 

@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import EXTRACTORS, DatasetConfig, ExperimentConfig, FeatureConfig, Settings, WorkflowConfig
+from vse.pipeline.config import DatasetConfig, ExperimentConfig, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.feature_config import EXTRACTORS, FeatureConfig
 
 _Config = TypeVar("_Config", bound=Settings)
 

@@ -5,7 +5,7 @@ import os
 from snakemake.exceptions import WorkflowError
 
 from vse.pipeline import presets, sources
-from vse.pipeline.config import CAPTION_EXTRACTORS, WordSettings
+from vse.pipeline.feature_config import CAPTION_EXTRACTORS, WordSettings
 from vse.pipeline.errors import UserError
 
 try:

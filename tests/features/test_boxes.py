@@ -20,9 +20,9 @@ from vse.features.extraction import extract_shards, items_of, merge
 from vse.features.pictures import normalized
 from vse.features.proposals import edge_boxes, read_boxes, selective_search
 from vse.features.reader import FeatureReader
-from vse.pipeline.config import BoxesConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import BoxesConfig
 
 VGG = BoxesConfig(
     name="vgg", model="vgg11", weights="random", map="features.19", layer="classifier.4", shorter=224, longer=224,

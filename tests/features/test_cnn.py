@@ -15,9 +15,9 @@ from vse.features.cli import main
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, items_of, merge
 from vse.features.reader import FeatureReader
-from vse.pipeline.config import CnnConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import CnnConfig
 
 SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8"]
 COMMAND = [argument for setting in SETTINGS for argument in ("--set", setting)]

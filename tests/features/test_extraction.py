@@ -17,7 +17,9 @@ from vse.features.cli import main
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Extractor, extract_shards, merge
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
-from vse.pipeline.config import (
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import (
     EXTRACTORS,
     BoxesConfig,
     CnnConfig,
@@ -27,8 +29,6 @@ from vse.pipeline.config import (
     RegionsConfig,
     TfidfConfig,
 )
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.errors import UserError
 
 CONFIGS: dict[str, FeatureConfig] = {
     "cnn": TINY_FEATURE,

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.conftest import TINY_FEATURE
 from vse.features.pictures import BadImage, crops_of, decode, normalized, read_ahead
-from vse.pipeline.config import CnnConfig
+from vse.pipeline.feature_config import CnnConfig
 
 
 def config(**changes: object) -> CnnConfig:

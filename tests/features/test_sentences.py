@@ -17,9 +17,9 @@ from vse.features.extraction import extract_shards, items_of, merge
 from vse.features.reader import FeatureReader
 from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.words import WordVectors
-from vse.pipeline.config import HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import HglmmConfig, MeanVectorConfig, TfidfConfig
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1}
 HGLMM = HglmmConfig(name="hglmm", centres=3, iterations=3, pca=10, dtype="float32", **SMALL)

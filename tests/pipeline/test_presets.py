@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline import presets
-from vse.pipeline.config import CnnConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.feature_config import CnnConfig
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 

@@ -10,7 +10,7 @@ import pytest
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.pipeline import presets
-from vse.pipeline.config import CnnConfig
+from vse.pipeline.feature_config import CnnConfig
 from vse.train.run import RunFolder
 from vse.train.training import train
 

@@ -22,7 +22,7 @@ from vse.features.boxes import BoxesExtractor
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
-from vse.pipeline.config import BoxesConfig
+from vse.pipeline.feature_config import BoxesConfig
 from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
 from vse.train.run import RunFolder
