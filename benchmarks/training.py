@@ -41,7 +41,7 @@ from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.presets import load_experiment
-from vse.train.batches import Pairs, images_of, shuffled
+from vse.train.pairs import Pairs, images_of, shuffled
 from vse.train.images import CachedImages
 from vse.train.model import TwoBranchModel
 from vse.train.parallel import Processes

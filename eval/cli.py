@@ -16,10 +16,17 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("vse-eval")
 @click.argument("files", nargs=-1, required=True, type=_FILE)
-@click.option("--protocol", type=click.Choice(["auto", *PROTOCOLS]), default="auto", show_default=True)
+@click.option(
+    "--protocol",
+    type=click.Choice(["auto", *PROTOCOLS]),
+    multiple=True,
+    default=("auto",),
+    show_default=True,
+    help="May be repeated. auto: full, and 1k if there are 1,000 images; sentence: captions query captions.",
+)
 @click.option("--out", type=_FILE, required=True, help="The result file to write (JSON).")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
-def eval_command(files: tuple[Path, ...], protocol: str, out: Path, cross_check: bool) -> None:
+def eval_command(files: tuple[Path, ...], protocol: tuple[str, ...], out: Path, cross_check: bool) -> None:
     """R@K, Med r, mean r and rsum of embeddings files: one model, a file per seed."""
     evaluate(files, out, protocol, cross_check)
     result = read_json(out)

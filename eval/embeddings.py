@@ -23,10 +23,12 @@ _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity")
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or ``scores`` instead.
+    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or ``scores``.
 
-    Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and ``similarity`` (one of
-    :data:`vse.eval.scores.SIMILARITIES`); ``provenance`` is what the writer noted about features, settings and versions.
+    Where there are ``scores`` (n_images, n_captions), images and captions are compared by them; ``captions``, if they
+    are there as well, serve to compare captions. Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and
+    ``similarity`` (without ``scores`` one of :data:`vse.eval.scores.SIMILARITIES`); ``provenance`` is what the writer noted
+    about features, settings and versions.
     """
 
     image_ids: NDArray[np.int64]
@@ -110,7 +112,7 @@ def _check(path: Path, found: Embeddings) -> None:
         values = getattr(found, name)
         if values is None:
             continue
-        if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]):
+        if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
             raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
         if not np.isfinite(values).all():
             raise UserError(f"{path}: {name} row {np.argwhere(~np.isfinite(values))[0][0]} is not finite (NaN)")

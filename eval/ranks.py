@@ -47,6 +47,14 @@ def ranks_from_embeddings(
     owners : for each caption the row of its image
     similarity : ``cosine`` (the inner product) or ``order`` (how far captions exceed images)
     """
+    block = score_blocks(images, captions, similarity)
+    return _ranks(block, len(images), owners, similarity_by_name(similarity).tile_images)
+
+
+def score_blocks(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], similarity: str
+) -> ScoreBlock:
+    """Scores of up to ``tile_images`` images at once, each overwritten by the next; rows are checked to be finite."""
     score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
         raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
@@ -66,7 +74,7 @@ def ranks_from_embeddings(
             score(part, right[tile], buffer[:, tile])
         return buffer[: rows.stop - rows.start, : len(captions) if columns is None else len(columns)]
 
-    return _ranks(block, len(images), owners, tile_images)
+    return block
 
 
 def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[Tensor, " n_captions"]) -> Ranks:

@@ -15,35 +15,43 @@ import torch
 
 import vse
 from vse.eval.embeddings import Embeddings, read_embeddings
-from vse.eval.metrics import FOLD, RECALLS, averaged, metrics
+from vse.eval.metrics import FOLD, RECALLS, averaged, direction_metrics, metrics
 from vse.eval.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
 from vse.eval.scores import SIMILARITIES
-from vse.eval.search import check_against_candidates, check_against_search
+from vse.eval.search import check_against_candidates, check_against_search, check_sentences_against_search
+from vse.eval.sentences import sentence_ranks
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_json
 
 log = logging.getLogger(__name__)
-PROTOCOLS = ("1k", "full")
+PROTOCOLS = ("1k", "full", "sentence")
 VERSION = 1
 
 
-def evaluate(files: Sequence[Path], out: Path, protocol: str = "auto", cross_check: bool = True) -> Path:
+def evaluate(files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", cross_check: bool = True) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
-    ``protocol`` is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole split), or
-    ``auto``: ``full``, and ``1k`` if there are 1,000 images. With several seeds every figure becomes
-    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). ``cross_check`` compares with FAISS.
+    ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
+    split), ``sentence`` (captions query captions, over the whole split), or ``auto``: ``full``, and ``1k`` if there are
+    1,000 images. With several seeds every figure becomes ``{"mean": ..., "std": ...}`` (the sample's standard
+    deviation). ``cross_check`` compares with FAISS.
     """
-    if protocol not in ("auto", *PROTOCOLS):
-        raise UserError(f"unknown protocol {protocol!r}{did_you_mean(protocol, ('auto', *PROTOCOLS))}")
+    asked = [protocol] if isinstance(protocol, str) else list(protocol)
+    for name in asked or [""]:
+        if name not in ("auto", *PROTOCOLS):
+            raise UserError(f"unknown protocol {name!r}{did_you_mean(name, ('auto', *PROTOCOLS))}")
     runs = [read_embeddings(path) for path in files]
     first = runs[0]
     for path, run in zip(files, runs, strict=True):
         _same_split(files[0], first, path, run)
+        if "sentence" in asked and run.captions is None:
+            raise UserError(f"{path}: the protocol sentence needs caption embeddings, and the file has none")
     n_images = len(first.image_ids)
-    if protocol == "1k" and n_images < FOLD:
+    if "1k" in asked and n_images < FOLD:
         raise UserError(f"{files[0]}: the protocol 1k needs {FOLD} images, there are {n_images}")
-    chosen = [p for p in PROTOCOLS if protocol in ("auto", p) and (p == "full" or n_images >= FOLD)]
+    if "auto" in asked:
+        asked += ["1k", "full"] if n_images >= FOLD else ["full"]
+    chosen = [p for p in PROTOCOLS if p in asked]
     by_seed = [{p: _protocol(run, p, cross_check) for p in chosen} for run in runs]
     result = {
         "version": VERSION,
@@ -60,10 +68,16 @@ def evaluate(files: Sequence[Path], out: Path, protocol: str = "auto", cross_che
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:
-    """R@1/5/10 both ways and rsum of a result, for a person."""
+    """R@1/5/10 of each way, and rsum where there are two; for a person."""
     found = result["protocols"][protocol]
-    ways = [f"{way} R@1/5/10 " + " / ".join(f"{_mean(found[way][f'r{k}']):.1f}" for k in RECALLS) for way in ("i2t", "t2i")]
-    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(ways)}, rsum {_mean(found['rsum']):.1f}"
+    parts = [
+        f"{way} R@1/5/10 " + " / ".join(f"{_mean(found[way][f'r{k}']):.1f}" for k in RECALLS)
+        for way in ("i2t", "t2i", "s2s")
+        if way in found
+    ]
+    if "rsum" in found:
+        parts.append(f"rsum {_mean(found['rsum']):.1f}")
+    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
 
 
 def _mean(figure: Any) -> float:
@@ -71,6 +85,8 @@ def _mean(figure: Any) -> float:
 
 
 def _protocol(run: Embeddings, protocol: str, cross_check: bool) -> dict[str, Any]:
+    if protocol == "sentence":
+        return _sentence(run, cross_check)
     owners = run.owners()
     if protocol == "full":
         return metrics(_ranks(run, np.arange(len(run.image_ids)), np.arange(len(owners)), cross_check))
@@ -80,6 +96,16 @@ def _protocol(run: Embeddings, protocol: str, cross_check: bool) -> dict[str, An
         captions = np.flatnonzero((owners >= start) & (owners < start + FOLD))
         folds.append(metrics(_ranks(run, images, captions, cross_check=False)))
     return {"folds": len(folds), **averaged(folds), "per_fold": folds}
+
+
+def _sentence(run: Embeddings, cross_check: bool) -> dict[str, Any]:
+    assert run.captions is not None
+    owners = run.owners()
+    found = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(owners))
+    if cross_check:
+        recalls = check_sentences_against_search(run.captions, owners, found, RECALLS)
+        log.info("FAISS agrees with the exact ranks (R@1 %.1f s2s)", recalls["r1"])
+    return {"s2s": direction_metrics(found.ranks), "n_queries": len(found.queries)}
 
 
 def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[Any, Any], cross_check: bool) -> Ranks:
@@ -103,12 +129,13 @@ def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[A
 
 
 def _over_seeds(results: Sequence[Any]) -> Any:
-    """One seed's figures as they are; of several, mean and standard deviation of each."""
+    """One seed's figures as they are; of several, mean and standard deviation of each that is no count."""
     first = results[0]
     if len(results) == 1:
         return first
     if isinstance(first, dict):
-        return {key: first[key] if key == "folds" else _over_seeds([r[key] for r in results]) for key in first}
+        counts = ("folds", "n_queries")
+        return {key: first[key] if key in counts else _over_seeds([r[key] for r in results]) for key in first}
     if isinstance(first, list):
         return [_over_seeds(list(items)) for items in zip(*results, strict=True)]
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranks import Ranks, check_finite
 from vse.eval.scores import similarity_by_name
+from vse.eval.sentences import SentenceRanks, unit_rows
 
 CANDIDATES = 200  # of a query, to be scored exactly
 
@@ -81,16 +82,41 @@ def check_against_search(
     right = np.einsum("nd,nd->n", images[owners], captions)
     longest = float(np.linalg.norm(images, axis=1).max() * np.linalg.norm(captions, axis=1).max())
     scores = {"i2t": _best_own(right, owners), "t2i": right}
-    recalls: dict[str, dict[str, float]] = {}
-    for way, exact in (("i2t", ranks.i2t), ("t2i", ranks.t2i)):
-        position, last = found[way]
-        for k in ks:
-            differs = (position < k) != (exact < k)
-            tied = np.abs(last[:, min(k, last.shape[1]) - 1] - scores[way]) <= _ROUNDING * longest
-            if (differs & ~tied).any():
-                query = int(np.flatnonzero(differs & ~tied)[0])
-                raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
-            recalls.setdefault(way, {})[f"r{k}"] = 100.0 * float(np.mean(position < k))
+    exact = {"i2t": ranks.i2t, "t2i": ranks.t2i}
+    return {way: _agreed_recalls(way, exact[way], *found[way], scores[way], _ROUNDING * longest, ks) for way in found}
+
+
+def check_sentences_against_search(
+    captions: NDArray[np.float32], owners: NDArray[np.int64], found: SentenceRanks, ks: tuple[int, ...]
+) -> dict[str, float]:
+    """R@K of captions that query captions by FAISS, after the same check as :func:`check_against_search`."""
+    units = unit_rows(torch.from_numpy(captions)).numpy()
+    queries, exact = found
+    # One more than needed, since each query finds itself; or, if many are equal to it, perhaps not.
+    scores, rows = search(units, units[queries], max(ks) + 1)
+    drop = rows == queries[:, None]
+    drop[~drop.any(1), -1] = True
+    scores, rows = (values[~drop].reshape(len(queries), -1) for values in (scores, rows))
+    position, scores = _found_at(scores, rows, owners[queries], owners)
+    return _agreed_recalls("s2s", exact, position, scores, _best_other(units, owners)[queries], _ROUNDING, ks)
+
+
+def _agreed_recalls(
+    way: str, exact: Rows, position: Rows, scores: Scores, right: Scores, rounding: float, ks: tuple[int, ...]
+) -> dict[str, float]:
+    """R@K of one way, if its exact ranks and the positions that FAISS found differ by nothing but ties.
+
+    ``exact``, ``position`` and ``right`` (the scores of the right answers) are (n_queries,), ``scores`` (n_queries,
+    depth) are those of all that FAISS found, best first.
+    """
+    recalls = {}
+    for k in ks:
+        differs = (position < k) != (exact < k)
+        tied = np.abs(scores[:, min(k, scores.shape[1]) - 1] - right) <= rounding
+        if (differs & ~tied).any():
+            query = int(np.flatnonzero(differs & ~tied)[0])
+            raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
+        recalls[f"r{k}"] = 100.0 * float(np.mean(position < k))
     return recalls
 
 
@@ -149,6 +175,17 @@ def _best_own(right: Scores, owners: NDArray[np.int64]) -> Scores:
     """The highest score of an image (n_images,) with a caption of its own."""
     best = np.full(int(owners.max()) + 1, -np.inf, np.float32)
     np.maximum.at(best, owners, right)
+    return best
+
+
+def _best_other(captions: NDArray[np.float32], owners: NDArray[np.int64]) -> Scores:
+    """The highest score of a caption (n_captions,) with another one of its image; -inf if there is none."""
+    best = np.empty(len(captions), np.float32)
+    order = np.argsort(owners, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+        scores = captions[own] @ captions[own].T
+        np.fill_diagonal(scores, -np.inf)
+        best[own] = scores.max(1)
     return best
 
 

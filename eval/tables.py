@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,24 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_text
 
 TABLES = ("summary",)
-_FIGURES = [f"{way}_{name}" for way in ("i2t", "t2i") for name in (*(f"r{k}" for k in RECALLS), "medr", "meanr")]
+_FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
+_COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
     """A row per result and protocol: R@K, Med r and mean r both ways, rsum; with several seeds also standard deviations.
 
-    A test set of one fold has one row, ``full``, since ``1k`` would repeat it.
+    A test set of one fold has one row, ``full``, since ``1k`` would repeat it. Of captions that query captions the
+    figures stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
     """
     rows = []
     for path in results:
         result = _read_result(path)
-        for protocol, found in result["protocols"].items():
-            if protocol != "1k" or result["n_images"] > FOLD or "full" not in result["protocols"]:
+        protocols = dict(result["protocols"])
+        if {"full", "sentence"} <= set(protocols):
+            protocols["full"] = protocols["full"] | {"s2s": protocols.pop("sentence")["s2s"]}
+        for protocol, found in protocols.items():
+            if protocol != "1k" or result["n_images"] > FOLD or "full" not in protocols:
                 rows.append(_row(result, protocol, found))
     return pd.DataFrame(rows)
 
@@ -35,10 +42,8 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     if out.suffix == ".csv":
         return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
     if out.suffix == ".tex":
-        names = {
-            column: column.replace("_", " ").replace("2t r", "2t R@").replace("2i r", "2i R@") for column in map(str, table)
-        }
-        text = table.rename(columns=names).to_latex(index=False, float_format="%.1f", escape=True)
+        names = {column: re.sub("2([its]) r", r"2\1 R@", column.replace("_", " ")) for column in map(str, table)}
+        text = table.rename(columns=names).to_latex(index=False, float_format="%.1f", escape=True, na_rep="")
         return write_text(out, text)
     raise UserError(f"{out}: a table is written as .csv or .tex")
 
@@ -54,9 +59,10 @@ def _row(result: Mapping[str, Any], protocol: str, found: Mapping[str, Any]) -> 
     row: dict[str, Any] = {name: result[name] for name in ("dataset", "experiment", "split")}
     row |= {"protocol": protocol, "n_images": result["n_images"], "n_captions": result["n_captions"]}
     row["seeds"] = len(result["seeds"])
-    figures = {f"{way}_{name}": found[way][name] for way in ("i2t", "t2i") for name in found[way]}
-    for name in (*_FIGURES, "rsum"):
-        figure = figures[name] if name in figures else found[name]
+    figures = dict.fromkeys(_COLUMNS, math.nan)
+    figures |= {f"{way}_{name}": found[way][name] for way in ("i2t", "t2i", "s2s") if way in found for name in _FIGURES}
+    figures |= {name: found[name] for name in ("rsum",) if name in found}
+    for name, figure in figures.items():
         if isinstance(figure, Mapping):
             row[name], row[f"{name}_std"] = figure["mean"], figure["std"]
         else:

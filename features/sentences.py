@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vse.features.backbones import tensors_sha256
+from vse.features.cache import FeatureCache
 from vse.features.encoders import CaptionEncoder, Captions, HglmmEncoder, MeanVectorEncoder, TfidfEncoder
 from vse.features.extraction import VERSIONS, Extractor, Item, ids_of
 from vse.features.hardware import pick_device
@@ -109,6 +110,16 @@ def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
     fitted = _read(path)
     if fitted is None:
         raise UserError(f"{path}: no such encoder, or its bytes changed; make it anew with vse-extract fit")
+    return _ENCODERS[fitted.metadata["extractor"]].from_tensors(fitted.tensors, pick_device(device))
+
+
+def encoder_of(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
+    """The encoder that made a cache of captions and lies beside it; :class:`UserError` if another one is there."""
+    path = encoder_path(cache.path)
+    fitted = _read(path)
+    if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
+        what = "no such encoder, or its bytes changed" if fitted is None else f"not the encoder that made {cache.path}"
+        raise UserError(f"{path}: {what}; a text is encoded as the captions of that cache were")
     return _ENCODERS[fitted.metadata["extractor"]].from_tensors(fitted.tensors, pick_device(device))
 
 

@@ -25,7 +25,7 @@ import pytest  # noqa: E402
 
 from vse.features.cnn import CnnExtractor  # noqa: E402
 from vse.features.extraction import extract_shards, merge  # noqa: E402
-from vse.pipeline.config import CnnConfig  # noqa: E402
+from vse.pipeline.feature_config import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
 
 TINY_FEATURE = CnnConfig(

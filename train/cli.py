@@ -12,7 +12,7 @@ from vse.features.cache import open_cache
 from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
-from vse.train.encode import embed_split
+from vse.train.embed import embed_split
 from vse.train.search import search_split
 from vse.train.training import train
 
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 @click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
 @click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")
+@click.option("--caption-features", type=_FILE, help="Cache of captions, read instead of words.  [default: the experiment's]")
 @click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where pictures are read.")
 @click.option(
@@ -52,6 +53,7 @@ def train_command(
     out: Path | None,
     captions: Path | None,
     eval_features: Path | None,
+    caption_features: Path | None,
     start_from: Path | None,
     weights_dir: Path | None,
     log_negatives: int,
@@ -90,6 +92,7 @@ def train_command(
         weights_dir,
         log_negatives,
         tensorboard,
+        caption_features,
     )
     if leads:
         click.echo(run)
@@ -101,6 +104,7 @@ def train_command(
 @click.option("--out", type=_FILE, help="The file to write.  [default: RUN/SPLIT.h5]")
 @click.option("--features", type=_FILE, help="The cache, if it was moved.")
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
 @_DEVICE
 @_THREADS
 def embed_command(
@@ -109,12 +113,13 @@ def embed_command(
     out: Path | None,
     features: Path | None,
     captions: Path | None,
+    caption_features: Path | None,
     device: str,
     threads: int | None,
 ) -> None:
     """Write the embeddings of a split, for vse-eval."""
     use_threads(threads)
-    click.echo(embed_split(run, out or run / f"{split}.h5", split, features, captions, device))
+    click.echo(embed_split(run, out or run / f"{split}.h5", split, features, captions, device, caption_features))
 
 
 @click.command("vse-search")
@@ -124,6 +129,7 @@ def embed_command(
 @click.option("--split", default="test", show_default=True)
 @click.option("--features", type=_FILE, help="The cache, if it was moved.")
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, for an image as the query.")
 @_DEVICE
 @_THREADS
@@ -134,6 +140,7 @@ def search_command(
     split: str,
     features: Path | None,
     captions: Path | None,
+    caption_features: Path | None,
     weights_dir: Path | None,
     device: str,
     threads: int | None,
@@ -144,7 +151,8 @@ def search_command(
     """
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
-    for rank, hit in enumerate(search_split(run, asked, k, split, features, captions, weights_dir, device), 1):
+    hits = search_split(run, asked, k, split, features, captions, weights_dir, device, caption_features)
+    for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture), *caption]))
 

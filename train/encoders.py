@@ -1,12 +1,16 @@
-"""The two branches: a linear map of cached image features, and a GRU over a caption's words."""
+"""What turns an image feature or a caption into a vector: linear maps, branches of layers, and recurrent networks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from vse.pipeline.config import BranchesConfig
 from vse.train.gru import last_states
 
 
@@ -16,50 +20,74 @@ def unit_length(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     return nn.functional.normalize(exact, dim=1)
 
 
-class ImageEncoder(nn.Module):
-    """A linear map into the joint space, f(i) = W phi(i) + b (VSE++ paper, Eq. 1), Xavier uniform, b = 0 at the start.
+def linear(n_in: int, n_out: int) -> nn.Linear:
+    """A linear map, Xavier uniform, its bias 0 at the start."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class LinearEncoder(nn.Module):
+    """A linear map into the joint space, f(i) = W phi(i) + b (VSE++ paper, Eq. 1)."""
+
+    def __init__(self, feature_dim: int, dim: int) -> None:
+        super().__init__()
+        self.linear = linear(feature_dim, dim)
+
+    def forward(self, features: Float[Tensor, "n feature_dim"]) -> Float[Tensor, "n dim"]:
+        embeddings: Tensor = self.linear(features)
+        return embeddings
+
+
+class Branch(nn.Module):
+    """Fully connected layers with ReLU and dropout between them and batch normalisation (two-branch paper, section 3.2.1).
 
     Parameters
     ----------
-    feature_dim : length of a cached feature
-    dim : length of an embedding
-    normalize : make embeddings unit length (true for VSE++, false for VSE0)
-    absolute : take absolute values behind that (true for Order0)
+    feature_dim : length of an input vector
+    widths : outputs of the layers; a single layer is the linear variant, which has no batch normalisation
+    settings : where the batch normalisation is, its momentum, and the dropout
     """
 
-    def __init__(self, feature_dim: int, dim: int, normalize: bool = True, absolute: bool = False) -> None:
+    def __init__(self, feature_dim: int, widths: Sequence[int], settings: BranchesConfig) -> None:
         super().__init__()
-        self.linear = nn.Linear(feature_dim, dim)
-        nn.init.xavier_uniform_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.normalize = normalize
-        self.absolute = absolute
+        inputs = [feature_dim, *widths[:-1]]
+        self.linears = nn.ModuleList(linear(n_in, n_out) for n_in, n_out in zip(inputs, widths, strict=True))
+        self.normalized_layer = 0 if settings.batch_norm == "after_first" else len(widths) - 1
+        self.batch_norm = (
+            nn.BatchNorm1d(widths[self.normalized_layer], momentum=settings.batch_norm_momentum) if len(widths) > 1 else None
+        )
+        self.dropout = nn.Dropout(settings.dropout)
 
     def forward(self, features: Float[Tensor, "n feature_dim"]) -> Float[Tensor, "n dim"]:
-        embeddings = self.linear(features)
-        embeddings = unit_length(embeddings) if self.normalize else embeddings
-        return embeddings.abs() if self.absolute else embeddings
+        """The last layer's output, not of unit length yet."""
+        for number, layer in enumerate(self.linears):
+            features = layer(features)
+            if self.batch_norm is not None and number == self.normalized_layer:
+                features = self.batch_norm(features)
+            if number < len(self.linears) - 1:
+                features = self.dropout(features.relu())
+        return features
 
 
-class CaptionEncoder(nn.Module):
-    """Word embeddings, U(-0.1, 0.1) at the start, and a one-layer GRU whose last state is the caption, unit length.
+class WordEncoder(nn.Module):
+    """Word embeddings, U(-0.1, 0.1) at the start, and a one-layer GRU or LSTM whose last state is the caption.
 
     The last state is the one after ``<end>`` (VSE++ paper, Eq. 2 and section 3).
     """
 
-    def __init__(self, n_words: int, word_dim: int, dim: int, absolute: bool = False) -> None:
+    def __init__(self, n_words: int, word_dim: int, dim: int, recurrent: Literal["gru", "lstm"] = "gru") -> None:
         super().__init__()
         self.words = nn.Embedding(n_words, word_dim)
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
-        self.gru = nn.GRU(word_dim, dim, batch_first=True)
-        self.absolute = absolute
+        self.recurrent = {"gru": nn.GRU, "lstm": nn.LSTM}[recurrent](word_dim, dim, batch_first=True)
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """``words`` are padded behind ``lengths`` tokens; ``lengths`` lie on the CPU."""
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
-        if words.device.type == "cpu":
-            last = last_states(self.gru, self.words.weight, packed)
-        else:
-            last = self.gru(packed._replace(data=self.words(packed.data)))[1][0]
-        embeddings = unit_length(last)
-        return embeddings.abs() if self.absolute else embeddings
+        if isinstance(self.recurrent, nn.GRU) and words.device.type == "cpu":
+            return last_states(self.recurrent, self.words.weight, packed)
+        _, last = self.recurrent(packed._replace(data=self.words(packed.data)))
+        state: Tensor = last[0] if isinstance(last, tuple) else last
+        return state[0]

@@ -13,17 +13,16 @@ from typing import Protocol
 import numpy as np
 import torch
 from jaxtyping import UInt8
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.features.cnn import CnnExtractor
 from vse.features.pictures import crops_of, decode, read_ahead
-from vse.features.reader import FeatureReader
+from vse.pipeline.config import ImagesConfig
+from vse.pipeline.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.train.cached import CachedFeatures, Numbers
 
-_BLOCK = 4096  # rows
 _CROPS_AHEAD = 3  # batches of pictures that are decoded while one is computed
-
-Numbers = NDArray[np.int64]
 
 
 class TrainingImages(Protocol):
@@ -40,63 +39,18 @@ class EvaluationImages(Protocol):
         """A tensor for the images with these numbers."""
 
 
-class CachedImages:
-    """Features of images by their number, in a device's memory if they fit, else read from the shards.
-
-    Parameters
-    ----------
-    reader : of the cache
-    image_ids : the images, in the order of their numbers
-    device : where features are wanted
-    memory_gb : how much may be kept, in units of 1e9 bytes; on a GPU, what is free there
-    """
-
-    def __init__(self, reader: FeatureReader, image_ids: Numbers, device: torch.device, memory_gb: float = 0) -> None:
-        self._reader = reader
-        self._rows = reader.positions(image_ids)
-        self._device = device
-        shape = reader.cache.row_shape
-        self._n_crops = shape[0] if len(shape) == 2 else 0
-        self._mean_is_unit = bool(reader.cache.provenance.get("config", {}).get("normalize"))
-        needed = len(self._rows) * int(np.prod(shape)) * reader.cache.dtype.itemsize
-        self._kept = self._loaded() if needed <= _room(device, memory_gb) else None
+class CachedImages(CachedFeatures):
+    """Cached features of images."""
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[Tensor]:
         """Features (n, dim) of each batch; of a bank, a crop drawn for each pair."""
-        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self._n_crops), size=len(image_of))
+        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
         for pairs in batches:
-            yield self._vectors(image_of[pairs], crops[pairs])
+            yield self.vectors(image_of[pairs], crops[pairs])
 
     def of_images(self, images: Numbers) -> Tensor:
-        """Features (n, dim); of a bank, the mean over the crops, of unit length if its vectors are."""
-        if not self._n_crops:
-            return self._vectors(images, np.zeros_like(images))
-        rows = self._rows[images]
-        mean = self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows).to(self._device)
-        return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
-
-    def _vectors(self, images: Numbers, crops: Numbers) -> Tensor:
-        if self._kept is not None:
-            which = images * self._n_crops + crops if self._n_crops else images
-            return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
-        rows = self._rows[images]
-        found = self._reader.crops(rows, crops) if self._n_crops else self._reader.rows(rows)
-        return self._checked(torch.from_numpy(found).float(), rows).to(self._device)
-
-    def _loaded(self) -> Tensor:
-        """All features, a row per image or per crop, in the type in which they are stored."""
-        shape = self._reader.cache.row_shape
-        dtype = torch.float16 if self._reader.cache.dtype == np.float16 else torch.float32
-        kept = torch.empty(len(self._rows), *shape, dtype=dtype, device=self._device)
-        for start in range(0, len(self._rows), _BLOCK):
-            rows = self._rows[start : start + _BLOCK]
-            kept[start : start + _BLOCK] = self._checked(torch.from_numpy(self._reader.rows(rows)), rows)
-        return kept.view(-1, shape[-1])
-
-    def _checked(self, features: Tensor, rows: Numbers) -> Tensor:
-        if not features.sum(dtype=torch.float32).isfinite():
-            self._reader.refuse_not_finite(rows)  # or else the sum alone overflowed
-        return features
+        """Features (n, dim); of a bank, the mean over the crops."""
+        return self.vectors(images)
 
 
 class Pictures:
@@ -162,8 +116,12 @@ class Pictures:
         return torch.cat(parts)
 
 
-def _room(device: torch.device, memory_gb: float) -> float:
-    """Bytes that features may take."""
-    if device.type == "cuda" and memory_gb > 0:
-        return 0.8 * torch.cuda.mem_get_info(device)[0]
-    return memory_gb * 1e9
+def pictures(
+    extractor: CnnExtractor, dataset: Dataset, images: Sequence[Image], settings: ImagesConfig, through: bool = False
+) -> Pictures:
+    """The pictures of ``images``, as a CNN reads them."""
+    if not dataset.pictures:
+        raise UserError(f"{dataset.path}: a data set without pictures (its features were imported)")
+    paths = [dataset.image_path(image) for image in images]
+    ids = np.asarray([image.imgid for image in images], np.int64)
+    return Pictures(extractor, paths, ids, settings.random_crop, settings.workers, through)

@@ -91,6 +91,11 @@ class RunFolder:
         """That cache, found from where the run lies."""
         return self.path / str(self.evaluated()["path"])
 
+    def caption_feature_file(self) -> Path | None:
+        """The cache of captions, if the run reads one instead of words."""
+        found = self.record().get("caption_features")
+        return None if found is None else self.path / str(found["path"])
+
     def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
         events = self.path.glob("events.out.tfevents.*")

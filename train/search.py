@@ -6,22 +6,17 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from vse.eval.search import search
-from vse.features.cache import FeatureCache, open_cache
 from vse.features.cnn import CnnExtractor, recreate
-from vse.features.hardware import pick_device
 from vse.features.pictures import decode
+from vse.features.sentences import encoder_of
 from vse.pipeline.captions import tokenize
-from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.train.batches import Pairs, images_of
-from vse.train.encode import encode, trained
-from vse.train.model import TwoBranchModel
-from vse.train.run import RunFolder
+from vse.train.embed import TrainedRun, load_run
+from vse.train.encode import encode, score_matrix
 
 
 @dataclass(frozen=True)
@@ -42,56 +37,59 @@ def search_split(
     captions: Path | None = None,
     weights_dir: Path | None = None,
     device: str = "auto",
+    caption_features: Path | None = None,
 ) -> list[Hit]:
     """The ``k`` best of a split for a text (its images) or for an image file (its captions), best first.
 
     The model is the run's, with its best weights. An image file goes through the CNN that made the run's cache, or through
-    the run's own if it trained one. Order scores re-rank candidates of FAISS, see :func:`vse.eval.search.search`.
+    the run's own if it trained one; a text through the encoder that made the cache of captions, if the run reads one. Order
+    scores re-rank candidates of FAISS, see :func:`vse.eval.search.search`; a similarity network scores all pairs.
     """
-    folder = RunFolder(run)
-    cache = open_cache(features or folder.feature_file())
-    dataset = load_dataset_file(captions or cache.captions)
-    where = pick_device(device)
-    similarity = folder.experiment().model.similarity
-    pairs = Pairs(images_of(dataset, [split], cache), folder.vocabulary())
-    model, seen = trained(folder, cache, dataset, pairs.images, where)
-    if isinstance(query, Path):
-        found = _of_picture(model, query, cache, weights_dir, where)
+    found = load_run(run, split, features, captions, caption_features, device)
+    pairs = found.split.pairs
+    by_picture = isinstance(query, Path)
+    asked = _of_picture(found, query, weights_dir) if isinstance(query, Path) else _of_text(found, query)
+    images, sentences = encode(found.model, found.split, found.device)
+    corpus, way = (sentences, "i2t") if by_picture else (images, "t2i")
+    if found.model.pairwise:
+        every = score_matrix(found.model, *((asked, corpus) if by_picture else (corpus, asked))).flatten()
+        best = torch.sort(every, descending=True, stable=True)
+        scores, rows = best.values[:k].numpy(), best.indices[:k].numpy()
     else:
-        found = _of_text(model, query, pairs, where)
-    images, sentences = (side.numpy() for side in encode(model, pairs, seen, where))
-    corpus, way = (sentences, "i2t") if isinstance(query, Path) else (images, "t2i")
-    scores, rows = search(corpus, found, k, similarity, way=way)
+        nearest = search(corpus.numpy(), asked.numpy(), k, found.model.config.ranked_by, way=way)
+        scores, rows = nearest[0][0], nearest[1][0]
     hits = []
-    for score, row in zip(scores[0].tolist(), rows[0].tolist(), strict=True):
-        caption = pairs.captions[row] if isinstance(query, Path) else None
+    for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+        caption = pairs.captions[row] if by_picture else None
         image = pairs.images[int(pairs.image_of[row]) if caption else row]
-        file = Path(os.path.normpath(dataset.image_path(image)))
+        file = Path(os.path.normpath(found.dataset.image_path(image)))
         hits.append(Hit(score, file, caption.raw if caption else None))
     return hits
 
 
-def _of_text(model: TwoBranchModel, text: str, pairs: Pairs, device: torch.device) -> NDArray[np.float32]:
+def _of_text(found: TrainedRun, text: str) -> Tensor:
     tokens = tokenize(text)
     if not tokens:
         raise UserError(f"{text!r}: no word to search for")
-    words = pairs.vocabulary.encode(tokens)
-    model.eval()
+    if found.caption_cache is None:
+        words = found.vocabulary.encode(tokens)
+        asked: tuple[Tensor, ...] = torch.tensor([words], device=found.device), torch.tensor([len(words)])
+    else:
+        vectors = encoder_of(found.caption_cache, str(found.device)).encode([tokens])
+        if not vectors.any():
+            raise UserError(f"{text!r}: none of its words is known to {found.caption_cache.feature!r}")
+        asked = (vectors.to(found.device),)
     with torch.inference_mode():
-        found = model.embed_captions(torch.tensor([words], device=device), torch.tensor([len(words)]))
-    return found.cpu().numpy()
+        return found.model.embed_captions(*asked).cpu()
 
 
-def _of_picture(
-    model: TwoBranchModel, file: Path, cache: FeatureCache, weights_dir: Path | None, device: torch.device
-) -> NDArray[np.float32]:
+def _of_picture(found: TrainedRun, file: Path, weights_dir: Path | None) -> Tensor:
+    model = found.model
     picture = decode(file)
-    extractor: CnnExtractor = recreate(cache, weights_dir, str(device), trained=model.cnn is not None)
+    extractor: CnnExtractor = recreate(found.cache, weights_dir, str(found.device), trained=model.cnn is not None)
     crops = extractor.prepare(picture, 0)[None]
     if model.cnn is None:
         vectors = extractor.features(crops)
         crops = vectors if vectors.ndim == 2 else vectors.mean(1)
-    model.eval()
     with torch.inference_mode():
-        found = model.embed_images(crops.to(device))
-    return found.cpu().numpy()
+        return model.embed_images(crops.to(found.device)).cpu()

@@ -19,7 +19,9 @@ _BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences held at once; on a CPU the
 
 def similarity(config: ModelConfig) -> Similarity:
     """The function of image and caption embeddings (n_images, dim), (n_captions, dim) -> (n_images, n_captions)."""
-    return partial(order, form=config.order_form) if config.similarity == "order" else cosine
+    if config.similarity == "order":
+        return partial(order, form=config.order_form)
+    return partial(euclidean, floor=config.distance_floor) if config.similarity == "euclidean" else cosine
 
 
 def cosine(
@@ -27,6 +29,19 @@ def cosine(
 ) -> Float[Tensor, "n_images n_captions"]:
     """Inner products (VSE++ paper, Eq. 3); the encoders decide about unit length, so for VSE0 only captions have it."""
     return images @ captions.T
+
+
+def euclidean(
+    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
+) -> Float[Tensor, "n_images n_captions"]:
+    """Minus the distance of each image and each caption, -sqrt(||v - c||^2 + floor) (two-branch paper, section 3.2).
+
+    Where two vectors are equal and there is no floor, the gradient is 0.
+    """
+    squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
+    squared = (squares - 2 * images @ captions.T).clamp(min=0) + floor
+    apart = squared != 0  # a NaN is one of these, and stays
+    return torch.where(apart, -torch.where(apart, squared, 1).sqrt(), 0)
 
 
 def order(

@@ -6,46 +6,35 @@ import logging
 import platform
 import resource
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import vse
-from vse.features.cache import FeatureCache, open_cache
 from vse.features.cnn import recreate
 from vse.features.reader import FeatureReader
 from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
-from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, write_json
+from vse.pipeline.files import write_json
 from vse.pipeline.presets import changed_fields
-from vse.train.batches import Pairs, images_of
+from vse.train.captions import CachedCaptions, Captions, Words
+from vse.train.cca import Cca
 from vse.train.cnn import TrainableCnn
-from vse.train.encode import pictures
-from vse.train.images import CachedImages, EvaluationImages, TrainingImages
-from vse.train.losses import loss_by_name
+from vse.train.fitting import Fitting
+from vse.train.images import CachedImages, EvaluationImages, TrainingImages, pictures
+from vse.train.inputs import Inputs, open_dataset, open_inputs
+from vse.train.losses import PAIR_LOSSES, check_loss
 from vse.train.model import TwoBranchModel
 from vse.train.negatives import HardNegatives
+from vse.train.pairs import Pairs, Split, images_of
 from vse.train.parallel import Processes, join_processes
-from vse.train.run import RunFolder, relative_path
-from vse.train.trainer import Split, Trainer
+from vse.train.run import RunFolder
+from vse.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
 _ACTIONS = ("nothing", "start", "resume")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """What a run is made from."""
-
-    cache: FeatureCache
-    evaluated: FeatureCache
-    dataset: Dataset
-    base: RunFolder | None
-    weights_dir: Path | None
 
 
 def train(
@@ -62,6 +51,7 @@ def train(
     weights_dir: Path | None = None,
     log_negatives: int = 0,
     tensorboard: bool = False,
+    caption_features: Path | None = None,
 ) -> Path:
     """Train an experiment on a feature cache; returns the run folder.
 
@@ -80,94 +70,56 @@ def train(
     weights_dir : folder of weights that stand in for a download, where pictures go through a CNN
     log_negatives : how many of the hardest negatives of each epoch and direction go to ``negatives.csv``
     tensorboard : write events of every epoch, too
+    caption_features : the cache of captions, if they are not read as words; the experiment's, beside ``features``, if None
     """
     for name in (experiment.loss.name, experiment.warmup.loss):
-        loss_by_name(name)
-    cache = open_cache(features)
-    dataset = load_dataset_file(captions or cache.captions)
+        check_loss(name)
+    cache, dataset = open_dataset(features, captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
-    if cache.feature != experiment.feature:
-        log.info(
-            "experiment %r asks for the feature %r; this run reads %r", experiment.name, experiment.feature, cache.feature
-        )
-        experiment = experiment.model_copy(update={"feature": cache.feature})
-    evaluated = _evaluated(cache, experiment, eval_features)
-    base = _base(experiment, dataset.name, seed, folder, start_from)
-    inputs = Inputs(cache, evaluated, dataset, base, weights_dir)
-    identity = _identity(inputs, seed)
+    inputs = open_inputs(
+        cache,
+        dataset,
+        experiment,
+        folder,
+        seed,
+        eval_features=eval_features,
+        caption_features=caption_features,
+        start_from=start_from,
+        weights_dir=weights_dir,
+    )
+    experiment = _reading(experiment, inputs)
+    identity = inputs.identity(seed)
     processes = join_processes(device)
     try:
         action = _agreed(processes, lambda: _what_to_do(folder, experiment, identity, resume, overwrite))
         if action == "nothing":
             log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
             return folder.path
-        trainer, vocabulary = _prepare(experiment, inputs, seed, processes, log_negatives)
-        record = _record(identity, experiment, inputs, folder, trainer, vocabulary)
+        fitting, vocabulary = _prepare(experiment, inputs, seed, processes, log_negatives)
+        record = {**identity, **inputs.record(folder.path), **_record(experiment, fitting, vocabulary)}
         if action == "resume":
-            trainer.restore(folder.checkpoint())
-            log.info("%s: continues after epoch %d, step %d", folder.path, trainer.progress.epoch, trainer.progress.step)
+            fitting.restore(folder.checkpoint())
+            log.info("%s: continues after epoch %d, step %d", folder.path, fitting.progress.epoch, fitting.progress.step)
         processes.told(0)  # nobody writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, vocabulary, record)
             write_json(folder.record_file, record)
-        _run(folder, trainer, identity, tensorboard)
+        _run(folder, fitting, identity, tensorboard)
         if processes.first:
-            _finish(folder, record, trainer)
+            _finish(folder, record, fitting)
     finally:
         processes.close()
     return folder.path
 
 
-def _evaluated(cache: FeatureCache, experiment: ExperimentConfig, path: Path | None) -> FeatureCache:
-    """The cache for validation and test."""
-    if experiment.eval_feature is None and path is None:
-        return cache
-    beside = cache.path.with_name(f"{cache.dataset}_{experiment.eval_feature}.h5")
-    if path is None and not beside.exists():
-        raise UserError(
-            f"{beside}: no such feature cache; {experiment.name} is validated on {experiment.eval_feature!r}: extract it, "
-            "name its cache with --eval-features, or --set eval_feature=null to validate on the cache that it trains on"
-        )
-    found = open_cache(path or beside)
-    if (found.dataset, found.dim) != (cache.dataset, cache.dim):
-        raise UserError(
-            f"{found.path} holds {found.dim} numbers per vector of {found.dataset!r}, "
-            f"{cache.path} {cache.dim} of {cache.dataset!r}"
-        )
-    networks = [c.provenance.get("weights_sha256") for c in (found, cache)]
-    if None not in networks and networks[0] != networks[1]:
-        raise UserError(f"{found.path} and {cache.path} are of networks with different weights")
-    return found
-
-
-def _base(experiment: ExperimentConfig, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
-    """The run whose weights this one starts from."""
-    if experiment.start_from is None and path is None:
-        return None
-    base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
-    if not base.best_file.is_file():
-        raise UserError(
-            f"{base.path}: no trained run to start from; {experiment.name} starts from {experiment.start_from!r}: train it "
-            "first, or name its run folder with --start-from"
-        )
-    return base
-
-
-def _identity(inputs: Inputs, seed: int) -> dict[str, Any]:
-    """What a run was made from, beside its settings."""
-    identity = {
-        "dataset": inputs.dataset.name,
-        "captions_sha256": sha256_file(inputs.dataset.path),
-        "seed": seed,
-        "feature": inputs.cache.feature,
-        "feature_key": inputs.cache.key,
-    }
-    if inputs.evaluated is not inputs.cache:
-        identity |= {"eval_feature_key": inputs.evaluated.key}
-    if inputs.base is not None:
-        identity |= {"start_from_sha256": sha256_file(inputs.base.best_file)}
-    return identity
+def _reading(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
+    """The experiment with the features that it really reads, which may be others than its preset asks for."""
+    read = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    for key, name in read.items():
+        if (asked := getattr(experiment, key)) != name:
+            log.info("experiment %r asks for %s %r; this run reads %r", experiment.name, key, asked or "words", name)
+    return experiment.model_copy(update=read)
 
 
 def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
@@ -214,33 +166,48 @@ def _what_to_do(
 
 def _prepare(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
-) -> tuple[Trainer, Vocabulary]:
+) -> tuple[Fitting, Vocabulary]:
     dataset, settings = inputs.dataset, experiment.train
-    for cache in (inputs.cache, inputs.evaluated):
-        if cache.dataset != dataset.name:
-            raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-        is_bank = len(cache.row_shape) == 2 and str(cache.provenance.get("config", {}).get("crops", "")).endswith("_bank")
-        if cache.kind != "image" or cache.offsets is not None or not (len(cache.row_shape) == 1 or is_bank):
-            raise UserError(
-                f"{cache.path} holds {cache.described()}; one vector per image, or a bank of them from crops, is needed"
-            )
     train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
+    pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
+    if len(pairs) < 2:
+        raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if inputs.base is not None:
         vocabulary = inputs.base.vocabulary()
     else:
-        tokens = (caption.tokens for image in train_images for caption in image.captions)
-        vocabulary = Vocabulary.build(tokens, settings.min_count)
-    pairs = Pairs(train_images, vocabulary)
-    val = Pairs(images_of(dataset, ["val"], inputs.evaluated), vocabulary)
-    if len(pairs) < 2:
-        raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
+        vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
     seen, validated, cnn = _images(experiment, inputs, pairs, val, processes)
+    room = _room(experiment) - (seen.gb_kept if isinstance(seen, CachedImages) else 0)
+    sentences = _sentences(inputs, pairs, vocabulary, processes, room)
+    split = Split(val, validated, _sentences(inputs, val, vocabulary, processes, 0))
     torch.manual_seed(seed)
-    model = TwoBranchModel(experiment.model, inputs.cache.dim, len(vocabulary), cnn).to(processes.device)
+    caption_dim = None if inputs.captions is None else inputs.captions.dim
+    model = TwoBranchModel(experiment.model, inputs.cache.dim, len(vocabulary), cnn, caption_dim).to(processes.device)
     if inputs.base is not None:
         _start_from(model, inputs.base)
+    if experiment.solver == "cca":
+        assert isinstance(seen, CachedImages)
+        assert isinstance(sentences, CachedCaptions)
+        return Cca(experiment, Split(pairs, seen, sentences), split, model, processes), vocabulary
+    if experiment.model.branches.layers == "nonlinear" and processes.size > 1:
+        raise UserError("batch normalisation in branches takes one process; the statistics of each process would be its own")
+    if log_negatives and experiment.loss.name in PAIR_LOSSES:
+        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {experiment.loss.name} ranks nothing")
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
-    return Trainer(experiment, pairs, seen, Split(val, validated), model, seed, processes, listing), vocabulary
+    return Trainer(experiment, pairs, seen, sentences, split, model, seed, processes, listing), vocabulary
+
+
+def _room(experiment: ExperimentConfig) -> float:
+    """Memory for training features, in units of 1e9 bytes."""
+    return experiment.train.memory_gb if experiment.train.features_in_memory else 0
+
+
+def _sentences(inputs: Inputs, pairs: Pairs, vocabulary: Vocabulary, processes: Processes, memory_gb: float) -> Captions:
+    """What the model reads of captions."""
+    if inputs.captions is None:
+        return Words(pairs.captions, vocabulary, processes.device)
+    reader = FeatureReader(inputs.captions, 0, mapped=False)
+    return CachedCaptions(reader, pairs.caption_ids, processes.device, memory_gb)
 
 
 def _images(
@@ -250,8 +217,8 @@ def _images(
     settings, device = experiment.images, processes.device
     cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
-        room = experiment.train.memory_gb if experiment.train.features_in_memory else 0
-        return CachedImages(FeatureReader(inputs.cache, 0, mapped=False), pairs.image_ids, device, room), cached, None
+        reader = FeatureReader(inputs.cache, 0, mapped=False)
+        return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
     extractor = recreate(inputs.cache, inputs.weights_dir, str(device))
     if not settings.finetune:
         return pictures(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
@@ -276,74 +243,56 @@ def _start_from(model: TwoBranchModel, base: RunFolder) -> None:
     model.load_state_dict(weights, strict=False)
 
 
-def _record(
-    identity: Mapping[str, Any],
-    experiment: ExperimentConfig,
-    inputs: Inputs,
-    folder: RunFolder,
-    trainer: Trainer,
-    vocabulary: Vocabulary,
-) -> dict[str, Any]:
-    def found(cache: FeatureCache) -> dict[str, str]:
-        return {"name": cache.feature, "key": cache.key, "path": relative_path(cache.path, folder.path)}
-
-    record = {
-        **identity,
+def _record(experiment: ExperimentConfig, fitting: Fitting, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
         "experiment": experiment.name,
         "state": "running",
-        "features": found(inputs.cache),
-        "captions": relative_path(inputs.dataset.path, folder.path),
         "n_words": len(vocabulary),
-        "n_train_pairs": len(trainer.pairs),
+        "n_train_pairs": len(fitting.pairs),
         "versions": {"vse": vse.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
-        "processes": trainer.processes.size,
-        "device": str(trainer.device),
+        "processes": fitting.processes.size,
+        "device": str(fitting.device),
     }
-    if inputs.evaluated is not inputs.cache:
-        record["eval_features"] = found(inputs.evaluated)
-    if inputs.base is not None:
-        record["start_from"] = relative_path(inputs.base.path, folder.path)
-    return record
 
 
-def _run(folder: RunFolder, trainer: Trainer, identity: Mapping[str, Any], tensorboard: bool) -> None:
+def _run(folder: RunFolder, fitting: Fitting, identity: Mapping[str, Any], tensorboard: bool) -> None:
     """Train the epochs that are left. The best weights are written before the checkpoint that counts their epoch."""
-    settings, first = trainer.settings, trainer.processes.first
-    events = _events(folder, trainer.progress.epoch) if tensorboard and first else None
+    first, patience = fitting.processes.first, fitting.experiment.train.early_stop
+    events = _events(folder, fitting.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
-            folder.save_checkpoint({**trainer.state(), "identity": dict(identity)})
+            folder.save_checkpoint({**fitting.state(), "identity": dict(identity)})
 
     def done() -> bool:
-        return bool(trainer.processes.told(int(first and trainer.progress.finished(settings.epochs, settings.early_stop))))
+        return bool(fitting.processes.told(int(first and fitting.progress.finished(fitting.epochs, patience))))
 
-    with trainer.interruption.watched():
+    with fitting.interruption.watched():
         while not done():
-            trainer.run_epoch(save)
+            fitting.run_epoch(save)
             if first:
-                _save_epoch(folder, trainer, save)
+                _save_epoch(folder, fitting, save)
             if events is not None:
-                for name, value in trainer.progress.rows[-1].items():
-                    events.add_scalar(name, value, trainer.progress.epoch)
+                for name, value in fitting.progress.rows[-1].items():
+                    events.add_scalar(name, value, fitting.progress.epoch)
                 events.flush()
-    if first and trainer.progress.epoch < settings.epochs:
-        log.info("stopped early: %d epochs without a better rsum", settings.early_stop)
+    if first and fitting.progress.epoch < fitting.epochs:
+        log.info("stopped early: %d epochs without a better rsum", patience)
 
 
-def _save_epoch(folder: RunFolder, trainer: Trainer, save: Callable[[], None]) -> None:
-    progress = trainer.progress
+def _save_epoch(folder: RunFolder, fitting: Fitting, save: Callable[[], None]) -> None:
+    progress = fitting.progress
     row = progress.rows[-1]
     if progress.best is row:
-        folder.save_best(trainer.model.state_dict())
+        folder.save_best(fitting.model.state_dict())
     folder.save_metrics(progress.rows)
-    if trainer.listing:
-        trainer.listing.write(folder.negatives_file)
+    if fitting.listing:
+        fitting.listing.write(folder.negatives_file)
     save()
     log.info(
-        "epoch %d: loss %.3f, val rsum %.1f (i2t R@1 %.1f, t2i R@1 %.1f), %.0f pairs/s%s",
-        *(row["epoch"], row["loss"], row["rsum"], row["i2t_r1"], row["t2i_r1"], row["pairs_per_s"]),
+        "epoch %d: %s, val rsum %.1f (i2t R@1 %.1f, t2i R@1 %.1f)%s",
+        *(row["epoch"], fitting.described(row), row["rsum"], row["i2t_r1"], row["t2i_r1"]),
         ", best so far" if progress.best is row else "",
     )
 
@@ -357,8 +306,8 @@ def _events(folder: RunFolder, epoch: int) -> Any:
     return SummaryWriter(str(folder.path), purge_step=epoch + 1)
 
 
-def _finish(folder: RunFolder, record: dict[str, Any], trainer: Trainer) -> None:
-    progress = trainer.progress
+def _finish(folder: RunFolder, record: dict[str, Any], fitting: Fitting) -> None:
+    progress = fitting.progress
     timing = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],

@@ -114,15 +114,26 @@ def feature_shards(wildcards):
 
 
 def training_features(wildcards):
-    """The caches that an experiment trains on and is validated on, which are often the same."""
+    """The caches of images that an experiment trains on and is validated on, which are often the same."""
     config = experiment_preset(wildcards)
     names = dict.fromkeys([config.feature, config.eval_feature or config.feature])
     return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
 
 
 def evaluation_features(wildcards):
-    """The cache that an experiment is validated and tested on."""
+    """The cache of images that an experiment is validated and tested on."""
     return training_features(wildcards)[-1]
+
+
+def caption_features(wildcards):
+    """The cache of captions that an experiment reads; none if it reads words."""
+    name = experiment_preset(wildcards).caption_feature
+    return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
+
+
+def protocols(wildcards):
+    """The protocols of an experiment's evaluation, as options of vse-eval."""
+    return " ".join(f"--protocol {name}" for name in experiment_preset(wildcards).protocols)
 
 
 def base_run(wildcards):

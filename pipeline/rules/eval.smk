@@ -8,8 +8,10 @@ rule evaluate:
         "results/{dataset}_{experiment}.json",
     log:
         "logs/eval_{dataset}_{experiment}.log",
+    params:
+        protocols=protocols,
     shell:
-        "vse-eval {input} --out {output} 2>&1 | tee {log}"
+        "vse-eval {input} {params.protocols} --out {output} 2>&1 | tee {log}"
 
 
 rule summary:

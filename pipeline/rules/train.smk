@@ -4,6 +4,7 @@
 rule train:
     input:
         features=training_features,
+        caption_features=caption_features,
         dataset="data/{dataset}/dataset.json",
         base=base_run,
     # The record alone is declared, because Snakemake deletes the outputs of a job before it starts and when it fails:
@@ -27,6 +28,7 @@ rule train:
 rule embed:
     input:
         features=evaluation_features,
+        caption_features=caption_features,
         dataset="data/{dataset}/dataset.json",
         record=rules.train.output,
     output:

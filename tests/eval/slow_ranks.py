@@ -27,3 +27,26 @@ def slow_ranks(scores: np.ndarray, owners: Sequence[int]) -> tuple[list[int], li
         sum(1 for i in range(n_images) if i != owners[c] and scores[i, c] >= scores[owners[c], c]) for c in range(n_captions)
     ]
     return i2t, t2i
+
+
+def slow_cosines(captions: np.ndarray) -> np.ndarray:
+    """The cosine of every two captions, 0 with one of zeros."""
+    rows = [[float(x) for x in caption] for caption in captions]
+    lengths = [sum(x * x for x in row) ** 0.5 or 1.0 for row in rows]
+    scores = np.zeros((len(rows), len(rows)))
+    for q, query in enumerate(rows):
+        for c, caption in enumerate(rows):
+            products = (x / lengths[q] * (y / lengths[c]) for x, y in zip(query, caption, strict=True))
+            scores[q, c] = sum(products)
+    return scores
+
+
+def slow_sentence_ranks(scores: np.ndarray, owners: Sequence[int]) -> dict[int, int]:
+    """The rank of each caption that is not the only one of its image, equal scores against the model."""
+    ranks = {}
+    for q, image in enumerate(owners):
+        right = [scores[q, c] for c, other in enumerate(owners) if other == image and c != q]
+        wrong = [scores[q, c] for c, other in enumerate(owners) if other != image]
+        if right:
+            ranks[q] = sum(1 for score in wrong if score >= max(right))
+    return ranks

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.eval.slow_ranks import slow_order_scores
+from tests.eval.slow_ranks import slow_cosines, slow_order_scores, slow_sentence_ranks
 from vse.eval.cli import eval_main, table_main
 from vse.eval.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.metrics import RECALLS, metrics
+from vse.eval.metrics import RECALLS, direction_metrics, metrics
 from vse.eval.ranks import Ranks, ranks_from_embeddings
 from vse.eval.result import evaluate
 from vse.eval.search import check_against_search, search
@@ -43,7 +43,7 @@ def made(n_images: int = 30, n_each: int = 5, seed: int = 0, noise: float = 1.0,
     return replace(values, **changes)
 
 
-def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str = "auto") -> dict[str, Any]:
+def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str | Sequence[str] = "auto") -> dict[str, Any]:
     files = [write_embeddings(tmp_path / f"{k}.h5", e) for k, e in enumerate(embeddings)]
     result: dict[str, Any] = json.loads(evaluate(files, tmp_path / "result.json", protocol).read_text())
     return result
@@ -124,6 +124,102 @@ def test_rows_are_joined_by_id(tmp_path: Path) -> None:
     assert evaluated(tmp_path, mixed)["protocols"] == evaluated(tmp_path, run)["protocols"]
 
 
+@pytest.mark.parametrize("beside", ["captions", "images", "both"])
+def test_where_there_are_scores_they_compare_images_and_captions(beside: str, tmp_path: Path) -> None:
+    """A model of pairs may also have embeddings, which need not be of one dimension."""
+    run, other = made(), made(seed=7)
+    assert run.images is not None
+    assert run.captions is not None
+    assert other.captions is not None
+    scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
+    images = None if beside == "captions" else np.ones((30, 2), np.float32)
+    both = replace(scores, captions=None if beside == "images" else other.captions, images=images, similarity="pairs")
+    assert evaluated(tmp_path, both)["protocols"] == evaluated(tmp_path, scores)["protocols"]
+    if beside != "images":
+        found = evaluated(tmp_path, both, protocol=["full", "sentence"])["protocols"]
+        assert found["full"] == evaluated(tmp_path, run)["protocols"]["full"]
+        assert found["sentence"] == evaluated(tmp_path, other, protocol="sentence")["protocols"]["sentence"]
+
+
+def slow_sentence(run: Embeddings) -> dict[str, Any]:
+    assert run.captions is not None
+    ranks = slow_sentence_ranks(slow_cosines(run.captions), run.owners().tolist())
+    return direction_metrics(np.asarray(list(ranks.values())))
+
+
+@pytest.mark.parametrize("make", [made, made_order])
+def test_captions_query_captions_by_cosine(make: Callable[..., Embeddings], tmp_path: Path) -> None:
+    run = make(n_images=12, n_each=3)
+    assert run.captions is not None
+    longer = replace(run, captions=run.captions * 3)
+    found = evaluated(tmp_path, longer, protocol="sentence")["protocols"]
+    assert found == {"sentence": {"s2s": pytest.approx(slow_sentence(run)), "n_queries": 36}}
+
+
+def test_a_caption_without_another_one_of_its_image_is_no_query(tmp_path: Path) -> None:
+    run = made(n_images=12, n_each=2)
+    moved = run.caption_image_ids.copy()
+    moved[1] = moved[2]  # the first image keeps one caption, the second one has three
+    run = replace(run, caption_image_ids=moved)
+    found = evaluated(tmp_path, run, protocol="sentence")["protocols"]["sentence"]
+    assert found == {"s2s": pytest.approx(slow_sentence(run)), "n_queries": 23}
+
+
+def test_several_seeds_have_as_many_queries_as_one(tmp_path: Path) -> None:
+    runs = [made(n_images=10, n_each=3, seed=seed, noise=2) for seed in (0, 1, 2)]
+    found = evaluated(tmp_path, *runs, protocol="sentence")["protocols"]["sentence"]
+    assert found["n_queries"] == 30
+    figures = [slow_sentence(run) for run in runs]
+    for name, figure in found["s2s"].items():
+        values = [of_seed[name] for of_seed in figures]
+        assert figure == pytest.approx({"mean": np.mean(values), "std": np.std(values, ddof=1)})
+
+
+def test_protocols_may_be_several(tmp_path: Path) -> None:
+    small, large = made(n_images=20), made(n_images=1000, n_each=2)
+    for run, protocol, expected in (
+        (small, "auto", ["full"]),
+        (small, ["auto", "sentence"], ["full", "sentence"]),
+        (small, ["sentence", "full", "full"], ["full", "sentence"]),
+        (large, ("auto",), ["1k", "full"]),
+        (large, ("sentence", "auto"), ["1k", "full", "sentence"]),
+        (large, ["sentence", "1k"], ["1k", "sentence"]),
+    ):
+        assert list(evaluated(tmp_path, run, protocol=protocol)["protocols"]) == expected
+    for unknown in ("sentences", ["full", "sentences"]):
+        with pytest.raises(UserError, match="unknown protocol 'sentences' \\(did you mean 'sentence'\\?"):
+            evaluated(tmp_path, small, protocol=unknown)
+    with pytest.raises(UserError, match="known: 1k, auto, full, sentence"):
+        evaluated(tmp_path, small, protocol=[])
+
+
+def test_the_command_takes_several_protocols(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", made(noise=2)), tmp_path / "r.json"
+    with pytest.raises(SystemExit) as stop:
+        eval_main([str(file), "--protocol", "auto", "--protocol", "sentence", "--out", str(out)])
+    assert stop.value.code == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{out}\n"
+    found = json.loads(out.read_text())["protocols"]
+    r1, r5, r10 = (f"{found['sentence']['s2s'][name]:.1f}" for name in ("r1", "r5", "r10"))
+    assert f"FAISS agrees with the exact ranks (R@1 {r1} s2s)" in captured.err
+    full, sentence = captured.err.splitlines()[-2:]
+    assert full.startswith("demo vsepp full: i2t R@1/5/10 ")
+    assert full.endswith(f", rsum {found['full']['rsum']:.1f}")
+    assert sentence == f"demo vsepp sentence: s2s R@1/5/10 {r1} / {r5} / {r10}"
+
+
+def test_what_has_no_captions_to_compare_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+    sentence = ("--protocol", "sentence", "--out", tmp_path / "r.json")
+    scores = write_embeddings(tmp_path / "s.h5", made(captions=None, scores=np.zeros((30, 150), np.float32)))
+    assert f"{scores}: the protocol sentence needs caption embeddings" in fails(eval_main, scores, *sentence)
+    single = write_embeddings(tmp_path / "1.h5", made(n_each=1))
+    assert "needs images with two captions or more" in fails(eval_main, single, *sentence)
+    assert "'sentences' is not one of" in fails(eval_main, single, "--protocol", "sentences", "--out", tmp_path / "r.json")
+    assert "needs 1000 images" in fails(eval_main, single, "--protocol", "auto", "--protocol", "1k", *sentence)
+    assert not (tmp_path / "r.json").exists()
+
+
 def test_search_finds_the_highest_inner_products() -> None:
     run = made()
     assert run.images is not None
@@ -167,6 +263,22 @@ FAULTS: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "no captions": (lambda f: f.__delitem__("captions"), "lacks captions"),
     "no split": (lambda f: f.attrs.__delitem__("split"), "lacks split"),
     "scores of another size": (lambda f: f.create_dataset("scores", data=np.zeros((30, 149))), "scores has shape (30, 149)"),
+    "captions of another length, beside scores": (
+        lambda f: (
+            f.create_dataset("scores", data=np.zeros((30, 150))),
+            f.__delitem__("captions"),
+            f.create_dataset("captions", data=np.zeros((149, 4))),
+        ),
+        "captions has shape (149, 4), expected (150, dim)",
+    ),
+    "NaN in captions beside scores": (
+        lambda f: (f.create_dataset("scores", data=np.zeros((30, 150))), f["captions"].__setitem__((9, 0), np.nan)),
+        "captions row 9 is not finite",
+    ),
+    "no dimensions": (
+        lambda f: (f.__delitem__("captions"), f.create_dataset("captions", data=np.zeros((150, 0)))),
+        "captions has shape (150, 0), expected (150, dim)",
+    ),
     "one axis": (lambda f: (f.__delitem__("images"), f.create_dataset("images", data=np.zeros(30))), "images has shape (30,)"),
     "NaN": (lambda f: f["images"].__setitem__((4, 2), np.nan), "images row 4 is not finite"),
     "duplicate id": (lambda f: f["image_ids"].__setitem__(1, 0), "duplicate image id 0"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from vse.pipeline.captions import PAD, Vocabulary
 from vse.pipeline.dataset import load_dataset_file
-from vse.train.batches import Pairs, shuffled
+from vse.train.pairs import Pairs
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,13 @@
-"""Ranking losses by name. A new loss is one file here and one line below.
+"""Losses by name. A new loss is one file here and one line below.
 
-A loss is a function of
+A ranking loss is a function of
 
 - ``scores`` (n, n): similarity of image i (row) and caption j (column) of a batch; row i and column i are a pair,
 - ``negatives`` (n, n): True where image i and caption j count as a wrong pair,
 - ``settings``: the experiment's group ``loss``, with the ``margin`` (the alpha of the VSE++ paper) and a ``temperature``,
 
-and returns a scalar, summed over the batch.
+and returns a scalar, summed over the batch. A loss of single pairs is a function of ``scores`` (n,) and ``labels`` (n,), +1
+for a right pair and -1 for a wrong one; :mod:`vse.train.objective` draws as many wrong pairs as there are right ones.
 """
 
 from __future__ import annotations
@@ -20,18 +21,23 @@ from torch import Tensor
 from vse.pipeline.config import LossConfig
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.losses.infonce import infonce
+from vse.train.losses.logistic import logistic
 from vse.train.losses.max_of_hinges import max_of_hinges
 from vse.train.losses.spectrum_of_hinges import spectrum_of_hinges
 from vse.train.losses.sum_of_hinges import sum_of_hinges
+from vse.train.losses.top_of_hinges import top_of_hinges
 
 Loss = Callable[[Tensor, Tensor, LossConfig], Tensor]
+PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 LOSSES: dict[str, Loss] = {
     "max": max_of_hinges,
     "sum": sum_of_hinges,
+    "top": top_of_hinges,
     "spectrum": spectrum_of_hinges,
     "infonce": infonce,
 }
+PAIR_LOSSES: dict[str, PairLoss] = {"logistic": logistic}
 
 
 def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
@@ -45,8 +51,8 @@ def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[
     return ~torch.eye(len(image_ids), dtype=torch.bool, device=image_ids.device)
 
 
-def loss_by_name(name: str) -> Loss:
-    """The loss called ``name``; :class:`UserError` suggests the nearest if there is none."""
-    if name not in LOSSES:
-        raise UserError(f"unknown loss {name!r}{did_you_mean(name, LOSSES)}")
-    return LOSSES[name]
+def check_loss(name: str) -> None:
+    """:class:`UserError` suggests the nearest name if there is no loss ``name``."""
+    known = [*LOSSES, *PAIR_LOSSES]
+    if name not in known:
+        raise UserError(f"unknown loss {name!r}{did_you_mean(name, known)}")

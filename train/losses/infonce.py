@@ -17,4 +17,5 @@ def infonce(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settin
     """
     pairs = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     logits = (scores / settings.temperature).masked_fill(~negatives & ~pairs, -torch.inf)
-    return -logits.log_softmax(1).diagonal().sum() - logits.log_softmax(0).diagonal().sum()
+    of_images, of_captions = (-logits.log_softmax(dim).diagonal().sum() for dim in (1, 0))
+    return settings.lambda1 * of_images + settings.lambda2 * of_captions

@@ -20,7 +20,10 @@ def spectrum_of_hinges(
     high one SH.
     """
     wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
-    return _reweighted(wrong_caption, 1, settings.temperature) + _reweighted(wrong_image, 0, settings.temperature)
+    of_images, of_captions = (
+        _reweighted(hinges, dim, settings.temperature) for dim, hinges in ((1, wrong_caption), (0, wrong_image))
+    )
+    return settings.lambda1 * of_images + settings.lambda2 * of_captions
 
 
 def _reweighted(hinges: Float[Tensor, "n n"], dim: int, temperature: float) -> Float[Tensor, ""]:

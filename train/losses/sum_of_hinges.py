@@ -12,4 +12,4 @@ from vse.train.losses.hinges import hinge_costs
 def sum_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
     """Every wrong caption and every wrong image within the margin costs (VSE++ paper, Eq. 5), summed over the batch."""
     wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
-    return wrong_caption.sum() + wrong_image.sum()
+    return settings.lambda1 * wrong_caption.sum() + settings.lambda2 * wrong_image.sum()
