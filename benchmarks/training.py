@@ -41,11 +41,13 @@ from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.presets import load_experiment
-from vse.train.pairs import Pairs, images_of, shuffled
+from vse.train.captions import Words
 from vse.train.images import CachedImages
 from vse.train.model import TwoBranchModel
+from vse.train.pairs import Pairs, Split, images_of
 from vse.train.parallel import Processes
-from vse.train.trainer import Split, Trainer
+from vse.train.samplers import batches_of_epoch
+from vse.train.trainer import Trainer
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")
@@ -100,7 +102,7 @@ class Data:
         dataset = load_dataset_file(cache.captions)
         images = images_of(dataset, ["train"], cache)
         vocabulary = Vocabulary.build((c.tokens for image in images for c in image.captions), min_count)
-        return cls(cache, vocabulary, Pairs(images, vocabulary), Pairs(images_of(dataset, ["val"], cache), vocabulary))
+        return cls(cache, vocabulary, Pairs(images), Pairs(images_of(dataset, ["val"], cache)))
 
     def model(self, experiment: ExperimentConfig, seed: int) -> TwoBranchModel:
         torch.manual_seed(seed)
@@ -114,13 +116,13 @@ class Items(Dataset[Item]):
         reader = FeatureReader(data.cache)
         self.features = reader.rows(reader.positions(pairs.image_ids)).astype(np.float32)
         self.words = [data.vocabulary.encode(caption.tokens) for caption in pairs.captions]
-        self.image_of = pairs.image_of.tolist()
+        self.image_of = pairs.image_of
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __getitem__(self, index: int) -> Item:
-        image = self.image_of[index]
+        image = int(self.image_of[index])
         return torch.tensor(self.features[image]), torch.tensor(self.words[index]), index, image
 
 
@@ -145,8 +147,8 @@ class PublishedModel(nn.Module):
     def __init__(self, ours: TwoBranchModel, normalize_image: bool) -> None:
         super().__init__()
         self.linear = copy.deepcopy(ours.image_encoder.linear)
-        self.words = copy.deepcopy(ours.caption_encoder.words)
-        self.gru = copy.deepcopy(ours.caption_encoder.gru)
+        self.words = copy.deepcopy(ours.word_encoder.words)
+        self.gru = copy.deepcopy(ours.word_encoder.recurrent)
         self.normalize_image = normalize_image
 
     def images(self, features: Tensor) -> Tensor:
@@ -193,9 +195,9 @@ class PublishedLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.decay ** (self.epochs // settings.decay_after)
         started, cpu_started, total, n_pairs = time.perf_counter(), cpu_seconds(), 0.0, 0
-        batches = [batch.tolist() for batch in shuffled(len(self.train), settings.batch_size, self.seed, self.epochs)]
+        batches = batches_of_epoch("shuffled", self.train.image_of, settings.batch_size, self.seed, self.epochs)
         for features, words, lengths, _ in DataLoader(
-            self.train, batch_sampler=batches, collate_fn=collate, num_workers=self.workers
+            self.train, batch_sampler=[batch.tolist() for batch in batches], collate_fn=collate, num_workers=self.workers
         ):
             images, captions = self.model.images(features), self.model.captions(words, lengths)
             self.optimizer.zero_grad()
@@ -218,7 +220,7 @@ class PublishedLoop:
         for _, words, lengths, numbers in DataLoader(self.val, 128, collate_fn=collate):
             captions[list(numbers)] = self.model.captions(words, lengths)
         images = self.model.images(torch.from_numpy(self.val.features))
-        return metrics(ranks_from_embeddings(images, captions, torch.tensor(self.val.image_of)))["rsum"]
+        return metrics(ranks_from_embeddings(images, captions, torch.from_numpy(self.val.image_of)))["rsum"]
 
 
 class TimedTrainer(Trainer):
@@ -235,12 +237,18 @@ class OurLoop:
     def __init__(self, experiment: ExperimentConfig, data: Data, seed: int, precision: str) -> None:
         self.name = f"ours, {precision}"
         settings = experiment.train.model_copy(update={"precision": precision, "on_collapse": "warn"})
-        train, val = (CachedImages(FeatureReader(data.cache, 0), p.image_ids, CPU, 2) for p in (data.train, data.val))
+        train, val = (
+            Split(
+                pairs,
+                CachedImages(FeatureReader(data.cache, 0), pairs.image_ids, CPU, 2),
+                Words(pairs.captions, data.vocabulary, CPU),
+            )
+            for pairs in (data.train, data.val)
+        )
         self.trainer = TimedTrainer(
             experiment.model_copy(update={"train": settings}),
-            data.train,
-            train,
-            Split(data.val, val),
+            *(train.pairs, train.images, train.captions),
+            val,
             data.model(experiment, seed),
             seed,
             Processes(),

@@ -161,6 +161,9 @@ class TrainConfig(Settings):
     learning_rate: float = Field(2e-4, gt=0)
     decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
     decay: float = Field(0.1, gt=0, le=1)
+    weight_decay: float = Field(
+        0.0, ge=0, description="of weights but word embeddings, added to gradients (1e-3 in the two-branch PyTorch port)"
+    )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: Literal["shuffled", "neighbourhood", "neighbourhood_added"] = Field(
         "shuffled",
@@ -189,7 +192,7 @@ class CcaConfig(Settings):
         min_length=1,
         description="added to the diagonals of both covariances, as a share of their mean; each is tried, validation decides",
     )
-    power: float = Field(4.0, ge=0, description="projections are scaled by this power of their correlations; 0: not at all")
+    power: float = Field(4.0, ge=0, description="directions are scaled by their correlations to this power, 4 in that paper")
 
 
 _HOW = (("images", "workers"), ("train", "features_in_memory"), ("train", "memory_gb"), ("train", "save_minutes"))

@@ -6,10 +6,14 @@ from jaxtyping import install_import_hook
 
 _checked = [
     "vse.train.losses",
+    "vse.train.objective",
     "vse.train.encoders",
     "vse.train.gru",
     "vse.train.similarities",
+    "vse.train.similarity_network",
     "vse.train.model",
+    "vse.train.encode",
+    "vse.train.cca",
     "vse.features.pictures",
     "vse.features.hglmm",
 ]

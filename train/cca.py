@@ -55,50 +55,53 @@ def covariances(
         owner = torch.from_numpy(owners)
         counts = torch.bincount(owner, minlength=len(x)).float()
         y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, owner, y)
-        parts = [counts @ x, y.sum(0), (x * counts[:, None]).T @ x, y.T @ y, x.T @ y_of_image]
-        if not sums:
-            sums = [torch.zeros(part.shape, dtype=torch.float64) for part in parts]
-        for total, part in zip(sums, parts, strict=True):
-            total += part
+        shapes = (x.shape[1],), (y.shape[1],), (x.shape[1],) * 2, (y.shape[1],) * 2, (x.shape[1], y.shape[1])
+        sums = sums or [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        sums[0] += counts @ x
+        sums[1] += y.sum(0)
+        sums[2] += (x * counts[:, None]).T @ x
+        sums[3] += y.T @ y
+        sums[4] += x.T @ y_of_image
         n += len(y)
     assert shift_x is not None
     assert shift_y is not None
-    x_mean, y_mean, xx, yy, xy = (total.numpy() / n for total in sums)
+    x_mean, y_mean, xx, yy, xy = (total.div_(n) for total in sums)
     for products, left, right in ((xx, x_mean, x_mean), (yy, y_mean, y_mean), (xy, x_mean, y_mean)):
-        products -= np.outer(left, right)
-    return Covariances(shift_x.numpy() + x_mean, shift_y.numpy() + y_mean, xx, yy, xy)
+        products.addr_(left, right, alpha=-1)
+    return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
 
 
 def canonical_directions(found: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
     """The ``dim`` most correlated directions: (dim_x, dim), (dim_y, dim), and their correlations (dim,), highest first.
 
-    ``regularization`` times the mean of each covariance's diagonal is added to that diagonal. Both sides then have unit
-    variance along each direction, and the directions of a side are uncorrelated (Hotelling, 1936).
+    If there are fewer, the rest are zeros. ``regularization`` times the mean of each covariance's diagonal is added to that
+    diagonal. Both sides then have unit variance along each direction, and the directions of a side are uncorrelated
+    (Hotelling, 1936).
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (found.xx, found.yy))
     whitened = scipy.linalg.solve_triangular(x, found.xy, lower=True)
-    whitened = scipy.linalg.solve_triangular(y, whitened.T, lower=True).T
+    whitened = scipy.linalg.solve_triangular(y, whitened.T, lower=True, overwrite_b=True).T
     smaller = whitened if len(whitened) <= whitened.shape[1] else whitened.T
     n = len(smaller)
-    squares, left = scipy.linalg.eigh(smaller @ smaller.T, subset_by_index=[max(0, n - dim), n - 1])
+    squares, left = scipy.linalg.eigh(smaller @ smaller.T, subset_by_index=[max(0, n - dim), n - 1], overwrite_a=True)
     correlations = np.sqrt(np.maximum(squares[::-1], 0))
-    n_found = int((correlations > _SMALLEST).sum())
-    if n_found < dim:
-        raise UserError(f"these features have {n_found} correlated directions, not {dim}: make model.branches narrower")
-    left = left[:, ::-1]
+    correlations = correlations[correlations > _SMALLEST]
+    left = left[:, ::-1][:, : len(correlations)]
     right = smaller.T @ left / correlations
     u, v = (left, right) if smaller is whitened else (right, left)
+    missing = dim - len(correlations)
     return (
-        scipy.linalg.solve_triangular(x, u, lower=True, trans=1),
-        scipy.linalg.solve_triangular(y, v, lower=True, trans=1),
-        correlations,
+        np.pad(scipy.linalg.solve_triangular(x, u, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(scipy.linalg.solve_triangular(y, v, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(correlations, (0, missing)),
     )
 
 
 def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
-    ridge = regularization * np.trace(covariance) / len(covariance)
+    ridged = covariance.copy(order="F")
+    ridged.flat[:: len(covariance) + 1] += regularization * np.trace(covariance) / len(covariance)
     try:
-        factor: Matrix = scipy.linalg.cholesky(covariance + ridge * np.eye(len(covariance)), lower=True, overwrite_a=True)
+        factor: Matrix = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
     except scipy.linalg.LinAlgError:
         raise UserError(f"cca.regularization {regularization:g} is too small: a covariance is singular") from None
     return factor

@@ -66,7 +66,10 @@ class Trainer(Fitting):
         self.seed = seed
         self.listing = listing
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and if all were alike
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=self.settings.learning_rate, fused=True)
+        words = [] if model.word_encoder is None else [model.word_encoder.words.weight]
+        others = [weight for weight in model.parameters() if not any(weight is word for word in words)]
+        groups = [{"params": others, "weight_decay": self.settings.weight_decay}, {"params": words, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.Adam(groups, lr=self.settings.learning_rate, fused=True)
 
     def state(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, in the middle of an epoch too.

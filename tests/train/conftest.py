@@ -11,8 +11,10 @@ import torch
 from tests.conftest import TINY_FEATURE
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.feature_config import TfidfConfig
 from vse.train.run import RunFolder
 
 SETS = [
@@ -39,6 +41,15 @@ def bank(demo: Path) -> Path:
     out = demo.parent.parent / "features" / "demo_bank.h5"
     config = TINY_FEATURE.model_copy(update={"name": "bank", "crops": "rc_bank", "n_random": 3})
     extract_shards(demo, CnnExtractor(config), out, 2)
+    return merge(demo, out, 2)
+
+
+@pytest.fixture(scope="session")
+def tfidf(demo: Path, cache: Path) -> Path:
+    """A cache of TF-IDF vectors of the demo's captions, beside that of its images. Read only."""
+    config = TfidfConfig(name="tfidf", min_count=2)
+    out = cache.with_name("demo_tfidf.h5")
+    extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 2)
     return merge(demo, out, 2)
 
 

@@ -21,7 +21,7 @@ from vse.features.reader import FeatureReader
 from vse.features.shards import Identity, Rows, shard_path, shards_folder, write_shard
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.train import images as images_module
+from vse.train import cached as cached_module
 from vse.train.images import CachedImages, Numbers, Pictures
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_an_image_without_features_is_named(cache: Path) -> None:
 
 
 def test_vectors_are_the_same_from_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_module, "_BLOCK", 7)
+    monkeypatch.setattr(cached_module, "_BLOCK", 7)
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(open_cache(cache), where, ids) for where in ("in memory", "mapped"))
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
@@ -96,7 +96,7 @@ def test_vectors_are_the_same_from_memory(cache: Path, monkeypatch: pytest.Monke
 
 
 def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images_module, "_BLOCK", 7)
+    monkeypatch.setattr(cached_module, "_BLOCK", 7)
     ids = np.random.default_rng(0).permutation(N_IMAGES)
     kept, mapped = (cached(crop_bank, where, ids) for where in ("in memory", "mapped"))
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)

@@ -8,24 +8,29 @@ from pathlib import Path
 import pytest
 
 from vse.features.cnn import CnnExtractor
-from vse.features.extraction import extract_shards, merge
+from vse.features.extraction import Extractor, extract_shards, merge
+from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
 from vse.pipeline import presets
-from vse.pipeline.feature_config import CnnConfig
+from vse.pipeline.feature_config import BoxesConfig, CnnConfig, RegionsConfig
 from vse.train.run import RunFolder
 from vse.train.training import train
 
 EXPERIMENTS = presets.known_presets("experiments")
 
-# Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models.
+# Tables 1 to 4 of the VSE++ paper: the rows of VSE0, VSE++, Order0 and Order++, not those of other people's models. Tables 2
+# to 4 of the two-branch paper: CCA, the embedding networks, and the similarity network.
 ROWS = [
     *(f"vsepp 1.{row}" for row in (6, 7, 8, 9, 10, 11, 13, 14)),
     *(f"vsepp 2.{row}" for row in (1, 2, 3, 4, 5, 6)),
     *(f"vsepp 3.{row}" for row in range(8, 18)),
     *(f"vsepp 4.{row}" for row in (2, 3, 4, 5)),
+    *(f"twobranch 2.{row}" for row in ("a4", "a5", "a7", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "d1")),
+    *(f"twobranch 3.{row}" for row in ("b1", "b2", "b3", "c1", "d1")),
+    *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
 ]
 
 
-def test_every_row_of_the_paper_is_one_experiment() -> None:
+def test_every_row_of_the_papers_is_one_experiment() -> None:
     found = [row for name in EXPERIMENTS for row in presets.load_experiment(name).rows]
     assert sorted(found) == sorted(ROWS)
 
@@ -54,6 +59,46 @@ def test_the_four_models_are_those_of_the_paper(
     assert (found.train.batch_size, found.model.dim, found.model.word_dim, found.warmup.epochs) == (128, 1024, 300, 0)
 
 
+def test_the_embedding_networks_are_those_of_the_paper() -> None:
+    full = presets.load_experiment("twobranch_constraints")
+    assert (full.feature, full.caption_feature) == ("fc7_10c", "hglmm")
+    assert full.model.branches.widths == ([2048, 512], [2048, 512])
+    assert (full.model.branches.batch_norm, full.model.branches.dropout, full.model.similarity) == (
+        "after_last",
+        0.5,
+        "euclidean",
+    )
+    loss = full.loss
+    assert (loss.name, loss.margin, loss.k, loss.reduction, loss.same_image) == ("top", 0.05, 10, "sum", "mask")
+    assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == (1, 1.5, 0, 0.05)
+    assert (full.train.batch_size, full.train.learning_rate, full.train.sampling) == (500, 1e-4, "neighbourhood")
+    lstm = presets.load_experiment("twobranch_lstm")
+    assert (lstm.caption_feature, lstm.model.recurrent, lstm.model.word_dim, lstm.model.dim) == (None, "lstm", 256, 512)
+    assert lstm.model.branches.widths == ([2048, 512], [1024, 512])
+    assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "layers", "sampling"),
+    [
+        ("twobranch", (1, 1.5, 0, 0), "nonlinear", "shuffled"),
+        ("twobranch_single", (1, 0, 0, 0), "nonlinear", "shuffled"),
+        ("twobranch_linear", (1, 1.5, 0, 0), "linear", "shuffled"),
+        ("twobranch_linear_single", (1, 0, 0, 0), "linear", "shuffled"),
+        ("twobranch_sampling", (1, 1.5, 0, 0), "nonlinear", "neighbourhood"),
+    ],
+)
+def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
+    name: str, weights: tuple[float, ...], layers: str, sampling: str
+) -> None:
+    found, full = presets.load_experiment(name), presets.load_experiment("twobranch_constraints")
+    lambdas = dict(zip(("lambda1", "lambda2", "lambda3", "lambda4"), weights, strict=True))
+    branches = full.model.branches.model_copy(update={"layers": layers})
+    assert found.loss == full.loss.model_copy(update=lambdas)
+    assert found.model == full.model.model_copy(update={"branches": branches})
+    assert found.train == full.train.model_copy(update={"sampling": sampling})
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
 def test_fine_tuning_follows_the_paper(name: str) -> None:
     found = presets.load_experiment(name)
@@ -73,11 +118,20 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     def make(name: str) -> Path:
         out = folder / f"demo_{name}.h5"
         if not out.exists():
-            config = presets.load_feature(name, "demo", ["resize=32", "crop=32"])
-            assert isinstance(config, CnnConfig)
-            extract_shards(demo, CnnExtractor(config), out, 1)
+            extract_shards(demo, extractor(name, out), out, 1)
             merge(demo, out, 1)
         return out
+
+    def extractor(name: str, out: Path) -> Extractor:
+        extractor = presets.load_feature(name, "demo").extractor
+        if extractor == "cnn":
+            config = presets.load_feature(name, "demo", ["resize=32", "crop=32"])
+            assert isinstance(config, CnnConfig)
+            return CnnExtractor(config)
+        few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
+        captions = presets.load_feature(name, "demo", [*few[extractor], "min_count=1"])
+        assert not isinstance(captions, CnnConfig | RegionsConfig | BoxesConfig)
+        return CaptionExtractor(captions, fit_encoder(demo, captions, encoder_path(out)))
 
     return make
 
@@ -93,8 +147,9 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
             config = presets.load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
             if config.start_from:
                 run(config.start_from)
-            if config.eval_feature:
-                feature(config.eval_feature)
+            for other in (config.eval_feature, config.caption_feature):
+                if other:
+                    feature(other)
             train(feature(config.feature), config, out=out)
         return out
 
@@ -106,5 +161,8 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
     assert run.record()["state"] == "finished"
-    assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
+    if run.experiment().solver == "cca":
+        assert len(run.checkpoint()["rows"]) == len(run.experiment().cca.regularization)
+    else:
+        assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
     assert run.best_file.is_file()

@@ -1,0 +1,76 @@
+"""Time and memory of CCA at COCO's size: 4,096 numbers an image, 6,000 a caption, five captions an image.
+
+Claim: under 3 GB, however many images there are. Limits: made-up vectors; ``--blocks`` blocks of 1,024 images are summed,
+and the time of COCO's 111 (113,287 images) is extrapolated from them; reading the cache is not part of it. Memory is the peak
+of what is resident (1e9 bytes), libraries included.
+
+    python benchmarks/cca.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from common import report, seconds
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.train.cca import Covariances, canonical_directions, covariances
+
+IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
+
+
+def blocks(n: int) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
+    """Images that share 50 directions with their captions."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(50, dim, generator=generator) for dim in (DIM_X, DIM_Y))
+    owners = np.repeat(np.arange(BLOCK), PER_IMAGE)
+    for _ in range(n):
+        shared = torch.randn(BLOCK, 50, generator=generator)
+        images = torch.rand(BLOCK, DIM_X, generator=generator) + 0.1 * shared @ x
+        yield images, torch.rand(len(owners), DIM_Y, generator=generator) + 0.1 * shared[owners] @ y, owners
+
+
+def peak_gb() -> float:
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    drawing = seconds(lambda: [None for _ in blocks(arguments.blocks)])
+    found: list[Covariances] = []
+    summing = seconds(lambda: found.append(covariances(blocks(arguments.blocks)))) - drawing
+    rows: list[dict[str, object]] = [
+        {
+            "phase": "covariances",
+            "blocks": arguments.blocks,
+            "threads": arguments.threads,
+            "seconds": round(summing, 1),
+            "seconds_of_coco": round(summing / arguments.blocks * IMAGES / BLOCK),
+            "peak_gb": peak_gb(),
+        }
+    ]
+    solving = seconds(lambda: canonical_directions(found[0], DIRECTIONS, 0.1))
+    rows.append(
+        {
+            **rows[0],
+            "phase": "directions, of one regularisation",
+            "seconds": round(solving, 1),
+            "seconds_of_coco": round(solving),
+            "peak_gb": peak_gb(),
+        }
+    )
+    report("cca", rows)
+
+
+if __name__ == "__main__":
+    main()
