@@ -12,7 +12,6 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import scipy.linalg
 import torch
 from common import report
 from numpy.typing import NDArray
@@ -22,9 +21,9 @@ from vse.eval.ranks import ranks_from_embeddings
 from vse.features.cache import open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.train.cca import canonical_directions, covariances
 
 DIM, REGULARISATIONS = 256, (1e-2, 1e-1, 0.3, 1.0, 3.0)
-Array = NDArray[np.float32]
 
 
 class Pairs:
@@ -37,26 +36,17 @@ class Pairs:
         self.owners = np.repeat(np.arange(len(images)), [len(i.captions) for i in images])
 
 
-def inverse_root(covariance: Array, regularisation: float) -> Array:
-    values, vectors = scipy.linalg.eigh(covariance)
-    return (vectors / np.sqrt(np.maximum(values, 0) + regularisation * values.mean())) @ vectors.T
-
-
-def rsum_of(train: Pairs, tests: list[Pairs], owners: NDArray[np.int64]) -> dict[float, list[dict]]:
+def recalls_of(train: Pairs, tests: list[Pairs], owners: NDArray[np.int64]) -> dict[float, list[dict]]:
     """Metrics on each of ``tests`` by regularisation; ``owners`` says which training image each caption goes with."""
-    x, y = train.images[owners], train.captions
-    means = x.mean(0), y.mean(0)
-    x, y = x - means[0], y - means[1]
-    cxx, cyy, cxy = x.T @ x / len(x), y.T @ y / len(y), x.T @ y / len(x)
+    blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), owners)]
+    fitted = covariances(iter(blocks))
     found = {}
     for r in REGULARISATIONS:
-        left, right = inverse_root(cxx, r), inverse_root(cyy, r)
-        u, s, v = scipy.linalg.svd(left @ cxy @ right, full_matrices=False, lapack_driver="gesdd")
-        to_x, to_y = left @ u[:, :DIM] * s[:DIM], right @ v[:DIM].T * s[:DIM]
+        x, y, correlations = canonical_directions(fitted, DIM, r)
         found[r] = []
         for test in tests:
-            images = torch.from_numpy((test.images - means[0]) @ to_x)
-            captions = torch.from_numpy((test.captions - means[1]) @ to_y)
+            images = torch.from_numpy((test.images - fitted.mean_x) @ (x * correlations))
+            captions = torch.from_numpy((test.captions - fitted.mean_y) @ (y * correlations))
             unit = (torch.nn.functional.normalize(images.float()), torch.nn.functional.normalize(captions.float()))
             found[r].append(metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.owners))))
     return found
@@ -75,7 +65,7 @@ def main() -> None:
         train, val, test = (Pairs(dataset, split, image, text) for split in ("train", "val", "test"))
         shuffled = np.random.default_rng(0).permutation(train.owners)
         for name, owners in ((text.cache.feature, train.owners), (f"{text.cache.feature}, shuffled", shuffled)):
-            found = rsum_of(train, [val, test], owners)
+            found = recalls_of(train, [val, test], owners)
             best = max(found, key=lambda r: found[r][0]["rsum"])
             of_test = found[best][1]
             recalls = {f"{d}_r{k}": round(of_test[d][f"r{k}"], 1) for d in ("i2t", "t2i") for k in (1, 5, 10)}

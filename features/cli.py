@@ -49,7 +49,7 @@ _HELP = {
     "cnn": "Vectors of images from a CNN: one crop, ten crops, random crops, or a grid of positions.",
     "regions": "Boxes that a Faster R-CNN finds, and a vector for each.",
     "boxes": "Vectors of given or proposed boxes, by ROI-align on a CNN.",
-    "hglmm": "Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture.",
+    "hglmm": "Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures.",
     "tfidf": "TF-IDF vectors of captions.",
     "mean_vector": "Means of the captions' word vectors.",
 }

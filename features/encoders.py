@@ -10,7 +10,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Self
 
 import numpy as np
@@ -108,11 +108,46 @@ class MeanVectorEncoder(CaptionEncoder):
         return cls(_tensor_words(tensors))
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one mixture adds to a caption's vector: its Fisher vectors less ``centre``, on the axes ``components``.
+
+    Without the two, the Fisher vectors stay whole.
+    """
+
+    mixture: Mixture
+    centre: Float[Tensor, " two_K_D"] | None = None
+    components: Float[Tensor, "n_components two_K_D"] | None = None
+
+    @property
+    def dim(self) -> int:
+        """How many numbers it adds."""
+        return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
+
+    def to(self, like: Tensor) -> Part:
+        """The same part in the type and on the device of ``like``."""
+        learnt = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
+        return Part(self.mixture.to(like), *learnt)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Mixture and principal components."""
+        found = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
+        optional = {"centre": self.centre, "components": self.components}
+        return found | {name: tensor for name, tensor in optional.items() if tensor is not None}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> Part:
+        """The part whose :meth:`tensors` these are, ``prefix`` before their names."""
+        mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
+        return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
+
+
 class HglmmEncoder(CaptionEncoder):
-    """Fisher vectors of the words on a hybrid mixture, signed square root, unit length, principal components.
+    """Fisher vectors of the words on a mixture, signed square root, unit length, principal components.
 
     Word vectors are set to unit length, turned by the independent components (whose mean is not subtracted, as in the
-    authors' code), set to unit length again, and made ``scale`` long.
+    authors' code), set to unit length again, and made ``scale`` long. Several mixtures are fitted to the same words; what
+    they give, each after its own principal components, stands side by side (see :class:`HglmmConfig`).
     """
 
     def __init__(
@@ -120,93 +155,102 @@ class HglmmEncoder(CaptionEncoder):
         words: WordVectors,
         unmixing: Float[Tensor, "D dim"] | None,
         scale: float,
-        mixture: Mixture,
-        centre: Float[Tensor, " two_K_D"] | None,
-        components: Float[Tensor, "n_components two_K_D"] | None,
+        parts: Sequence[Part],
         normalized: bool,
         device: torch.device,
     ) -> None:
-        self.words, self.unmixing, self.scale, self.normalized = words, unmixing, scale, normalized
-        self.mixture, self.centre, self.components = mixture, centre, components
-        self.dim = 2 * mixture.mean.numel() if components is None else len(components)
+        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
+        self.dim = sum(part.dim for part in parts)
         self._table = _prepared(words, unmixing, scale).float().to(device)
-        self._mixture = mixture.to(self._table)
-        self._projection = None if components is None else components.to(device)
-        self._centre = None if centre is None else centre.to(device)
+        self._parts = [part.to(self._table) for part in parts]
 
     @classmethod
     def fit(
         cls, words: WordVectors, captions: Captions, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
-        """Independent components and mixture of the words ``sample``, principal components of the ``captions``."""
+        """Independent components and mixtures of the words ``sample``, principal components of the ``captions``."""
         unmixing = _independent_components(sample.vectors, config) if config.ica else None
         samples = _prepared(sample, unmixing, config.scale).double().to(device)
-        log.info("fitting %d centres to %d words", config.centres, len(samples))
-        mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations)
-        whole = cls(words, unmixing, config.scale, mixture.to(torch.zeros(0, dtype=torch.float64)), None, None, False, device)
+        parts = []
+        for kind in config.mixtures:
+            log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
+            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            parts.append(Part(mixture.to(torch.zeros(0, dtype=torch.float64))))
+        whole = cls(words, unmixing, config.scale, parts, False, device)
         if config.pca is None:
             return whole
         chance = np.random.default_rng(config.seed)
         if config.pca_captions is not None and config.pca_captions < len(captions):
             captions = [captions[k] for k in np.sort(chance.permutation(len(captions))[: config.pca_captions])]
-        centre, components = principal_components(whole, captions, config.pca, config.chunk)
-        return cls(words, unmixing, config.scale, whole.mixture, centre, components, config.normalize, device)
+        parts = [
+            Part(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
+            for part in parts
+        ]
+        return cls(words, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: Captions) -> Float[Tensor, "n dim"]:
         """Vectors of captions."""
         rows, lengths = _flat(self.words, captions)
-        vectors = self.fisher_vectors(rows, lengths)
-        if self._projection is not None and self._centre is not None:
-            vectors = (vectors - self._centre) @ self._projection.T
-            vectors = normalize(vectors) if self.normalized else vectors
+        vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
-    def fisher_vectors(self, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
-        """Fisher vectors after the signed square root, unit length, before the principal components."""
-        device = self._table.device
-        return power_normalized(fisher_vectors(self._table, rows.to(device), lengths.to(device), self._mixture))
+    def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
+        """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
+        table = self._table
+        found = fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table))
+        return power_normalized(found)
 
-    def fisher_blocks(self, captions: Captions, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
-        """Fisher vectors of all captions, ``chunk`` at a time, those without a known word left out."""
+    def fisher_blocks(self, mixture: Mixture, captions: Captions, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
+        """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
         for k in range(0, len(captions), chunk):
             rows, lengths = _flat(self.words, captions[k : k + chunk])
-            yield self.fisher_vectors(rows, lengths[lengths > 0])
+            yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
+
+    def _reduced(self, part: Part, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+        vectors = self.fisher_vectors(part.mixture, rows, lengths)
+        if part.centre is None or part.components is None:
+            return vectors
+        vectors = (vectors - part.centre) @ part.components.T
+        return normalize(vectors) if self.normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        """Word vectors, independent components, mixture, principal components."""
-        found = _word_tensors(self.words) | {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
+        """Word vectors, independent components, and each mixture with its principal components."""
+        found = _word_tensors(self.words)
         found |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
-        optional = {"unmixing": self.unmixing, "centre": self.centre, "components": self.components}
-        return found | {name: tensor.cpu() for name, tensor in optional.items() if tensor is not None}
+        found |= {} if self.unmixing is None else {"unmixing": self.unmixing}
+        for k, part in enumerate(self.parts):
+            found |= {_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
+        return found
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
         """The encoder whose :meth:`tensors` these are."""
-        mixture = Mixture(**{f.name: tensors[f"mixture.{f.name}"] for f in fields(Mixture)})
-        learnt = [tensors.get(name) for name in ("unmixing", "centre", "components")]
+        n_parts = sum(name.endswith("mixture.priors") for name in tensors)
+        parts = [Part.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
         scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
-        return cls(_tensor_words(tensors), learnt[0], scale, mixture, learnt[1], learnt[2], normalized, device)
+        return cls(_tensor_words(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
 
 
 def principal_components(
-    encoder: HglmmEncoder, captions: Captions, n_components: int, chunk: int
+    encoder: HglmmEncoder, mixture: Mixture, captions: Captions, n_components: int, chunk: int
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
-    """Mean and principal axes of the captions' Fisher vectors, streamed: one pass for the mean, one for the covariance.
+    """Mean and principal axes of the captions' Fisher vectors on one mixture.
 
-    The memory is that of the covariance (18,000 x 18,000 float32 is 1.3 GB), of the axes and of one chunk, however many
-    captions there are. Each axis points where its largest coordinate is positive.
+    Streamed: one pass for the mean, one for the covariance. The memory is that of the covariance (18,000 x 18,000 float32
+    is 1.3 GB), of the axes and of one chunk, however many captions there are. Each axis points where its largest
+    coordinate is positive.
     """
-    device, dim = encoder._table.device, encoder.dim
+    device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
-    for block in encoder.fisher_blocks(captions, chunk):
+    for block in encoder.fisher_blocks(mixture, captions, chunk):
         total += block.sum(0, dtype=torch.float64)
         count += len(block)
     if count < 2:
         raise UserError("fewer than two training captions have a known word: no principal components to fit")
     centre = (total / count).float()
     covariance = torch.zeros(dim, dim, device=device)
-    blocks = encoder.fisher_blocks(captions, chunk)
+    blocks = encoder.fisher_blocks(mixture, captions, chunk)
     for block in tqdm(blocks, desc="covariance", total=-(-len(captions) // chunk), disable=None):
         block -= centre
         covariance.addmm_(block.T, block, alpha=1 / (count - 1))
@@ -241,6 +285,11 @@ def _prepared(words: WordVectors, unmixing: Tensor | None, scale: float) -> Floa
     """Word vectors as the mixture reads them."""
     vectors = normalize(torch.from_numpy(words.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
+
+
+def _prefix(k: int) -> str:
+    """What the names of part ``k``'s tensors begin with: nothing for the first, so that one mixture's file has plain names."""
+    return f"{k}." if k else ""
 
 
 def _flat(words: WordVectors, captions: Captions) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Hybrid Gaussian-Laplacian mixtures, and Fisher vectors of sets of words on them (Klein et al., CVPR 2015).
 
 In each cluster k each dimension d is either a Laplacian, with median m and mean deviation s, or a Gaussian, with mean mu
-and variance sigma; ``laplacian[k, d]`` says which. All functions are batched tensor code in the type of their input.
+and variance sigma; ``laplacian[k, d]`` says which. Where it is false (true) throughout, the mixture is a Gaussian
+(Laplacian) one with diagonal covariances. All functions are batched tensor code in the type of their input.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from vse.pipeline.feature_config import MixtureKind
 
 FLOOR = 1e-3  # of deviations and variances
 _BLOCK = 256  # samples whose deviations are held at once: as many as stay in a processor's cache
@@ -52,18 +55,20 @@ def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> M
     )
 
 
-def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int) -> Mixture:
+def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int, kind: MixtureKind = "hybrid") -> Mixture:
     """``n_iterations`` steps of expectation maximisation from ``mixture``; there is no test of convergence.
 
     A step: posteriors; medians (the first sample, in order, at which half the weight is reached) and mean deviations;
     means and variances; priors; then each dimension of a cluster becomes what is likelier under the new parameters.
+    In a mixture that is ``gaussian`` or ``laplacian`` all dimensions are that from the start and stay it.
     """
     columns = samples.T.contiguous()
     order = columns.argsort(dim=1)
     ordered = columns.gather(1, order)
+    mixture = _of_kind(mixture, kind)
     for _ in range(n_iterations):
         weights = posteriors(samples, mixture)
-        mixture = _maximised(samples, weights, order, ordered)
+        mixture = _of_kind(_maximised(samples, weights, order, ordered), kind)
     return mixture
 
 
@@ -102,6 +107,13 @@ def fisher_vectors(
 def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     """The signed square root of every coordinate, then unit length; zeros stay zeros."""
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
+
+
+def _of_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
+    """The same mixture with all dimensions ``gaussian`` or ``laplacian``; or, if ``hybrid``, as it is."""
+    if kind == "hybrid":
+        return mixture
+    return replace(mixture, laplacian=torch.full_like(mixture.laplacian, kind == "laplacian"))
 
 
 def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:

@@ -9,9 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
 
-from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_step
+from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_gaussian_fisher_vector, slow_step
 from vse.features.hglmm import (
+    FLOOR,
     Mixture,
     first_mixture,
     fisher_vectors,
@@ -19,6 +22,7 @@ from vse.features.hglmm import (
     posteriors,
     power_normalized,
 )
+from vse.pipeline.feature_config import MixtureKind
 
 
 def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -47,10 +51,45 @@ def test_em_equals_a_loop(n: int, dim: int, centres: int, steps: int) -> None:
         assert not found.laplacian.all(), "both kinds of dimension occur in what is compared"
 
 
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
+    data = samples(200, 4)
+    start = first_mixture(data, 3, seed=1)
+    found = fit_mixture(data, start, steps, "gaussian")
+    plain = GaussianMixture(
+        n_components=3,
+        covariance_type="diag",
+        reg_covar=0,
+        tol=0,
+        max_iter=steps,
+        weights_init=start.priors.numpy(),
+        means_init=start.mean.numpy(),
+        precisions_init=1 / start.variance.numpy(),
+    )
+    with pytest.warns(ConvergenceWarning):
+        plain.fit(data.numpy())
+    assert found.variance.min() > FLOOR, "scikit-learn has no such floor"
+    assert not found.laplacian.any()
+    for ours, theirs in ((found.priors, plain.weights_), (found.mean, plain.means_), (found.variance, plain.covariances_)):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(posteriors(data, found), plain.predict_proba(data.numpy()), rtol=0, atol=1e-10)
+
+
+def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
+    data = samples(60, 4)
+    start = first_mixture(data, 3, seed=1)
+    everywhere = {"laplacian": [[True] * 4] * 3}
+    slow = as_lists(start) | everywhere
+    for _ in range(5):
+        slow = slow_step(data.tolist(), slow) | everywhere
+    assert_same(fit_mixture(data, start, 5, "laplacian"), slow)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "gaussian", "laplacian"])
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 7], [0, 2, 0]])
-def test_fisher_vectors_equal_a_loop(sizes: list[int]) -> None:
+def test_fisher_vectors_equal_a_loop(sizes: list[int], kind: MixtureKind) -> None:
     table = samples(30, 5)
-    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5)
+    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, kind)
     chance = random.Random(0)
     words = [chance.randrange(30) for _ in range(sum(sizes))]
     found = fisher_vectors(table, torch.tensor(words, dtype=torch.int64), torch.tensor(sizes), mixture)
@@ -60,6 +99,27 @@ def test_fisher_vectors_equal_a_loop(sizes: list[int]) -> None:
         expected = slow_fisher_vector(mine, as_lists(mixture)) if size else [0.0] * 40
         np.testing.assert_allclose(row, expected, rtol=0, atol=1e-10)
         start += size
+
+
+def test_fisher_vectors_on_a_gaussian_mixture_equal_a_loop() -> None:
+    table = samples(30, 5)
+    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, "gaussian")
+    found = fisher_vectors(table, torch.arange(11), torch.tensor([4, 7]), mixture)
+    parameters = (mixture.priors.tolist(), mixture.mean.tolist(), mixture.variance.tolist())
+    expected = [slow_gaussian_fisher_vector(part.tolist(), *parameters) for part in (table[:4], table[4:11])]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_fisher_vectors_on_a_laplacian_mixture_are_gradients_over_the_root_of_the_fisher_information() -> None:
+    data, table = samples(30, 5), samples(7, 5, seed=1)  # not the same: the likelihood has a kink at a median
+    mixture = fit_mixture(data, first_mixture(data, 4, seed=0), 5, "laplacian")
+    median, deviation = mixture.median.clone().requires_grad_(), mixture.deviation.clone().requires_grad_()
+    likelihood = torch.distributions.Laplace(median, deviation).log_prob(table[:, None]).sum(2)
+    (likelihood + mixture.priors.log()).logsumexp(1).sum().backward()
+    information = 7 * mixture.priors[:, None] / mixture.deviation**2  # of medians and deviations alike
+    by_place, by_deviation = fisher_vectors(table, torch.arange(7), torch.tensor([7]), mixture).view(2, 4, 5)
+    torch.testing.assert_close(by_place, median.grad / information.sqrt())
+    torch.testing.assert_close(by_deviation, deviation.grad / information.sqrt())
 
 
 def test_thirty_centres_over_300_numbers_give_18000_places_first() -> None:

@@ -17,14 +17,17 @@ from vse.features.extraction import extract_shards, items_of, merge
 from vse.features.reader import FeatureReader
 from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.words import WordVectors
+from vse.pipeline import presets
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.feature_config import HglmmConfig, MeanVectorConfig, TfidfConfig
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1}
 HGLMM = HglmmConfig(name="hglmm", centres=3, iterations=3, pca=10, dtype="float32", **SMALL)
+GMM_HGLMM = HGLMM.model_copy(update={"name": "gmm_hglmm", "mixtures": ["gaussian", "hybrid"], "pca": 5})
 MEAN = MeanVectorConfig(name="mean_vector", dtype="float32", **SMALL)
 TFIDF = TfidfConfig(name="tfidf", min_count=2, dtype="float32")
+ALL = [TFIDF, MEAN, HGLMM, GMM_HGLMM]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +40,7 @@ def training(demo: Path) -> list[list[str]]:
     return [list(c.tokens) for image in load_dataset_file(demo).split("train") for c in image.captions]
 
 
-@pytest.mark.parametrize("config", [TFIDF, MEAN, HGLMM], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", ALL, ids=lambda config: config.name)
 def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config: Any, demo: Path, tmp_path: Path) -> None:
     found = []
     for n_shards in (1, 4):
@@ -71,20 +74,87 @@ def test_the_mean_vector_is_a_mean() -> None:
 def test_principal_components_are_scikit_learn_s(demo: Path, fitted: Path) -> None:
     encoder = load_encoder(fitted)
     assert isinstance(encoder, HglmmEncoder)
-    parts = (encoder.words, encoder.unmixing, encoder.scale, encoder.mixture)
-    whole = HglmmEncoder(*parts, centre=None, components=None, normalized=False, device=torch.device("cpu"))
-    captions = training(demo)
-    vectors = torch.cat(list(whole.fisher_blocks(captions, 1000))).double().numpy()
+    mixture, captions = encoder.parts[0].mixture, training(demo)
+    vectors = torch.cat(list(encoder.fisher_blocks(mixture, captions, 1000))).double().numpy()
     assert vectors.shape == (len(captions), 2 * 3 * 8)
     plain = PCA(10, svd_solver="full").fit(vectors)
-    centre, components = principal_components(whole, captions, 10, chunk=37)
+    centre, components = principal_components(encoder, mixture, captions, 10, chunk=37)
     np.testing.assert_allclose(centre, plain.mean_, atol=1e-5)
     alike = np.abs(np.sum(components.numpy() * plain.components_, axis=1))
     assert (alike[:5] > 0.999).all(), "the axes, but for their sign"
     test = [list(c.tokens) for image in load_dataset_file(demo).split("test") for c in image.captions]
     lengths = np.linalg.norm(encoder.encode(test).numpy(), axis=1)
-    expected = np.linalg.norm(plain.transform(torch.cat(list(whole.fisher_blocks(test, 9))).double().numpy()), axis=1)
-    np.testing.assert_allclose(lengths, expected, rtol=0.02)
+    whole = torch.cat(list(encoder.fisher_blocks(mixture, test, 9))).double().numpy()
+    np.testing.assert_allclose(lengths, np.linalg.norm(plain.transform(whole), axis=1), rtol=0.02)
+
+
+@pytest.mark.parametrize("changes", [{"pca": 10}, {"pca": None}, {"pca": 10, "normalize": True, "pca_captions": 50}], ids=str)
+def test_mixtures_stand_side_by_side(changes: dict[str, Any], demo: Path, tmp_path: Path) -> None:
+    captions = [*training(demo)[:30], ["unheard"]]
+
+    def encoded(mixtures: list[str]) -> torch.Tensor:
+        config = HGLMM.model_copy(update={"mixtures": mixtures, **changes})
+        encoder = load_encoder(fit_encoder(demo, config, tmp_path / f"{'-'.join(mixtures)}.safetensors"))
+        found = encoder.encode(captions)
+        assert found.shape == (31, encoder.dim)
+        return found
+
+    one, other = encoded(["laplacian"]), encoded(["hybrid"])
+    assert not torch.equal(one, other)
+    torch.testing.assert_close(encoded(["laplacian", "hybrid"]), torch.cat([one, other], dim=1), rtol=0, atol=0)
+
+
+def test_each_mixture_is_of_its_kind(demo: Path, tmp_path: Path) -> None:
+    config = HGLMM.model_copy(update={"mixtures": ["hybrid", "laplacian", "gaussian"]})
+    encoder = load_encoder(fit_encoder(demo, config, tmp_path / "e.safetensors"))
+    assert isinstance(encoder, HglmmEncoder)
+    hybrid, laplacian, gaussian = (part.mixture.laplacian for part in encoder.parts)
+    assert hybrid.any()
+    assert not hybrid.all()
+    assert laplacian.all()
+    assert not gaussian.any()
+
+
+def test_a_single_hybrid_mixture_has_the_settings_and_the_names_that_it_had_before_there_were_others(fitted: Path) -> None:
+    assert "mixtures" not in HGLMM.content()
+    assert GMM_HGLMM.content()["mixtures"] == ["gaussian", "hybrid"]
+    encoder = load_encoder(fitted)
+    parameters = ("priors", "median", "deviation", "mean", "variance", "laplacian")
+    names = {"words", "vectors", "scale", "normalized", "unmixing", "centre", "components"}
+    assert encoder.tensors().keys() == names | {f"mixture.{parameter}" for parameter in parameters}
+
+
+def test_an_encoder_is_built_again_from_its_tensors(demo: Path, fitted: Path, tmp_path: Path) -> None:
+    for file in (fitted, fit_encoder(demo, GMM_HGLMM, tmp_path / "e.safetensors")):
+        encoder = load_encoder(file)
+        again = type(encoder).from_tensors(encoder.tensors(), torch.device("cpu"))
+        assert again.dim == encoder.dim == 10
+        for name, tensor in again.tensors().items():
+            torch.testing.assert_close(tensor, encoder.tensors()[name], rtol=0, atol=0)
+        torch.testing.assert_close(again.encode(training(demo)), encoder.encode(training(demo)), rtol=0, atol=0)
+
+
+def test_gmm_hglmm_has_as_many_numbers_as_hglmm() -> None:
+    for dataset in (None, "demo"):
+        one, two = presets.load_feature("hglmm", dataset), presets.load_feature("gmm_hglmm", dataset)
+        assert isinstance(one, HglmmConfig)
+        assert isinstance(two, HglmmConfig)
+        assert (one.mixtures, two.mixtures) == (["hybrid"], ["gaussian", "hybrid"])
+        assert one.pca == 2 * two.pca
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[]", "mixtures: List should have at least 1 item"),
+        ("[hybrid, gaussian, hybrid]", "mixtures hybrid, gaussian, hybrid: a kind can be there once"),
+        ("[gausian]", "mixtures.0: Input should be 'hybrid', 'gaussian' or 'laplacian'"),
+        ("gaussian", "mixtures: Input should be a valid list"),
+    ],
+)
+def test_wrong_mixtures_are_named(value: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        presets.load_feature("hglmm", sets=[f"mixtures={value}"])
 
 
 def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
@@ -104,7 +174,7 @@ def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, ed
     np.testing.assert_array_equal(before.rarity, after.rarity)
 
 
-@pytest.mark.parametrize("config", [TFIDF, MEAN, HGLMM], ids=lambda config: config.name)
+@pytest.mark.parametrize("config", ALL, ids=lambda config: config.name)
 def test_a_caption_without_a_known_word_is_zeros_counted_and_reported(
     config: Any, own_demo: Path, tmp_path: Path, edit: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -144,6 +214,8 @@ def test_a_fit_is_kept_and_one_of_other_settings_is_refused(demo: Path, fitted: 
     assert fitted.stat().st_mtime_ns == before
     with pytest.raises(UserError, match="config.centres: 3 -> 4"):
         fit_encoder(demo, HGLMM.model_copy(update={"centres": 4}), fitted)
+    with pytest.raises(UserError, match="config.mixtures: None -> .'gaussian', 'hybrid'."):
+        fit_encoder(demo, HGLMM.model_copy(update={"mixtures": ["gaussian", "hybrid"]}), fitted)
 
 
 def test_a_fit_with_other_words_or_captions_is_refused(
