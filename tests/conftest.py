@@ -8,12 +8,11 @@ _checked = [
     "vse.train.losses",
     "vse.train.objective",
     "vse.train.encoders",
-    "vse.train.gru",
+    "vse.train.recurrent",
     "vse.train.similarities",
     "vse.train.similarity_network",
     "vse.train.model",
     "vse.train.encode",
-    "vse.train.cca",
     "vse.features.pictures",
     "vse.features.hglmm",
 ]
@@ -29,8 +28,8 @@ import pytest  # noqa: E402
 
 from vse.features.cnn import CnnExtractor  # noqa: E402
 from vse.features.extraction import extract_shards, merge  # noqa: E402
-from vse.pipeline.feature_config import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
+from vse.pipeline.feature_config import CnnConfig  # noqa: E402
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from vse.pipeline.config import BranchesConfig
-from vse.train.gru import last_states
+from vse.train.recurrent import last_states
 
 
 def unit_length(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
@@ -86,7 +86,7 @@ class WordEncoder(nn.Module):
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Float[Tensor, "n dim"]:
         """``words`` are padded behind ``lengths`` tokens; ``lengths`` lie on the CPU."""
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
-        if isinstance(self.recurrent, nn.GRU) and words.device.type == "cpu":
+        if words.device.type == "cpu":
             return last_states(self.recurrent, self.words.weight, packed)
         _, last = self.recurrent(packed._replace(data=self.words(packed.data)))
         state: Tensor = last[0] if isinstance(last, tuple) else last

@@ -1,4 +1,4 @@
-"""What a user sees of a training beside its weights: early stops, refusals, listings, events, starting from another run."""
+"""What a user sees of a training beside its weights: losses, early stops, refusals, listings, events, caches, other runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.shards import shards_folder
 from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
+from vse.train.embed import load_run
+from vse.train.encode import encode
 from vse.train.negatives import COLUMNS
+from vse.train.objective import Batch, Objective
 from vse.train.run import RunFolder
 from vse.train.training import train
 
@@ -192,3 +196,93 @@ def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: 
     for picture in (own_cache.parent.parent / "data" / "images").rglob("*.jpg"):
         picture.unlink()
     assert "no such image file" in fails(train_main, *arguments)
+
+
+STILL = ["train.batch_size=240", "train.learning_rate=1e-12", "train.clip=null"]  # an epoch is one step, which moves nothing
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["loss.name=top", "loss.same_image=mask", "loss.lambda2=1.5"],
+        ["loss.name=sum", "loss.lambda1=0", "loss.lambda2=0", "loss.lambda3=1"],
+        ["loss.name=max", "loss.lambda3=0.2", "loss.lambda4=0.3"],
+        ["loss.name=top", "model.similarity=euclidean", "loss.reduction=mean_topk", "loss.lambda4=0.05"],
+        ["loss.name=max", "warmup.loss=sum", "warmup.epochs=1"],
+    ],
+)
+def test_the_loss_of_an_epoch_is_that_of_its_pairs(
+    sets: list[str], own_cache: Path, edit: Callable[..., Path], tmp_path: Path
+) -> None:
+    def say_the_same(content: Any) -> None:
+        for image in content["images"]:
+            image["sentences"][0]["tokens"] = ["a", "disc", *["here"] * (image["imgid"] % 6)]
+
+    edit(own_cache.parent.parent / "data" / "dataset.json", say_the_same)
+    run = train(own_cache, experiment(*STILL, *sets, "train.epochs=1"), out=tmp_path / "run")
+    found = load_run(run, "train", device="cpu")
+    images, captions = encode(found.model, found.split, found.device)
+    pairs, settings = found.split.pairs, found.experiment
+    assert len(set(pairs.text_of)) < len(pairs), "some images share a text"
+    name = settings.warmup.loss if settings.warmup.epochs else settings.loss.name
+    batch = Batch(images[torch.from_numpy(pairs.image_of)], captions, pairs.image_of, pairs.text_of)
+    loss = Objective(name, settings.loss, found.model)(batch, 0).loss.item() / len(pairs)
+    assert loss > 0
+    assert state(run)["rows"][0]["loss"] == pytest.approx(loss, rel=1e-4)
+
+
+DEEP = [
+    "model.branches.layers=nonlinear",
+    "model.branches.image_widths=[40,6]",
+    "model.branches.caption_widths=[40,6]",
+    "loss.name=sum",
+]
+
+
+@pytest.mark.parametrize(("dropout", "alike"), [(0, True), (0.5, False)])
+def test_dropout_is_drawn_anew_in_each_epoch(dropout: float, alike: bool, cache: Path, tmp_path: Path) -> None:
+    run = train(cache, experiment(*STILL, *DEEP, f"model.branches.dropout={dropout}"), out=tmp_path / "run")
+    losses = [row["loss"] for row in state(run)["rows"]]
+    for other in losses[1:]:
+        assert (abs(other / losses[0] - 1) < 1e-4) == alike
+
+
+LEARNT = ["train.epochs=12", "train.decay_after=12", "train.learning_rate=0.003", "train.min_count=1"]
+
+
+@pytest.mark.usefixtures("tfidf")
+@pytest.mark.parametrize("captions", ["caption_feature=tfidf", "model.recurrent=lstm"])
+def test_two_branches_learn_from_vectors_and_from_words(captions: str, cache: Path, tmp_path: Path) -> None:
+    sets = [*DEEP, "loss.name=top", "loss.same_image=mask", "model.similarity=euclidean", "train.sampling=neighbourhood"]
+    run = train(cache, experiment(*LEARNT, *sets, captions, "loss.lambda4=0.05"), out=tmp_path / "run")
+    losses = [row["loss"] for row in state(run)["rows"]]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_captions_are_read_from_the_cache_that_is_named(
+    cache: Path, tfidf: Path, bank: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, "--set", "train.epochs=1"]
+    line = fails(train_main, *arguments, "--set", "caption_feature=hglmm")
+    assert "demo_hglmm.h5: no such feature cache; vsepp reads captions as 'hglmm': extract it, or name its cache with" in line
+    line = fails(train_main, *arguments, "--caption-features", bank)
+    assert "image rows of 3 x 256 float16; one vector per caption is needed" in line
+    assert not (tmp_path / "run").exists()
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", caption_features=tfidf)
+    assert RunFolder(run).experiment().caption_feature == "tfidf"
+    assert RunFolder(run).record()["caption_features"]["name"] == "tfidf"
+
+
+def test_a_run_on_cached_captions_is_embedded_with_them_alone(
+    own_cache: Path, tfidf: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    assert (own_cache.parent / tfidf.name).exists()
+    run = train(own_cache, experiment("caption_feature=tfidf", "train.epochs=1"), out=tmp_path / "run")
+    for path in (own_cache.parent / tfidf.name, shards_folder(own_cache.parent / tfidf.name)):
+        path.rename(path.with_name(f"moved_{path.name}"))
+    moved = own_cache.parent / f"moved_{tfidf.name}"
+    assert "demo_tfidf.h5" in fails(embed_main, run)
+    assert "is not the cache that" in fails(embed_main, run, "--caption-features", own_cache)
+    with pytest.raises(SystemExit) as stop:
+        embed_main([str(run), "--caption-features", str(moved)])
+    assert stop.value.code == 0

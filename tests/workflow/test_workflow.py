@@ -71,6 +71,26 @@ def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: P
 
 
 @pytest.mark.slow
+def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tmp_path: Path) -> None:
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    for name in ("twobranch_constraints", "cca"):
+        preset = f"extends: {name}\nfeature: fc7\ncaption_feature: tfidf\n"
+        (tmp_path / "presets" / "experiments" / f"small_{name}.yaml").write_text(preset)
+    targets = ["results/demo_small_twobranch_constraints.json", "results/demo_small_cca.json"]
+    done = snakemake(tmp_path, *targets)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "features/demo_tfidf.encoder.safetensors").exists()
+    for target in targets:
+        result = json.loads((tmp_path / target).read_text())
+        assert result["provenance"]["features"].keys() == {"fc7", "tfidf"}
+        assert result["protocols"].keys() == {"full", "sentence"}
+        record = json.loads((tmp_path / f"runs/{Path(target).stem}/seed-0/run.json").read_text())
+        assert record["caption_features"]["path"] == "../../../features/demo_tfidf.h5"
+    again = snakemake(tmp_path, *targets)
+    assert "Nothing to be done" in again.stderr + again.stdout
+
+
+@pytest.mark.slow
 def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path) -> None:
     target = "features/demo_tfidf.h5"
     done = snakemake(tmp_path, target)

@@ -1,7 +1,7 @@
-"""A GRU's last states on the processor: the arithmetic of ``nn.GRU``, laid out so that a backward pass costs less.
+"""Last states of a GRU or LSTM on the processor: torch's arithmetic, laid out so that a backward pass costs less.
 
-``nn.GRU`` adds up the gradient of its recurrent weights step by step, and projects every occurrence of a word. Here that
-gradient is one product over all steps, and each word of a batch is projected once. Under autocast the products are
+Torch adds up the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient
+is one product over all steps, and each word of a batch is projected once. Under autocast the products are
 in bfloat16 and all else stays in float32. The rows of a product are rounded up, with rows that nobody reads or with zeros,
 because for every new shape the library behind torch compiles a kernel and keeps it.
 """
@@ -18,26 +18,29 @@ from torch.nn.utils.rnn import PackedSequence
 _FEW, _MANY = 16, 256  # rows of a step, and of all steps, are rounded up to multiples of these
 
 
-def last_states(gru: nn.GRU, table: Float[Tensor, "n_words word_dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
-    """The state of a one-layer ``gru`` after each caption's last word, in the order in which captions were packed.
+def last_states(
+    network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
+) -> Float[Tensor, "n dim"]:
+    """The state of a one-layer ``network`` after each caption's last word, in the order in which captions were packed.
 
     Parameters
     ----------
-    gru : whose weights are used
+    network : whose weights are used
     table : a vector per word
     words : packed word numbers
     """
     different, which = torch.unique(words.data, return_inverse=True)
     different = nn.functional.pad(different, (0, -len(different) % _MANY))
-    of_input, of_state, input_bias, state_bias = gru.all_weights[0]
+    of_input, of_state, input_bias, state_bias = network.all_weights[0]
     projected = nn.functional.linear(table[different], of_input, input_bias)
     inputs = nn.functional.embedding(which, projected)
     precise = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
-    states = _Recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
+    recurrence = _Gru if isinstance(network, nn.GRU) else _Lstm
+    states = recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
     return states if words.unsorted_indices is None else states[words.unsorted_indices]  # type: ignore[no-any-return]
 
 
-class _Recurrence(torch.autograd.Function):
+class _Gru(torch.autograd.Function):
     """h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
 
     Captions are sorted by length, the longest first: the ``sizes[t]`` first of them have a word t.
@@ -94,6 +97,68 @@ class _Recurrence(torch.autograd.Function):
         of_inputs = of_gates[: len(gates)]
         of_inputs[:, 2 * dim :] = of_candidate
         return of_inputs.to(ctx.inputs_dtype), of_weight, of_bias, None, None
+
+
+class _Lstm(torch.autograd.Function):
+    """c' = f c + i g and h' = o tanh(c'), with i, f, o = sigmoid(x + W h + b), g = tanh(x + W h + b), in the order i, f, g, o.
+
+    Captions are sorted as for the GRU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
+        dim = weight.shape[1]
+        exact = weight.dtype
+        weight_t = weight.to(product).t()
+        states = weight.new_zeros(_rounded(sizes[0], _FEW), dim)
+        cell = weight.new_zeros(sizes[0], dim)
+        gates = weight.new_empty(len(inputs), 4 * dim)
+        cells, squashed = (
+            weight.new_empty(len(inputs), dim),
+            weight.new_empty(len(inputs), dim),
+        )  # before a step, and behind it
+        before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
+        start = 0
+        for size in sizes:
+            step = slice(start, start := start + size)
+            low = states[: _rounded(size, _FEW)].to(product)
+            before[step] = low[:size]
+            hidden = (low @ weight_t)[:size].to(exact).add_(bias)
+            gate = torch.add(inputs[step], hidden, out=gates[step])
+            gate[:, : 2 * dim].sigmoid_()
+            gate[:, 2 * dim : 3 * dim].tanh_()
+            gate[:, 3 * dim :].sigmoid_()
+            entering, forget, candidate, out = gate.chunk(4, 1)
+            cells[step] = cell[:size]
+            cell[:size].mul_(forget).addcmul_(entering, candidate)
+            torch.tanh(cell[:size], out=squashed[step])
+            torch.mul(out, squashed[step], out=states[:size])
+        ctx.save_for_backward(weight, gates, cells, squashed, before)
+        ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
+        return states[: sizes[0]]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        weight, gates, cells, squashed, before = ctx.saved_tensors
+        of_state, of_cell = gradients[0].clone(), torch.zeros_like(gradients[0])
+        of_gates = weight.new_zeros(len(before), gates.shape[1])  # with respect to x + W h + b
+        weight_low = weight.to(before.dtype)
+        end = len(gates)
+        for size in reversed(ctx.sizes):
+            step = slice(end - size, end)
+            end -= size
+            entering, forget, candidate, out = gates[step].chunk(4, 1)
+            of_entering, of_forget, of_candidate, of_out = of_gates[step].chunk(4, 1)
+            torch.mul(of_state[:size] * squashed[step], out * (1 - out), out=of_out)
+            through = of_cell[:size].addcmul_(of_state[:size] * out, 1 - squashed[step].square())
+            torch.mul(through * candidate, entering * (1 - entering), out=of_entering)
+            torch.mul(through * cells[step], forget * (1 - forget), out=of_forget)
+            torch.mul(through * entering, 1 - candidate.square(), out=of_candidate)
+            through.mul_(forget)
+            low = of_gates[end : end + _rounded(size, _FEW)].to(before.dtype)
+            of_state[:size] = (low @ weight_low)[:size]
+        of_weight = (of_gates.to(before.dtype).t() @ before).to(weight.dtype)
+        return of_gates[: len(gates)].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
 
 
 def _rounded(rows: int, multiple: int) -> int:

@@ -7,17 +7,20 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
-from vse.train.gru import last_states
+from vse.train.recurrent import last_states
 
 N_WORDS, WORD_DIM, DIM = 11, 4, 5
 EXACT = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
 
-Made = tuple[nn.GRU, Tensor]
+KINDS = {"gru": nn.GRU, "lstm": nn.LSTM}
+
+Made = tuple[nn.GRU | nn.LSTM, Tensor]
 
 
-def make(dtype: torch.dtype, word_dim: int = WORD_DIM, dim: int = DIM) -> Made:
+def make(kind: str, dtype: torch.dtype, word_dim: int = WORD_DIM, dim: int = DIM) -> Made:
     torch.manual_seed(0)
-    return nn.GRU(word_dim, dim, batch_first=True).to(dtype), torch.randn(N_WORDS, word_dim, dtype=dtype, requires_grad=True)
+    table = torch.randn(N_WORDS, word_dim, dtype=dtype, requires_grad=True)
+    return KINDS[kind](word_dim, dim, batch_first=True).to(dtype), table
 
 
 def drawn(lengths: list[int], n_words: int = N_WORDS) -> list[Tensor]:
@@ -31,17 +34,17 @@ def packed(captions: list[Tensor]) -> PackedSequence:
     return pack_padded_sequence(pad_sequence(captions, batch_first=True), lengths, batch_first=True, enforce_sorted=False)
 
 
-def of_torch(gru: nn.GRU, table: Tensor, words: PackedSequence) -> Tensor:
-    """The last states of nn.GRU itself, which projects every occurrence of a word."""
-    last: Tensor = gru(words._replace(data=nn.functional.embedding(words.data, table)))[1][0]
-    return last
+def of_torch(network: nn.GRU | nn.LSTM, table: Tensor, words: PackedSequence) -> Tensor:
+    """The last states of torch's own network, which projects every occurrence of a word."""
+    last = network(words._replace(data=nn.functional.embedding(words.data, table)))[1]
+    return last[0][0] if isinstance(network, nn.LSTM) else last[0]
 
 
 def with_gradients(states: Tensor, made: Made) -> list[Tensor]:
-    """The states, and the gradients of the words and of the four arrays of the GRU, for a sum in which each weighs."""
-    gru, table = made
+    """The states, and the gradients of the words and of the four arrays of the network, for a sum in which each weighs."""
+    network, table = made
     weights = torch.linspace(-1, 2, states.numel(), dtype=states.dtype).view_as(states)
-    return [states.detach(), *torch.autograd.grad((states * weights).sum(), [table, *gru.parameters()])]
+    return [states.detach(), *torch.autograd.grad((states * weights).sum(), [table, *network.parameters()])]
 
 
 BATCHES = {
@@ -59,8 +62,9 @@ BATCHES = {
 
 @pytest.mark.parametrize("dtype", EXACT)
 @pytest.mark.parametrize("batch", BATCHES)
-def test_states_and_gradients_are_those_of_torch(batch: str, dtype: torch.dtype) -> None:
-    made, words = make(dtype), packed(BATCHES[batch])
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_and_gradients_are_those_of_torch(kind: str, batch: str, dtype: torch.dtype) -> None:
+    made, words = make(kind, dtype), packed(BATCHES[batch])
     found, expected = (with_gradients(compute(*made, words), made) for compute in (last_states, of_torch))
     assert len(found) == 1 + 5
     torch.testing.assert_close(found, expected, **EXACT[dtype])
@@ -68,28 +72,32 @@ def test_states_and_gradients_are_those_of_torch(batch: str, dtype: torch.dtype)
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), n_words=st.integers(1, N_WORDS))
-def test_captions_of_any_lengths_give_the_states_and_gradients_of_torch(lengths: list[int], n_words: int) -> None:
-    made, words = make(torch.float64), packed(drawn(lengths, n_words))
+@pytest.mark.parametrize("kind", KINDS)
+def test_captions_of_any_lengths_give_the_states_and_gradients_of_torch(kind: str, lengths: list[int], n_words: int) -> None:
+    made, words = make(kind, torch.float64), packed(drawn(lengths, n_words))
     found, expected = (with_gradients(compute(*made, words), made) for compute in (last_states, of_torch))
     torch.testing.assert_close(found, expected, **EXACT[torch.float64])
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    gru, table = make(torch.float64, word_dim=2, dim=3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_are_those_of_finite_differences(kind: str) -> None:
+    network, table = make(kind, torch.float64, word_dim=2, dim=3)
     words = packed(drawn([3, 1, 4]))
-    assert torch.autograd.gradcheck(lambda *_: last_states(gru, table, words), (table, *gru.parameters()))
+    assert torch.autograd.gradcheck(lambda *_: last_states(network, table, words), (table, *network.parameters()))
 
 
-def test_captions_keep_their_order() -> None:
-    made, captions = make(torch.float64), BATCHES["unequal lengths"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_captions_keep_their_order(kind: str) -> None:
+    made, captions = make(kind, torch.float64), BATCHES["unequal lengths"]
     alone = torch.cat([last_states(*made, packed([caption])) for caption in captions])
     torch.testing.assert_close(last_states(*made, packed(captions)), alone)
     backwards = last_states(*made, packed(captions[::-1]))
     torch.testing.assert_close(backwards.flip(0), alone)
 
 
-def test_captions_that_are_sorted_already_need_no_order() -> None:
-    made = make(torch.float64)
+@pytest.mark.parametrize("kind", KINDS)
+def test_captions_that_are_sorted_already_need_no_order(kind: str) -> None:
+    made = make(kind, torch.float64)
     captions = sorted(BATCHES["unequal lengths"], key=len, reverse=True)
     lengths = torch.tensor([len(caption) for caption in captions])
     words = pack_padded_sequence(pad_sequence(captions, batch_first=True), lengths, batch_first=True)
@@ -97,24 +105,27 @@ def test_captions_that_are_sorted_already_need_no_order() -> None:
     torch.testing.assert_close(last_states(*made, words), last_states(*made, packed(captions)))
 
 
-def test_words_that_do_not_occur_get_no_gradient() -> None:
-    gru, table = make(torch.float64)
-    last_states(gru, table, packed([torch.tensor([3, 5]), torch.tensor([5])])).sum().backward()
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_that_do_not_occur_get_no_gradient(kind: str) -> None:
+    network, table = make(kind, torch.float64)
+    last_states(network, table, packed([torch.tensor([3, 5]), torch.tensor([5])])).sum().backward()
     assert table.grad is not None
     assert table.grad.any(1).nonzero().flatten().tolist() == [3, 5]
 
 
-def test_the_gradient_that_is_handed_in_stays_as_it_is() -> None:
-    gru, table = make(torch.float64)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_that_is_handed_in_stays_as_it_is(kind: str) -> None:
+    network, table = make(kind, torch.float64)
     captions = pad_sequence(drawn([3, 3]), batch_first=True)
-    states = last_states(gru, table, pack_padded_sequence(captions, torch.tensor([3, 3]), batch_first=True))
+    states = last_states(network, table, pack_padded_sequence(captions, torch.tensor([3, 3]), batch_first=True))
     given = torch.ones_like(states)
     torch.autograd.grad(states, table, given)
     assert (given == 1).all()
 
 
-def test_bfloat16_stays_close_to_float32() -> None:
-    made, words = make(torch.float32, word_dim=24, dim=32), packed(BATCHES["64 captions"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_stays_close_to_float32(kind: str) -> None:
+    made, words = make(kind, torch.float32, word_dim=24, dim=32), packed(BATCHES["64 captions"])
     exact = with_gradients(last_states(*made, words), made)
     with torch.autocast("cpu", torch.bfloat16):
         states = last_states(*made, words)
@@ -127,8 +138,9 @@ def test_bfloat16_stays_close_to_float32() -> None:
         assert nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.99
 
 
-def test_no_gradients_are_needed() -> None:
-    made, words = make(torch.float32), packed(BATCHES["unequal lengths"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_gradients_are_needed(kind: str) -> None:
+    made, words = make(kind, torch.float32), packed(BATCHES["unequal lengths"])
     expected = last_states(*made, words).detach()
     with torch.inference_mode():
         found = last_states(*made, words)
