@@ -70,11 +70,11 @@ def check_against_search(
 ) -> dict[str, dict[str, float]]:
     """R@K of both directions by FAISS, after checking query by query that it agrees with the exact ranks.
 
-    FAISS breaks ties as it likes, the ranks break them against the model: a query may differ if the score of
-    its right answer is, up to rounding, that of the last one found. Any other difference is a fault of the
-    program and raises ``RuntimeError``.
+    FAISS breaks ties as it likes, the ranks break them against the model: a query may differ at K if, up to rounding, its
+    right answer ties with the last of K or with the next. Any other difference is a fault of the program and raises
+    ``RuntimeError``.
     """
-    depth = max(ks)
+    depth = max(ks) + 1
     found = {
         "i2t": _found_at(*search(captions, images, depth), np.arange(len(images)), owners),
         "t2i": _found_at(*search(images, captions, depth), owners, np.arange(len(images))),
@@ -93,7 +93,7 @@ def check_sentences_against_search(
     units = unit_rows(torch.from_numpy(captions)).numpy()
     queries, exact = found
     # One more than needed, since each query finds itself; or, if many are equal to it, perhaps not.
-    scores, rows = search(units, units[queries], max(ks) + 1)
+    scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     scores, rows = (values[~drop].reshape(len(queries), -1) for values in (scores, rows))
@@ -110,11 +110,13 @@ def _agreed_recalls(
     depth) are those of all that FAISS found, best first.
     """
     recalls = {}
+    none = np.full(len(scores), -np.inf, np.float32)
     for k in ks:
-        differs = (position < k) != (exact < k)
-        tied = np.abs(scores[:, min(k, scores.shape[1]) - 1] - right) <= rounding
-        if (differs & ~tied).any():
-            query = int(np.flatnonzero(differs & ~tied)[0])
+        last, following = (scores[:, n] if n < scores.shape[1] else none for n in (k - 1, k))
+        too_bad = (position < k) & (exact >= k) & (following < right - rounding)  # k wrong ones and the right one reach it
+        too_good = (position >= k) & (exact < k) & (last > right + rounding)  # k wrong ones are ahead of it
+        if (too_bad | too_good).any():
+            query = int(np.flatnonzero(too_bad | too_good)[0])
             raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
         recalls[f"r{k}"] = 100.0 * float(np.mean(position < k))
     return recalls

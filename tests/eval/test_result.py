@@ -245,6 +245,23 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
         check_against_search(run.images, run.captions, owners, wrong, RECALLS)
 
 
+@pytest.mark.parametrize("way", ["i2t", "t2i"])
+@pytest.mark.parametrize("k", RECALLS)
+@pytest.mark.parametrize("step", [-1, 1])
+def test_a_rank_that_is_off_by_one_at_k_is_noticed(way: str, k: int, step: int) -> None:
+    run = made(n_images=300, noise=4)
+    assert run.images is not None
+    assert run.captions is not None
+    owners = run.owners()
+    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, owners)))
+    off = {"i2t": ranks.i2t.copy(), "t2i": ranks.t2i.copy()}
+    (queries,) = np.nonzero(off[way] == (k - 1 if step > 0 else k))
+    assert len(queries)
+    off[way][queries[0]] += step
+    with pytest.raises(RuntimeError, match=f"{way} query {queries[0]}"):
+        check_against_search(run.images, run.captions, owners, Ranks(**off), RECALLS)
+
+
 def test_order_ranks_are_compared_with_candidates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     exact = evaluated(tmp_path, made_order(noise=0.5))["protocols"]["full"]
