@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, model_validator
 
 
 class Settings(BaseModel):
@@ -165,11 +165,11 @@ class TrainConfig(Settings):
         0.0, ge=0, description="of weights but word embeddings, added to gradients (1e-3 in the two-branch PyTorch port)"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
-    sampling: Literal["shuffled", "neighbourhood", "neighbourhood_added"] = Field(
+    sampling: str = Field(
         "shuffled",
-        description="shuffled: every pair once in an epoch; neighbourhood: that too, with two captions or more of each image "
-        "of a batch; neighbourhood_added: shuffled, then each image gets a second caption, if it has none, on top of the "
-        "batch size (two-branch paper, section 3.2.3)",
+        description="a sampler of vse.train.samplers: shuffled, every pair once in an epoch; neighbourhood, that, with two "
+        "captions or more of each image of a batch; neighbourhood_added, shuffled, then each image gets a second caption, if "
+        "it has none, on top of the batch size (two-branch paper, section 3.2.3)",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
     compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
@@ -187,7 +187,7 @@ class TrainConfig(Settings):
 class CcaConfig(Settings):
     """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
 
-    regularization: list[float] = Field(
+    regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
         min_length=1,
         description="added to the diagonals of both covariances, as a share of their mean; each is tried, validation decides",
@@ -223,17 +223,14 @@ class ExperimentConfig(Settings):
 
     @model_validator(mode="after")
     def _fits(self) -> ExperimentConfig:
-        if self.loss.name == "logistic" and (self.loss.lambda3 or self.loss.lambda4):
-            raise ValueError("loss.lambda3 and lambda4 go with the ranking losses, not with logistic")
-        if (self.loss.lambda3 or self.loss.lambda4) and self.model.similarity not in ("cosine", "euclidean"):
-            raise ValueError(
-                "loss.lambda3 and lambda4 compare one side with itself: by the cosine or the euclidean similarity"
-            )
+        if self.loss.lambda3 or self.loss.lambda4:
+            if "logistic" in (self.loss.name, self.warmup.loss if self.warmup.epochs else ""):
+                raise ValueError("loss.lambda3 and lambda4 go with the ranking losses, not with logistic")
+            if self.model.similarity not in ("cosine", "euclidean") or not self.model.normalize_image:
+                raise ValueError("loss.lambda3 and lambda4 compare unit vectors, by the cosine or the euclidean similarity")
         if self.solver == "cca":
-            if self.model.branches.layers != "linear" or self.model.similarity != "cosine" or self.caption_feature is None:
-                raise ValueError(
-                    "solver: cca needs a caption_feature, model.branches.layers: linear and the cosine similarity"
-                )
+            if self.model.branches.layers != "linear" or self.model.similarity != "cosine":
+                raise ValueError("solver: cca needs linear model.branches and the cosine similarity")
             if self.images.source != "cache" or self.start_from is not None:
                 raise ValueError("solver: cca reads cached features and starts from nothing")
         return self
@@ -283,4 +280,7 @@ class WorkflowConfig(Settings):
     skip_bad: bool = False
     seeds: list[int] | None = Field(None, min_length=1, description="instead of those of the experiments")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
+    dataset: str | None = Field(
+        None, description="published tables with our figures from this data set, not those of their rows"
+    )
     sources: dict[str, str] = Field(default_factory=dict)

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vse.pipeline.config import ExperimentConfig
-from vse.pipeline.errors import Interrupted, UserError
+from vse.pipeline.errors import UserError
 from vse.train.encoders import Branch
 from vse.train.fitting import Fitting, Progress
 from vse.train.model import TwoBranchModel
@@ -135,15 +135,13 @@ class Cca(Fitting):
         """Fit with the next regularisation and validate."""
         started = time.perf_counter()
         regularization = self.experiment.cca.regularization[self.progress.epoch]
-        if self._covariances is None:
-            self._covariances = covariances(self._blocks(save))
-        self._fit(self._covariances, regularization)
-        row = {"epoch": self.progress.epoch + 1, "regularization": regularization, **self.validate()}
+        with self.stoppable(save):
+            if self._covariances is None:
+                self._covariances = covariances(self._blocks())
+            self._fit(self._covariances, regularization)
+            row = {"epoch": self.progress.epoch + 1, "regularization": regularization, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
         self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
-        if self.interruption.signal is not None:
-            save()
-            raise self.interrupted()
 
     def described(self, row: Mapping[str, float]) -> str:
         return f"regularization {row['regularization']:g}"
@@ -160,7 +158,7 @@ class Cca(Fitting):
                 layer.weight.copy_(torch.from_numpy(scaled.T))
                 layer.bias.copy_(torch.from_numpy(-mean @ scaled))
 
-    def _blocks(self, save: Callable[[], None]) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
         """Blocks of images with their captions."""
         pairs = self._train.pairs
         ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
@@ -172,6 +170,3 @@ class Cca(Fitting):
                 (captions,) = self._train.captions.of(numbers)
                 yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
                 bar.update(stop - start)
-                if self.interruption.signal is not None:
-                    save()
-                    raise Interrupted("stopped; --resume sums the covariances again", self.interruption.signal)

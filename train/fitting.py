@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,7 @@ from vse.eval.metrics import RECALLS, metrics
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import Interrupted
 from vse.train.encode import encode, ranks
-from vse.train.interruption import Interruption
+from vse.train.interruption import Interruption, StopNow
 from vse.train.model import TwoBranchModel
 from vse.train.negatives import HardNegatives
 from vse.train.pairs import Pairs, Split
@@ -58,6 +59,7 @@ class Fitting(ABC):
     """
 
     epochs: int
+    patience: int | None = None  # epochs without a better rsum after which it stops
     listing: HardNegatives | None = None
 
     def __init__(
@@ -89,6 +91,16 @@ class Fitting(ABC):
         """Continue from what :meth:`state` gave."""
         self.model.load_state_dict(state["model"])
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
+
+    @contextmanager
+    def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
+        """In this block a signal ends the run at once: what was done in it will be done again."""
+        try:
+            with self.interruption.obeyed():
+                yield
+        except StopNow:
+            save()
+            raise self.interrupted() from None
 
     def validate(self) -> dict[str, float]:
         """Recalls on the whole validation split, both ways, and their sum."""

@@ -55,6 +55,10 @@ class TwoBranchModel(nn.Module):
         """Whether a score is more than a comparison of two embeddings, so that each pair goes through a network."""
         return isinstance(self.similarity, SimilarityNetwork)
 
+    def of_similarity(self) -> list[nn.Parameter]:
+        """The weights by which embeddings are compared: those of the similarity network."""
+        return list(self.similarity.parameters()) if isinstance(self.similarity, SimilarityNetwork) else []
+
     def embed_images(self, images: Tensor) -> Float[Tensor, "n dim"]:
         """Embeddings of features (n, feature_dim) or, with a CNN, of crops (n, n_crops, 3, side, side) of pixels 0-255."""
         embeddings: Tensor = self.image_encoder(images if self.cnn is None else self.cnn(images))

@@ -46,10 +46,16 @@ class Processes:
         """The embeddings of a whole batch, in its order; gradients reach this process's share."""
         return embeddings if self.size == 1 else _Gather.apply(embeddings, self, n_pairs)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Every process then has the sum of all processes' gradients. A parameter that none has used keeps none."""
+    def sum_gradients(self, parameters: Iterable[nn.Parameter], whole: Iterable[nn.Parameter] = ()) -> None:
+        """Every process then has the sum of all processes' gradients. A parameter that none has used keeps none.
+
+        ``whole`` are those of ``parameters`` whose gradient each process has computed from the whole batch already.
+        """
         if self.size == 1:
             return
+        for parameter in whole:
+            if parameter.grad is not None:
+                parameter.grad /= self.size
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
         used = torch.tensor([parameter.grad is not None for parameter in wanted], device=self.device, dtype=torch.uint8)
         distributed.all_reduce(used, distributed.ReduceOp.MAX)

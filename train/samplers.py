@@ -11,8 +11,17 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.pipeline.errors import UserError, did_you_mean
+
 Numbers = NDArray[np.int64]
+_FEWEST = 4  # two captions of each of two images
 Sampler = Callable[[Numbers, int, np.random.Generator], list[Numbers]]
+
+
+def check_sampler(name: str) -> None:
+    """:class:`UserError` suggests the nearest name if there is no sampler ``name``."""
+    if name not in SAMPLERS:
+        raise UserError(f"unknown sampler {name!r}{did_you_mean(name, SAMPLERS)}")
 
 
 def batches_of_epoch(name: str, image_of: Numbers, batch_size: int, seed: int, epoch: int) -> list[Numbers]:
@@ -36,7 +45,10 @@ def neighbourhood(image_of: Numbers, batch_size: int, rng: np.random.Generator) 
     The captions of an image are cut into random twos, the last of which takes in a caption that is left over; batches are
     filled with these in random order and never exceed ``batch_size``, but for a last image that would be alone in its
     batch, where nothing would be wrong: it joins the batch before. An image with one caption comes with that one.
+    :class:`UserError` if a batch is to have less than four pairs, which is too few for two images.
     """
+    if batch_size < _FEWEST:
+        raise UserError(f"train.batch_size {batch_size}: neighbourhood sampling needs batches of {_FEWEST} pairs at least")
     order = np.lexsort((rng.random(len(image_of)), image_of))
     _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)
     position = np.arange(len(order)) - np.repeat(firsts, counts)

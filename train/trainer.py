@@ -20,7 +20,6 @@ from vse.pipeline.errors import UserError
 from vse.train.captions import Captions
 from vse.train.fitting import Fitting, Progress
 from vse.train.images import TrainingImages
-from vse.train.interruption import StopNow
 from vse.train.model import TwoBranchModel
 from vse.train.negatives import HardNegatives
 from vse.train.objective import Batch, Objective
@@ -61,7 +60,7 @@ class Trainer(Fitting):
         listing: HardNegatives | None = None,
     ) -> None:
         super().__init__(experiment, pairs, val, model, processes)
-        self.settings, self.epochs = experiment.train, experiment.train.epochs
+        self.settings, self.epochs, self.patience = experiment.train, experiment.train.epochs, experiment.train.early_stop
         self.images, self.captions = images, captions
         self.seed = seed
         self.listing = listing
@@ -105,12 +104,8 @@ class Trainer(Fitting):
         loss, alike = (self._totals / max(1, progress.pairs)).tolist()
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
         if self.processes.first:
-            try:
-                with self.interruption.obeyed():
-                    row |= self.validate()
-            except StopNow:
-                save()
-                raise self.interrupted() from None
+            with self.stoppable(save):
+                row |= self.validate()
         collapsed = self.processes.told(int(self.processes.first and self._is_collapsed(row, alike)))
         if collapsed:
             self._tell_of_collapse(progress.epoch + 1, loss)
@@ -172,7 +167,7 @@ class Trainer(Fitting):
         cost = objective(Batch(images, captions, self.pairs.image_of[batch], texts), self._seed(0))
         self.optimizer.zero_grad(set_to_none=True)
         cost.loss.backward()  # type: ignore[no-untyped-call]
-        self.processes.sum_gradients(self.model.parameters())
+        self.processes.sum_gradients(self.model.parameters(), whole=self.model.of_similarity())
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()

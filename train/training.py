@@ -22,6 +22,7 @@ from vse.pipeline.presets import changed_fields
 from vse.train.captions import CachedCaptions, Captions, Words
 from vse.train.cca import Cca
 from vse.train.cnn import TrainableCnn
+from vse.train.encoders import Branch
 from vse.train.fitting import Fitting
 from vse.train.images import CachedImages, EvaluationImages, TrainingImages, pictures
 from vse.train.inputs import Inputs, open_dataset, open_inputs
@@ -31,6 +32,7 @@ from vse.train.negatives import HardNegatives
 from vse.train.pairs import Pairs, Split, images_of
 from vse.train.parallel import Processes, join_processes
 from vse.train.run import RunFolder
+from vse.train.samplers import check_sampler
 from vse.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ def train(
     """
     for name in (experiment.loss.name, experiment.warmup.loss):
         check_loss(name)
+    check_sampler(experiment.train.sampling)
     cache, dataset = open_dataset(features, captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
     inputs = open_inputs(
@@ -119,6 +122,10 @@ def _reading(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
             log.info("experiment %r asks for %s %r; this run reads %r", experiment.name, key, asked or "words", name)
+    if experiment.solver == "cca" and inputs.captions is None:
+        raise UserError(
+            "CCA reads captions as vectors: name a caption feature (--set caption_feature=hglmm) or a cache of one"
+        )
     return experiment.model_copy(update=read)
 
 
@@ -185,14 +192,16 @@ def _prepare(
     model = TwoBranchModel(experiment.model, inputs.cache.dim, len(vocabulary), cnn, caption_dim).to(processes.device)
     if inputs.base is not None:
         _start_from(model, inputs.base)
+    how = experiment.solver if experiment.solver == "cca" else experiment.loss.name
+    if log_negatives and how in ("cca", *PAIR_LOSSES):
+        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {how} ranks nothing")
     if experiment.solver == "cca":
         assert isinstance(seen, CachedImages)
         assert isinstance(sentences, CachedCaptions)
         return Cca(experiment, Split(pairs, seen, sentences), split, model, processes), vocabulary
-    if experiment.model.branches.layers == "nonlinear" and processes.size > 1:
+    encoders = (model.image_encoder, model.caption_encoder)
+    if processes.size > 1 and any(isinstance(encoder, Branch) and encoder.batch_norm is not None for encoder in encoders):
         raise UserError("batch normalisation in branches takes one process; the statistics of each process would be its own")
-    if log_negatives and experiment.loss.name in PAIR_LOSSES:
-        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {experiment.loss.name} ranks nothing")
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     return Trainer(experiment, pairs, seen, sentences, split, model, seed, processes, listing), vocabulary
 
@@ -258,7 +267,7 @@ def _record(experiment: ExperimentConfig, fitting: Fitting, vocabulary: Vocabula
 
 def _run(folder: RunFolder, fitting: Fitting, identity: Mapping[str, Any], tensorboard: bool) -> None:
     """Train the epochs that are left. The best weights are written before the checkpoint that counts their epoch."""
-    first, patience = fitting.processes.first, fitting.experiment.train.early_stop
+    first, patience = fitting.processes.first, fitting.patience
     events = _events(folder, fitting.progress.epoch) if tensorboard and first else None
 
     def save() -> None:

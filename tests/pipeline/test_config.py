@@ -9,8 +9,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets import load_experiment
 
 CCA = ["solver=cca", "caption_feature=tfidf", "model.branches.layers=linear"]
-NEEDS = "solver: cca needs a caption_feature, model.branches.layers: linear and the cosine similarity"
-ONE_SIDE = "loss.lambda3 and lambda4 compare one side with itself: by the cosine or the euclidean similarity"
+NEEDS = "solver: cca needs linear model.branches and the cosine similarity"
+ONE_SIDE = "loss.lambda3 and lambda4 compare unit vectors, by the cosine or the euclidean similarity"
 
 REFUSED = {
     "branches that do not meet": (
@@ -30,21 +30,25 @@ REFUSED = {
         "model: similarity: euclidean takes unit vectors, so normalize_image: true",
     ),
     "another recurrent network": (["model.recurrent=rnn"], "model.recurrent: .* 'gru' or 'lstm'"),
-    "another sampler": (["train.sampling=neighbour"], "train.sampling: .* 'shuffled', 'neighbourhood' or"),
     "no hinge": (["loss.k=0"], "loss.k: .* greater than 0"),
     "a negative weight": (["loss.lambda4=-1"], "loss.lambda4: .* greater than or equal to 0"),
     "constraints among images by order": (["loss.lambda3=0.1", "model.similarity=order"], ONE_SIDE),
     "constraints among captions by a network": (["loss.lambda4=0.1", "model.similarity=network"], ONE_SIDE),
+    "constraints among images of any length": (["loss.lambda3=0.1", "model.normalize_image=false"], ONE_SIDE),
+    "constraints and a warm-up of single pairs": (
+        ["loss.lambda4=0.1", "warmup.loss=logistic", "warmup.epochs=1"],
+        "loss.lambda3 and lambda4 go with the ranking losses, not with logistic",
+    ),
     "constraints beside single pairs": (
         ["loss.lambda4=0.1", "loss.name=logistic"],
         "loss.lambda3 and lambda4 go with the ranking losses, not with logistic",
     ),
-    "cca of words": ([CCA[0], CCA[2]], NEEDS),
     "cca of deep branches": (CCA[:2], NEEDS),
     "cca by a distance": ([*CCA, "model.similarity=euclidean"], NEEDS),
     "cca of pictures": ([*CCA, "images.source=pictures"], "solver: cca reads cached features and starts from nothing"),
     "cca from a run": ([*CCA, "start_from=vsepp"], "solver: cca reads cached features and starts from nothing"),
     "cca without a regularisation": ([*CCA, "cca.regularization=[]"], "cca.regularization: .* at least 1 item"),
+    "cca with a negative one": ([*CCA, "cca.regularization=[-1]"], "cca.regularization.0: .* greater than or equal to 0"),
     "another solver": (["solver=adam"], "solver: .* 'gradient' or 'cca'"),
     "a misspelt group": (["model.branches.layer=linear"], "did you mean 'model.branches.layers'"),
 }

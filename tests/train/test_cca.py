@@ -299,12 +299,26 @@ def test_a_run_that_is_stopped_among_the_covariances_is_resumed(run: Path, cache
     assert_same_run(run, stopped(cache, tmp_path / "cut", "_blocks", 0))
 
 
-_LOST = pytest.mark.xfail(strict=True, reason="the epoch is saved as finished before its metrics and best weights are")
-
-
-@pytest.mark.parametrize("epoch", [pytest.param(0, marks=_LOST), 1, pytest.param(2, marks=_LOST)])
+@pytest.mark.parametrize("epoch", [0, 1, 2])
 def test_a_run_that_is_stopped_in_any_validation_is_resumed(epoch: int, run: Path, cache: Path, tmp_path: Path) -> None:
     assert_same_run(run, stopped(cache, tmp_path / "cut", "validate", epoch))
+
+
+def test_early_stopping_leaves_no_regularisation_out(cache: Path, tmp_path: Path) -> None:
+    out = train(cache, experiment(*SETS, "train.early_stop=1"), out=tmp_path / "run")
+    assert len(table(out)) == len(experiment(*SETS).cca.regularization)
+
+
+def test_what_cca_cannot_do_is_told(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="CCA reads captions as vectors: name a caption feature"):
+        train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run")
+    with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; cca ranks nothing"):
+        train(cache, experiment(*SETS), out=tmp_path / "run", log_negatives=1)
+
+
+def test_the_cache_of_captions_may_be_named_by_its_path_alone(cache: Path, tfidf: Path, tmp_path: Path) -> None:
+    out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", caption_features=tfidf)
+    assert RunFolder(out).experiment().caption_feature == "tfidf"
 
 
 def test_too_little_regularisation_is_told(cache: Path, tfidf: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from vse.train.samplers import SAMPLERS, batches_of_epoch
+from vse.pipeline.errors import UserError
+from vse.train.samplers import SAMPLERS, batches_of_epoch, check_sampler
 
 Numbers = NDArray[np.int64]
 SIZES = st.integers(4, 40)
@@ -134,3 +135,13 @@ def test_there_may_be_hardly_anything_to_sample(name: str, counts: list[int]) ->
     batches = batches_of_epoch(name, np.repeat(np.arange(len(counts)), counts), 4, 0, 0)
     assert {int(pair) for batch in batches for pair in batch} <= set(range(sum(counts)))
     assert all(len(batch) for batch in batches)
+
+
+def test_a_sampler_that_is_not_there_is_named_with_the_nearest_that_is() -> None:
+    with pytest.raises(UserError, match="unknown sampler 'neighborhood' .did you mean 'neighbourhood'"):
+        check_sampler("neighborhood")
+
+
+def test_two_images_with_two_captions_each_are_the_smallest_batch() -> None:
+    with pytest.raises(UserError, match="train.batch_size 3: neighbourhood sampling needs batches of 4 pairs at least"):
+        SAMPLERS["neighbourhood"](np.repeat(np.arange(9), 3), 3, np.random.default_rng(0))

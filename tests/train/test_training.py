@@ -240,11 +240,32 @@ DEEP = [
 
 
 @pytest.mark.parametrize(("dropout", "alike"), [(0, True), (0.5, False)])
-def test_dropout_is_drawn_anew_in_each_epoch(dropout: float, alike: bool, cache: Path, tmp_path: Path) -> None:
+def test_dropout_changes_what_a_training_sees(dropout: float, alike: bool, cache: Path, tmp_path: Path) -> None:
     run = train(cache, experiment(*STILL, *DEEP, f"model.branches.dropout={dropout}"), out=tmp_path / "run")
     losses = [row["loss"] for row in state(run)["rows"]]
     for other in losses[1:]:
         assert (abs(other / losses[0] - 1) < 1e-4) == alike
+
+
+def test_dropout_and_wrong_pairs_have_seeds_of_their_own_in_each_step(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seeds(out: str, seed: int) -> list[int]:
+        found = []
+        real = Objective.__call__
+
+        def note(self: Objective, batch: Batch, of_pairs: int) -> Any:
+            found.extend([torch.initial_seed(), of_pairs])
+            return real(self, batch, of_pairs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Objective, "__call__", note)
+            train(cache, experiment(*DEEP), seed, out=tmp_path / out)
+        return found
+
+    one, again, other = seeds("one", 3), seeds("again", 3), seeds("other", 4)
+    assert one == again
+    assert len(set(one + other)) == 2 * len(one) == 2 * 2 * 3 * 8, "twice in each step of each epoch of each run"
 
 
 LEARNT = ["train.epochs=12", "train.decay_after=12", "train.learning_rate=0.003", "train.min_count=1"]
