@@ -1,4 +1,4 @@
-"""The README's table of results is the committed CSV, and the commands it names are there."""
+"""The documents' tables of results are the committed CSVs, and the commands that the README names are there."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import pandas as pd
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECALLS = {"r1": "R@1", "r5": "R@5", "r10": "R@10"}
 
 
-def rendered(csv: Path) -> str:
-    """The CSV as the README's Markdown table; of several seeds R@1 and rsum with their standard deviation."""
-    lines = ["| experiment | seeds | i2t R@1 | R@5 | R@10 | Med r | t2i R@1 | R@5 | R@10 | Med r | rsum |", "|---" * 11 + "|"]
-    columns = [f"{way}_{name}" for way in ("i2t", "t2i") for name in ("r1", "r5", "r10", "medr")] + ["rsum"]
+def rendered(csv: Path, ways: tuple[str, ...] = ("i2t", "t2i"), figures: dict[str, str] = RECALLS) -> str:
+    """The CSV as a Markdown table; of several seeds R@1 and rsum with their standard deviation."""
+    columns = {f"{way}_{name}": f"{way} {title}" if name == "r1" else title for way in ways for name, title in figures.items()}
+    columns = {**columns, "rsum": "rsum"}
+    lines = [f"| experiment | seeds | {' | '.join(columns.values())} |", "|---" * (2 + len(columns)) + "|"]
     for _, row in pd.read_csv(csv).iterrows():
-        figures = [f"{row[c]:.1f}" if not c.endswith("medr") or row["seeds"] > 1 else f"{row[c]:.0f}" for c in columns]
+        cells = [f"{row[c]:.1f}" if not c.endswith("medr") or row["seeds"] > 1 else f"{row[c]:.0f}" for c in columns]
         for k, column in enumerate(columns):
-            if row["seeds"] > 1 and column in ("i2t_r1", "t2i_r1", "rsum"):
-                figures[k] += f" ± {row[f'{column}_std']:.1f}"
-        lines.append(f"| `{row['experiment']}` | {row['seeds']} | {' | '.join(figures)} |")
+            if row["seeds"] > 1 and column.endswith(("_r1", "rsum")):
+                cells[k] += f" ± {row[f'{column}_std']:.1f}"
+        lines.append(f"| `{row['experiment']}` | {row['seeds']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def test_the_table_of_results_is_the_committed_csv() -> None:
-    assert rendered(ROOT / "docs" / "results" / "flickr8k.csv") in README
+def test_the_tables_of_results_are_the_committed_csvs() -> None:
+    results = ROOT / "docs" / "results"
+    assert rendered(results / "flickr8k.csv", figures={**RECALLS, "medr": "Med r"}) in README
+    training = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    assert rendered(results / "flickr8k_twobranch.csv", ("i2t", "t2i", "s2s")) in training
 
 
 def test_every_command_and_file_it_names_exists() -> None:
