@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from vse.eval.comparison import compared, write_comparison
+from vse.eval.published import published_tables
 from vse.eval.result import PROTOCOLS, evaluate, summary_line
 from vse.eval.tables import TABLES, summary, write_table
 from vse.pipeline.command import entry_point
+from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 
 _FILE = click.Path(path_type=Path)
@@ -36,12 +39,22 @@ def eval_command(files: tuple[Path, ...], protocol: tuple[str, ...], out: Path, 
 
 
 @click.command("vse-table")
-@click.argument("name", type=click.Choice(TABLES))
-@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.argument("name", type=click.Choice([*TABLES, *published_tables()]))
+@click.argument("results", nargs=-1, type=_FILE)
+@click.option("--dataset", help="Of a published table: take our figures from this data set, not from that of each row.")
 @click.option("--out", type=_FILE, required=True, help="The table to write, .csv or .tex.")
-def table_command(name: str, results: tuple[Path, ...], out: Path) -> None:
-    """Make a table of result files: summary has a row per result and protocol."""
-    click.echo(write_table(summary(results), out))
+def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out: Path) -> None:
+    """Make a table of result files.
+
+    summary has a row per result and protocol. Any other NAME is a published table, printed figures and ours side by side;
+    what no result was given for stays blank.
+    """
+    if name not in TABLES:
+        click.echo(write_comparison(compared(name, results, dataset), out))
+    elif not results or dataset:
+        raise UserError("summary takes no --dataset" if dataset else "summary needs result files")
+    else:
+        click.echo(write_table(summary(results), out))
 
 
 eval_main = entry_point(eval_command)

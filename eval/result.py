@@ -21,7 +21,7 @@ from vse.eval.scores import SIMILARITIES
 from vse.eval.search import check_against_candidates, check_against_search, check_sentences_against_search
 from vse.eval.sentences import sentence_ranks
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import write_json
+from vse.pipeline.files import sha256_json, write_json
 
 log = logging.getLogger(__name__)
 PROTOCOLS = ("1k", "full", "sentence")
@@ -64,7 +64,12 @@ def evaluate(files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "
         "protocols": {p: _over_seeds([seed[p] for seed in by_seed]) for p in chosen},
         "provenance": _provenance(first),
     }
-    return write_json(out, result)
+    return write_json(out, {**result, "sha256": content_sha256(result)})
+
+
+def content_sha256(result: Mapping[str, Any]) -> str:
+    """SHA-256 of all of a result but its own ``sha256``, by which a later change of the file is noticed."""
+    return sha256_json({name: value for name, value in result.items() if name != "sha256"})
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.metrics import FOLD, RECALLS
+from vse.eval.result import VERSION, content_sha256
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_text
 
@@ -27,7 +28,7 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     """
     rows = []
     for path in results:
-        result = _read_result(path)
+        result = read_result(path)
         protocols = dict(result["protocols"])
         if {"full", "sentence"} <= set(protocols):
             protocols["full"] = protocols["full"] | {"s2s": protocols.pop("sentence")["s2s"]}
@@ -35,6 +36,18 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
             if protocol != "1k" or result["n_images"] > FOLD or "full" not in protocols:
                 rows.append(_row(result, protocol, found))
     return pd.DataFrame(rows)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
+    result = read_json(path)
+    if not isinstance(result, dict) or result.get("version") != VERSION or "protocols" not in result:
+        raise UserError(f"{path}: not a result file of vse-eval")
+    if "sha256" in result and result["sha256"] != content_sha256(result):
+        raise UserError(
+            f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
+        )
+    return result
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -46,13 +59,6 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
         text = table.rename(columns=names).to_latex(index=False, float_format="%.1f", escape=True, na_rep="")
         return write_text(out, text)
     raise UserError(f"{out}: a table is written as .csv or .tex")
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    result = read_json(path)
-    if not isinstance(result, dict) or result.get("version") != 1 or "protocols" not in result:
-        raise UserError(f"{path}: not a result file of vse-eval")
-    return result
 
 
 def _row(result: Mapping[str, Any], protocol: str, found: Mapping[str, Any]) -> dict[str, Any]:

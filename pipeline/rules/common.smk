@@ -4,6 +4,7 @@ import os
 
 from snakemake.exceptions import WorkflowError
 
+from vse.eval import published
 from vse.pipeline import presets, sources
 from vse.pipeline.feature_config import CAPTION_EXTRACTORS, WordSettings
 from vse.pipeline.errors import UserError
@@ -146,3 +147,9 @@ def embeddings_of_seeds(wildcards):
     """The embeddings of every seed of an experiment."""
     run = f"runs/{wildcards.dataset}_{wildcards.experiment}"
     return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds or experiment_preset(wildcards).seeds]
+
+
+def results_of_table(wildcards):
+    """The results of all experiments that are rows of a published table, on the data sets of the rows or on the one asked."""
+    pairs = resolved(published.experiments_of, wildcards.table, SETTINGS.dataset)
+    return [f"results/{dataset}_{experiment}.json" for dataset, experiment in pairs]

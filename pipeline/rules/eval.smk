@@ -1,6 +1,10 @@
 # From embeddings to results, and from results to tables.
 
 
+localrules:
+    published_table,
+
+
 rule evaluate:
     input:
         embeddings_of_seeds,
@@ -23,3 +27,20 @@ rule summary:
         "logs/summary_{dataset}.log",
     shell:
         "vse-table summary {input} --out {output} 2>&1 | tee {log}"
+
+
+# A published table with our figures beside the printed ones: results/tables/vsepp_4.csv, say.
+rule published_table:
+    input:
+        results_of_table,
+    output:
+        "results/tables/{table}.{suffix}",
+    log:
+        "logs/table_{table}_{suffix}.log",
+    wildcard_constraints:
+        table="|".join(published.published_tables()),
+        suffix="csv|tex",
+    params:
+        dataset=f"--dataset {SETTINGS.dataset}" if SETTINGS.dataset else "",
+    shell:
+        "vse-table {wildcards.table} {input} {params.dataset} --out {output} 2>&1 | tee {log}"

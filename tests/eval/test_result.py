@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -101,6 +102,13 @@ def test_several_seeds_give_mean_and_standard_deviation(tmp_path: Path) -> None:
     figures = [slow_metrics(run, range(30))["t2i"]["r1"] for run in runs]
     assert found["seeds"] == [0, 1, 2]
     assert found["protocols"]["full"]["t2i"]["r1"] == pytest.approx({"mean": np.mean(figures), "std": np.std(figures, ddof=1)})
+
+
+def test_a_result_carries_the_hash_of_its_content(tmp_path: Path) -> None:
+    result = evaluated(tmp_path, made(n_images=4, provenance='{"note": "für α"}'))
+    content = {key: value for key, value in result.items() if key != "sha256"}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert result["sha256"] == hashlib.sha256(text.encode()).hexdigest()
 
 
 def test_a_score_matrix_is_evaluated_like_the_embeddings_it_came_from(tmp_path: Path) -> None:

@@ -124,12 +124,38 @@ def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path) -> None:
         ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
         ("results/f30k_vsepp.json", "Put dataset_flickr30k.json (the Karpathy split)"),
         ("results/coco_vsepp.json", "or say where they are with --config coco_dir=FOLDER"),
+        ("results/tables/vsepp_3.csv", "Put dataset_flickr30k.json (the Karpathy split)"),
     ],
 )
 def test_what_cannot_be_made_is_said_before_anything_runs(target: str, message: str, tmp_path: Path) -> None:
     answer = snakemake(tmp_path, "--dry-run", target)
     assert answer.returncode == 1
     assert message in answer.stderr + answer.stdout
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tex"])
+def test_a_published_table_takes_all_its_experiments(suffix: str, tmp_path: Path) -> None:
+    answer = snakemake(tmp_path, "--dry-run", f"results/tables/vsepp_4.{suffix}", "--config", "dataset=demo")
+    assert answer.returncode == 0, answer.stderr
+    text = answer.stdout + answer.stderr
+    names = ("vse0_10c_rv", "order0_10c_rv", "vsepp_10c_rv", "orderpp_10c_rv")
+    results = " ".join(f"results/demo_{name}.json" for name in names)
+    assert f"vse-table vsepp_4 {results} --dataset demo --out results/tables/vsepp_4.{suffix} " in text
+    assert text.count("rule evaluate:") == 4
+    assert "rule summary:" not in text
+
+
+def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp_path: Path) -> None:
+    done = snakemake(tmp_path, "results/tables/ace_1.csv", "results/tables/ace_1.tex")
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "results/tables/ace_1.csv").read_text().splitlines()
+    assert lines[3].startswith("ace 1.3,ACE VSE++ (VGG-19),1C,coco,1k,1000,,,,,,44.50,,,,75.40,")
+    assert "toprule" in (tmp_path / "results/tables/ace_1.tex").read_text()
+
+
+def test_the_summary_of_a_data_set_is_no_published_table(tmp_path: Path) -> None:
+    answer = snakemake(tmp_path, "--dry-run", "results/tables/summary_demo.csv")
+    assert "vse-table summary results/demo_vse0.json results/demo_vsepp.json --out" in answer.stdout + answer.stderr
 
 
 def test_an_unknown_setting_of_the_workflow_is_named(tmp_path: Path) -> None:
