@@ -57,7 +57,10 @@ def load_run(
     folder = RunFolder(run)
     experiment, record = folder.experiment(), folder.record()
     cache = _same(features or folder.feature_file(), folder.evaluated(), folder)
-    caption_file = caption_features or folder.caption_feature_file()
+    trained_on = folder.caption_feature_file()
+    if caption_features is not None and trained_on is None:
+        raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
+    caption_file = caption_features or trained_on
     caption_cache = None if caption_file is None else _same(caption_file, record["caption_features"], folder)
     dataset = load_dataset_file(captions or cache.captions)
     if dataset.name != cache.dataset:

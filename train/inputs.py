@@ -100,21 +100,20 @@ def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
 
 
-def _beside(cache: FeatureCache, feature: str | None) -> Path:
-    return cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache:
+    """The cache of ``feature`` beside ``cache``, or the one in ``path``."""
+    beside = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+    if path is None and not beside.exists():
+        raise UserError(f"{beside}: no such feature cache; {hint}")
+    return open_cache(path or beside)
 
 
 def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentConfig, path: Path | None) -> FeatureCache | None:
     """The cache of captions."""
     if experiment.caption_feature is None and path is None:
         return None
-    beside = _beside(cache, experiment.caption_feature)
-    if path is None and not beside.exists():
-        raise UserError(
-            f"{beside}: no such feature cache; {experiment.name} reads captions as {experiment.caption_feature!r}: "
-            "extract it, or name its cache with --caption-features"
-        )
-    found = open_cache(path or beside)
+    hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "
+    found = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
     _check_dataset(found, dataset)
     if found.kind != "text" or len(found.row_shape) != 1:
         raise UserError(f"{found.path} holds {found.described()}; one vector per caption is needed")
@@ -125,13 +124,9 @@ def _evaluated(cache: FeatureCache, experiment: ExperimentConfig, path: Path | N
     """The cache for validation and test."""
     if experiment.eval_feature is None and path is None:
         return cache
-    beside = _beside(cache, experiment.eval_feature)
-    if path is None and not beside.exists():
-        raise UserError(
-            f"{beside}: no such feature cache; {experiment.name} is validated on {experiment.eval_feature!r}: extract it, "
-            "name its cache with --eval-features, or --set eval_feature=null to validate on the cache that it trains on"
-        )
-    found = open_cache(path or beside)
+    hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
+    hint += "or --set eval_feature=null to validate on the cache that it trains on"
+    found = _other(cache, experiment.eval_feature, path, hint)
     if (found.dataset, found.dim) != (cache.dataset, cache.dim):
         raise UserError(
             f"{found.path} holds {found.dim} numbers per vector of {found.dataset!r}, "

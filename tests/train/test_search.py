@@ -72,5 +72,11 @@ def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fail
     assert len(search_split(run, tmp_path / "black.png", k=2)) == 2
 
 
+def test_a_cache_of_captions_for_a_run_that_reads_words_is_one_line(run: Path, tfidf: Path, fails: Callable[..., str]) -> None:
+    for main, *query in ((embed_main,), (search_main, "a disc")):
+        line = fails(main, run, *query, "--caption-features", tfidf)
+        assert "reads captions as words, not from a cache; leave --caption-features out" in line
+
+
 def test_words_are_cut_as_the_captions_were() -> None:
     assert tokenize("A Dog, on the beach.") == ["a", "dog", "on", "the", "beach"]
