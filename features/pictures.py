@@ -1,26 +1,22 @@
-"""From an image file to upright RGB, and to the crops that a CNN reads."""
+"""From a picture to the crops that a CNN reads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from io import BytesIO
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
-from vse.pipeline.errors import UserError
 from vse.pipeline.feature_config import CnnConfig
+from vse.pipeline.pictures import MAX_PIXELS
 
-FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 80_000_000  # a picture with more is taken for a decompression bomb
 MIN_SIDE = 16  # the stride of the maps that regions are read from
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -30,41 +26,8 @@ _Found = TypeVar("_Found")
 Mean = tuple[float, float, float]
 
 
-class BadImage(UserError):
-    """An image file that is missing or cannot be decoded."""
-
-
 class UnfitSize(ValueError):
     """A picture so long and narrow that what a network should read of it is too large or too small."""
-
-
-def read_bytes(path: Path) -> bytes:
-    """Bytes of an image file; :class:`BadImage` if it is not there, or is not a plain file."""
-    if not path.is_file():
-        raise BadImage(f"{path}: no such image file")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise BadImage(f"{path}: {error.strerror}") from None
-
-
-def decode(path: Path, content: bytes | None = None) -> Image.Image:
-    """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
-
-    Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``MAX_PIXELS``. The
-    picture is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
-    16-bit pictures become 8-bit RGB. A truncated file is refused.
-    """
-    try:
-        with Image.open(BytesIO(read_bytes(path) if content is None else content), formats=FORMATS) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                raise BadImage(f"{path}: {picture.width} x {picture.height} pixels are too many")
-            picture.load()
-            return _as_rgb(ImageOps.exif_transpose(picture))
-    except (BadImage, MemoryError):
-        raise
-    except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
-        raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
 def crops_of(
@@ -143,16 +106,6 @@ def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Found], workers:
                 yield result
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _as_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
-        deep = np.asarray(picture).astype(np.float64)
-        return Image.fromarray((deep / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    return picture.convert("RGB")
 
 
 def _chances(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:

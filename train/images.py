@@ -16,10 +16,11 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from vse.features.cnn import CnnExtractor
-from vse.features.pictures import crops_of, decode, read_ahead
+from vse.features.pictures import crops_of, read_ahead
 from vse.pipeline.config import ImagesConfig
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
+from vse.pipeline.pictures import decode
 from vse.train.cached import CachedFeatures, Numbers
 
 _CROPS_AHEAD = 3  # batches of pictures that are decoded while one is computed

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from vse.eval.search import search
 from vse.features.cnn import CnnExtractor, recreate
-from vse.features.pictures import decode
 from vse.features.sentences import encoder_of
 from vse.pipeline.captions import tokenize
 from vse.pipeline.errors import UserError
+from vse.pipeline.pictures import decode
 from vse.train.embed import TrainedRun, load_run
 from vse.train.encode import encode, score_matrix
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.pictures import BadImage, crops_of, decode, normalized, read_ahead
+from vse.features.pictures import crops_of, normalized, read_ahead
 from vse.pipeline.feature_config import CnnConfig
+from vse.pipeline.pictures import BadImage, decode
 
 
 def config(**changes: object) -> CnnConfig:

@@ -16,11 +16,12 @@ from tests.conftest import TINY_FEATURE
 from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.cnn import CnnExtractor, recreate
 from vse.features.extraction import extract_shards, merge
-from vse.features.pictures import crops_of, decode
+from vse.features.pictures import crops_of
 from vse.features.reader import FeatureReader
 from vse.features.shards import Identity, Rows, shard_path, shards_folder, write_shard
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.pictures import decode
 from vse.train import cached as cached_module
 from vse.train.images import CachedImages, Numbers, Pictures
 
