@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from vse.eval.scores import SIMILARITIES
 from vse.eval.search import check_against_candidates, check_against_search, check_sentences_against_search
 from vse.eval.sentences import sentence_ranks
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import sha256_json, write_json
+from vse.pipeline.files import sha256_file, sha256_json, write_json
 
 log = logging.getLogger(__name__)
 PROTOCOLS = ("1k", "full", "sentence")
@@ -62,7 +63,7 @@ def evaluate(files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
         "protocols": {p: _over_seeds([seed[p] for seed in by_seed]) for p in chosen},
-        "provenance": _provenance(first),
+        "provenance": {**_provenance(first), "embeddings": [_noted(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -157,6 +158,11 @@ def _same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings
             raise UserError(f"{path} and {first_path} differ in {name}; seeds of one experiment share them")
     if run is not first and run.seed == first.seed:
         raise UserError(f"{path} and {first_path} are of the same seed {run.seed}")
+
+
+def _noted(embeddings: Path, out: Path) -> dict[str, str]:
+    """Where a file of embeddings lies, seen from the result, and its SHA-256."""
+    return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
 
 
 def _provenance(run: Embeddings) -> dict[str, Any]:

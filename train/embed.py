@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def embed_split(
     provenance = {
         "features": {cache.feature: cache.key for cache in caches},
         "config": found.experiment.model_dump(mode="json"),
+        "captions": os.path.relpath(found.dataset.path, out.parent),
         "best_epoch": found.record.get("best_epoch"),
         "versions": found.record["versions"],
     }
