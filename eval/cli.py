@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from vse.eval.bootstrap import COMPARED, SAMPLES
 from vse.eval.comparison import compared, write_comparison
+from vse.eval.protocols import PROTOCOLS
 from vse.eval.published import published_tables
-from vse.eval.result import PROTOCOLS, evaluate, summary_line
+from vse.eval.result import evaluate, summary_line
+from vse.eval.significance import compare, difference_lines, significance, write_significance
 from vse.eval.tables import TABLES, summary, write_table
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
@@ -25,17 +28,45 @@ _FILE = click.Path(path_type=Path)
     multiple=True,
     default=("auto",),
     show_default=True,
-    help="May be repeated. auto: full, and 1k if there are 1,000 images; sentence: captions query captions.",
+    help="May be repeated. auto: full, 1k if there are 1,000 images, cxc and eccv on the test set of COCO if eccv-caption "
+    "is installed; sentence: captions query captions.",
 )
-@click.option("--out", type=_FILE, required=True, help="The result file to write (JSON).")
+@click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each figure.")
+@click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
+@click.option(
+    "--bootstrap",
+    type=click.IntRange(0),
+    help=f"Samples of the images for 95% intervals, 0 for none.  [default: {SAMPLES}, with --compare {COMPARED}]",
+)
+@click.option("--out", type=_FILE, help="The file to write (JSON).  [default with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
-def eval_command(files: tuple[Path, ...], protocol: tuple[str, ...], out: Path, cross_check: bool) -> None:
-    """R@K, Med r, mean r and rsum of embeddings files: one model, a file per seed."""
-    evaluate(files, out, protocol, cross_check)
-    result = read_json(out)
-    for name in result["protocols"]:
-        click.echo(summary_line(result, name), err=True)
-    click.echo(out)
+def eval_command(
+    files: tuple[Path, ...],
+    protocol: tuple[str, ...],
+    comparing: bool,
+    ensemble: bool,
+    bootstrap: int | None,
+    out: Path | None,
+    cross_check: bool,
+) -> None:
+    """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
+
+    With --compare two models, or as many seeds of two; with --ensemble one model made of several.
+    """
+    if comparing and ensemble:
+        raise UserError("--compare and --ensemble do not go together: evaluate the ensemble, then compare its members")
+    if comparing:
+        written = compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap)
+        lines = difference_lines(read_json(written))
+    elif out is None:
+        raise click.UsageError("Missing option '--out'.")
+    else:
+        written = evaluate(files, out, protocol, cross_check, SAMPLES if bootstrap is None else bootstrap, ensemble)
+        result = read_json(written)
+        lines = [summary_line(result, name) for name in result["protocols"]]
+    for line in lines:
+        click.echo(line, err=True)
+    click.echo(written)
 
 
 @click.command("vse-table")
@@ -46,15 +77,17 @@ def eval_command(files: tuple[Path, ...], protocol: tuple[str, ...], out: Path, 
 def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out: Path) -> None:
     """Make a table of result files.
 
-    summary has a row per result and protocol. Any other NAME is a published table, printed figures and ours side by side;
-    what no result was given for stays blank.
+    summary has a row per result and protocol; significance one per figure of files that vse-eval --compare wrote. Any
+    other NAME is a published table, printed figures and ours side by side; what no result was given for stays blank.
     """
     if name not in TABLES:
         click.echo(write_comparison(compared(name, results, dataset), out))
     elif not results or dataset:
-        raise UserError("summary takes no --dataset" if dataset else "summary needs result files")
-    else:
+        raise UserError(f"{name} takes no --dataset" if dataset else f"{name} needs result files")
+    elif name == "summary":
         click.echo(write_table(summary(results), out))
+    else:
+        click.echo(write_significance(significance(results), out))
 
 
 eval_main = entry_point(eval_command)

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from vse.eval.metrics import FOLD
 from vse.eval.published import PublishedRow, experiments_of, published_rows
-from vse.eval.tables import read_result, write_table
+from vse.eval.result import read_result
+from vse.eval.tables import write_table
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text

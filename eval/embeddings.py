@@ -5,6 +5,7 @@ Any program can write it; see ``docs/formats.md``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -14,10 +15,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.errors import UserError
+from vse.eval.scores import SIMILARITIES
+from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes
 
+_IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _MATRICES = ("images", "captions", "scores")
+_CHECKED = 4096  # rows looked at at once
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity")
 
 
@@ -28,7 +32,7 @@ class Embeddings:
     Where there are ``scores`` (n_images, n_captions), images and captions are compared by them; ``captions``, if they
     are there as well, serve to compare captions. Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and
     ``similarity`` (without ``scores`` one of :data:`vse.eval.scores.SIMILARITIES`); ``provenance`` is what the writer noted
-    about features, settings and versions.
+    about features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in MS-COCO, if they are of it.
     """
 
     image_ids: NDArray[np.int64]
@@ -43,21 +47,25 @@ class Embeddings:
     seed: int
     similarity: str = "cosine"
     provenance: str = "{}"
+    coco_ids: NDArray[np.int64] | None = None
 
     def owners(self) -> NDArray[np.int64]:
         """For each caption the row of its image; :class:`UserError` if an id has no image."""
-        row_of = {int(imgid): row for row, imgid in enumerate(self.image_ids)}
-        try:
-            return np.asarray([row_of[int(imgid)] for imgid in self.caption_image_ids], np.int64)
-        except KeyError as error:
-            raise UserError(f"a caption belongs to image {error.args[0]}, which is not among the image ids") from None
+        order = np.argsort(self.image_ids, kind="stable")
+        places = np.searchsorted(self.image_ids[order], self.caption_image_ids).clip(max=len(order) - 1)
+        rows: NDArray[np.int64] = order[places]
+        lost = self.image_ids[rows] != self.caption_image_ids
+        if lost.any():
+            imgid = self.caption_image_ids[lost][0]
+            raise UserError(f"a caption belongs to image {imgid}, which is not among the image ids")
+        return rows
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     """Write the file atomically; returns ``path``."""
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        for name in ("image_ids", "caption_ids", "caption_image_ids", "images", "captions", "scores"):
+        for name in (*_IDS, "coco_ids", *_MATRICES):
             values = getattr(embeddings, name)
             if values is not None:
                 file.create_dataset(name, data=values)
@@ -67,28 +75,47 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
 
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length."""
+    """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length.
+
+    Matrices that lie in the file as one piece of float32 are mapped, so that they may be larger than memory.
+    """
     try:
         with h5py.File(path, "r") as file:
-            arrays = {name: item[()] for name, item in file.items() if isinstance(item, h5py.Dataset)}
+            arrays = {name: _array(path, item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
             attributes = {name: _plain(value) for name, value in file.attrs.items()}
     except OSError as error:
         reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
         raise UserError(f"{path}: {reason}") from None
-    missing = [name for name in ("image_ids", "caption_ids", "caption_image_ids") if name not in arrays]
+    missing = [name for name in _IDS if name not in arrays]
     missing += [name for name in _ATTRIBUTES if name not in attributes]
     if "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
     if missing:
         raise UserError(f"{path}: not an embeddings file, it lacks {', '.join(missing)}")
-    values: dict[str, Any] = {
-        name: arrays[name].astype(np.int64) for name in ("image_ids", "caption_ids", "caption_image_ids")
-    }
-    values |= {name: arrays[name].astype(np.float32) if name in arrays else None for name in _MATRICES}
+    values: dict[str, Any] = {name: arrays[name].astype(np.int64) for name in _IDS}
+    values["coco_ids"] = arrays["coco_ids"].astype(np.int64) if "coco_ids" in arrays else None
+    values |= {name: arrays[name].astype(np.float32, copy=False) if name in arrays else None for name in _MATRICES}
     values |= {name: attributes[name] for name in _ATTRIBUTES}
     found = Embeddings(**values, provenance=attributes.get("provenance", "{}"))
     _check(path, found)
     return found
+
+
+def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:
+    """:class:`UserError` unless two files are of one split, row by row, and agree in the attributes ``of``."""
+    for name in ("dataset", "split", *of):
+        if getattr(first, name) != getattr(run, name):
+            raise UserError(f"{path} is of {name} {getattr(run, name)!r}, {first_path} of {getattr(first, name)!r}")
+    for name in _IDS:
+        if not np.array_equal(getattr(first, name), getattr(run, name)):
+            raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
+
+
+def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
+    """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
+    if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
+        return np.memmap(path, np.float32, "c", item.id.get_offset(), item.shape)
+    return np.asarray(item[()])
 
 
 def _plain(value: Any) -> Any:
@@ -98,9 +125,13 @@ def _plain(value: Any) -> Any:
 
 
 def _check(path: Path, found: Embeddings) -> None:
+    if found.scores is None and found.similarity not in SIMILARITIES:
+        raise UserError(f"{path}: unknown similarity {found.similarity!r}{did_you_mean(str(found.similarity), SIMILARITIES)}")
     n_images, n_captions = len(found.image_ids), len(found.caption_ids)
     if not n_images or not n_captions:
         raise UserError(f"{path}: no images or no captions")
+    if found.coco_ids is not None and found.coco_ids.shape != (n_images,):
+        raise UserError(f"{path}: {n_images} images, but coco_ids of shape {found.coco_ids.shape}")
     for name, ids in (("image", found.image_ids), ("caption", found.caption_ids)):
         values, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
@@ -114,5 +145,7 @@ def _check(path: Path, found: Embeddings) -> None:
             continue
         if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
             raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
-        if not np.isfinite(values).all():
-            raise UserError(f"{path}: {name} row {np.argwhere(~np.isfinite(values))[0][0]} is not finite (NaN)")
+        for start in range(0, rows, _CHECKED):
+            finite = np.isfinite(values[start : start + _CHECKED]).all(1)
+            if not finite.all():
+                raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN)")

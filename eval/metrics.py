@@ -1,17 +1,49 @@
-"""R@K, Med r, mean r and rsum from ranks, over the whole split or over folds of 1,000 images."""
+"""R@K, Med r, mean r and rsum from what became of each query, over the whole split or over folds of 1,000 images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from vse.eval.ranks import Ranks
 
 RECALLS = (1, 5, 10)
 FOLD = 1000
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What became of the queries of one way.
+
+    images : (n,) the row of the image that each query is or belongs to, with which it is resampled
+    values : of each figure that is a mean over queries, such as R@K in percent, the value (n,) of each query
+    ranks : (n,) 0-based, where the median is a figure, too
+    """
+
+    images: NDArray[np.int64]
+    values: Mapping[str, NDArray[np.float64]]
+    ranks: NDArray[np.int64] | None = None
+
+    @classmethod
+    def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:
+        """Queries whose figures are R@K, mean r and Med r of their 0-based ranks."""
+        hits = {f"r{k}": 100.0 * (ranks < k) for k in RECALLS}
+        return cls(images, {**hits, "meanr": ranks + 1.0}, ranks)
+
+
+# The queries of each way among the same candidates: the whole split, or a fold of it.
+Fold = Mapping[str, Queries]
+
+
+def fold_metrics(fold: Fold) -> dict[str, Any]:
+    """The figures of each way; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
+    found: dict[str, Any] = {way: _figures(queries) for way, queries in fold.items()}
+    return {**found, **_sums(found)}
 
 
 def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
@@ -20,23 +52,77 @@ def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
     ``meanr`` = mean + 1.
     """
-    if not len(ranks):
-        raise ValueError("no queries")
-    recalls = {f"r{k}": 100.0 * int(np.count_nonzero(ranks < k)) / len(ranks) for k in RECALLS}
-    return {**recalls, "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(np.mean(ranks)) + 1}
+    return _figures(Queries.ranked(ranks, np.arange(len(ranks))))
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
     """Both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
-    i2t, t2i = direction_metrics(ranks.i2t), direction_metrics(ranks.t2i)
-    rsum = sum(direction[f"r{k}"] for direction in (i2t, t2i) for k in RECALLS)
-    return {"i2t": i2t, "t2i": t2i, "rsum": rsum, "mean_recall": rsum / 6}
+    found: dict[str, Any] = {"i2t": direction_metrics(ranks.i2t), "t2i": direction_metrics(ranks.t2i)}
+    return {**found, **_sums(found)}
 
 
 def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean of every figure over folds."""
     first = results[0]
     return {
-        key: averaged([r[key] for r in results]) if isinstance(value, dict) else float(np.mean([r[key] for r in results]))
+        key: averaged([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
         for key, value in first.items()
     }
+
+
+def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """Every figure of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
+
+    ``weights`` is (n_samples, n_images), of whole numbers. A figure becomes (n_samples,); one of no query at all is NaN.
+    """
+    results = []
+    for fold in folds:
+        found: dict[str, Any] = {way: _weighted(queries, weights) for way, queries in fold.items()}
+        results.append({**found, **_sums(found)})
+    return averaged(results)
+
+
+def _figures(queries: Queries) -> dict[str, float]:
+    if not len(queries.images):
+        raise ValueError("no queries")
+    found = {name: float(np.mean(values)) for name, values in queries.values.items()}
+    if queries.ranks is None:
+        return found
+    return _ordered(found, float(np.floor(np.median(queries.ranks)) + 1))
+
+
+def _weighted(queries: Queries, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Weighted means, as sums over the queries of each image; the median by the weights themselves."""
+    n_images = weights.shape[1]
+    counts = weights @ np.bincount(queries.images, minlength=n_images)
+    with np.errstate(invalid="ignore"):
+        found = {
+            name: weights @ np.bincount(queries.images, values, n_images) / counts for name, values in queries.values.items()
+        }
+    if queries.ranks is None:
+        return found
+    return _ordered(found, _weighted_median_rank(queries, queries.ranks, weights))
+
+
+def _weighted_median_rank(queries: Queries, ranks: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """floor(median) + 1 of ranks that count as often as their images weigh."""
+    values, which = np.unique(ranks, return_inverse=True)
+    shape = (len(values), weights.shape[1])
+    of_each_rank = csr_array((np.ones(len(ranks)), (which, queries.images)), shape=shape)  # queries of an image
+    up_to = np.cumsum(of_each_rank @ weights.T, axis=0)
+    total = up_to[-1]
+    middle = [values[(up_to > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
+    return np.where(total > 0, np.floor((middle[0] + middle[1]) / 2) + 1, np.nan)
+
+
+def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
+    """Recalls first, then Med r, then mean r, as result files have them."""
+    return {**{name: value for name, value in means.items() if name != "meanr"}, "medr": medr, "meanr": means["meanr"]}
+
+
+def _sums(found: Mapping[str, Any]) -> dict[str, Any]:
+    recalls = [found.get(way, {}).get(f"r{k}") for way in ("i2t", "t2i") for k in RECALLS]
+    if any(recall is None for recall in recalls):
+        return {}
+    rsum = sum(recalls)
+    return {"rsum": rsum, "mean_recall": rsum / 6}

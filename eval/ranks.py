@@ -19,6 +19,7 @@ from vse.eval.scores import similarity_by_name
 from vse.pipeline.errors import UserError
 
 ROWS = 512  # of a score matrix, ranked at once
+_CHECKED = 4096  # rows whose sums are formed at once, in double precision
 
 # Scores of some image rows with all captions, or with the captions of these numbers.
 ScoreBlock = Callable[[slice, Tensor | None], Tensor]
@@ -26,7 +27,10 @@ ScoreBlock = Callable[[slice, Tensor | None], Tensor]
 
 @dataclass(frozen=True)
 class Ranks:
-    """0-based ranks: ``i2t`` (n_images,) of each image's best own caption, ``t2i`` (n_captions,) of each caption's image."""
+    """0-based ranks: ``i2t`` of each image's best own caption, ``t2i`` (n_captions,) of each caption's image.
+
+    An image without a caption is no query and has no place in ``i2t``; captions may find it all the same.
+    """
 
     i2t: NDArray[np.int64]
     t2i: NDArray[np.int64]
@@ -81,11 +85,16 @@ def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[
     """Ranks from a full score matrix."""
     if scores.shape[1] != len(owners):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(owners)} captions")
+    return _ranks(scores_in_blocks(scores), len(scores), owners, ROWS)
+
+
+def scores_in_blocks(scores: Float[Tensor, "n_images n_captions"]) -> ScoreBlock:
+    """A matrix as the blocks that :func:`score_blocks` gives; each is a copy."""
 
     def block(rows: slice, columns: Tensor | None) -> Tensor:
         return scores[rows].clone() if columns is None else scores[rows][:, columns]
 
-    return _ranks(block, len(scores), owners, ROWS)
+    return block
 
 
 def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"], size: int) -> Ranks:
@@ -105,7 +114,7 @@ def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"],
         scores[owners[own] - rows.start, own] = -torch.inf
         i2t[rows] = (scores >= best[rows, None]).sum(1)
         t2i += (scores >= right).sum(0)
-    return Ranks(i2t.numpy(), t2i.numpy())
+    return Ranks(i2t[torch.unique(owners)].numpy(), t2i.numpy())
 
 
 def _row_blocks(n_images: int, owners: Tensor, size: int) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
@@ -117,19 +126,18 @@ def _row_blocks(n_images: int, owners: Tensor, size: int) -> Iterator[tuple[slic
 
 
 def _check_owners(owners: Tensor, n_images: int) -> None:
-    counts = torch.bincount(owners, minlength=n_images)
-    if len(counts) > n_images or bool((owners < 0).any()):
-        raise UserError(f"a caption belongs to image row {int(owners.max())}, but there are {n_images} images")
-    if bool((counts == 0).any()):
-        raise UserError(f"image row {int(torch.argmin(counts))} has no caption")
+    outside = owners[(owners < 0) | (owners >= n_images)]
+    if len(outside):
+        raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {n_images} images")
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     """:class:`UserError` names the first row that holds NaN or an infinity."""
     # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
-    finite = torch.isfinite(rows.sum(1, dtype=torch.float64))
-    if not bool(finite.all()):
-        raise UserError(f"{name} row {int(torch.nonzero(~finite)[0])} is not finite (NaN)")
+    for start, block in zip(range(0, len(rows), _CHECKED), rows.split(_CHECKED), strict=True):
+        finite = torch.isfinite(block.sum(1, dtype=torch.float64))
+        if not bool(finite.all()):
+            raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN)")
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

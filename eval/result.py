@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -15,57 +14,96 @@ import numpy as np
 import torch
 
 import vse
-from vse.eval.embeddings import Embeddings, read_embeddings
-from vse.eval.metrics import FOLD, RECALLS, averaged, direction_metrics, metrics
-from vse.eval.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
-from vse.eval.scores import SIMILARITIES
-from vse.eval.search import check_against_candidates, check_against_search, check_sentences_against_search
-from vse.eval.sentences import sentence_ranks
-from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import sha256_file, sha256_json, write_json
+from vse.eval.bootstrap import SAMPLES, intervals
+from vse.eval.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.ensemble import ensemble
+from vse.eval.metrics import Fold, averaged, fold_metrics
+from vse.eval.protocols import named_protocols, protocols_of, queries_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, sha256_file, sha256_json, write_json
 
-log = logging.getLogger(__name__)
-PROTOCOLS = ("1k", "full", "sentence")
 VERSION = 1
+_LABELS = {"map_at_r": "mAP@R", "rprecision": "R-P", "r1": "R@1"}
 
 
-def evaluate(files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", cross_check: bool = True) -> Path:
+def evaluate(
+    files: Sequence[Path],
+    out: Path,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    bootstrap: int = SAMPLES,
+    together: bool = False,
+) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
-    split), ``sentence`` (captions query captions, over the whole split), or ``auto``: ``full``, and ``1k`` if there are
-    1,000 images. With several seeds every figure becomes ``{"mean": ..., "std": ...}`` (the sample's standard
-    deviation). ``cross_check`` compares with FAISS.
+    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see :mod:`vse.eval.coco`), or
+    ``auto`` (see :func:`vse.eval.protocols.protocols_of`). With several seeds every figure becomes
+    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the figures stand their 95% intervals, ``ci95``,
+    from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
+
+    With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
+    scores.
     """
-    asked = [protocol] if isinstance(protocol, str) else list(protocol)
-    for name in asked or [""]:
-        if name not in ("auto", *PROTOCOLS):
-            raise UserError(f"unknown protocol {name!r}{did_you_mean(name, ('auto', *PROTOCOLS))}")
-    runs = [read_embeddings(path) for path in files]
+    runs = [ensemble(files)] if together else read_seeds(files)
     first = runs[0]
-    for path, run in zip(files, runs, strict=True):
-        _same_split(files[0], first, path, run)
-        if "sentence" in asked and run.captions is None:
-            raise UserError(f"{path}: the protocol sentence needs caption embeddings, and the file has none")
-    n_images = len(first.image_ids)
-    if "1k" in asked and n_images < FOLD:
-        raise UserError(f"{files[0]}: the protocol 1k needs {FOLD} images, there are {n_images}")
-    if "auto" in asked:
-        asked += ["1k", "full"] if n_images >= FOLD else ["full"]
-    chosen = [p for p in PROTOCOLS if p in asked]
-    by_seed = [{p: _protocol(run, p, cross_check) for p in chosen} for run in runs]
+    found: dict[str, Any] = {}
+    for name in chosen(files, runs, protocol):
+        folds = [queries_of(run, name, cross_check) for run in runs]
+        found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
+        if bootstrap:
+            found[name]["ci95"] = intervals(folds, bootstrap)
     result = {
         "version": VERSION,
         "dataset": first.dataset,
         "experiment": first.experiment,
         "split": first.split,
-        "n_images": n_images,
+        "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
-        "protocols": {p: _over_seeds([seed[p] for seed in by_seed]) for p in chosen},
-        "provenance": {**_provenance(first), "embeddings": [_noted(path, out) for path in files]},
+        "protocols": found,
+        **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
+        "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
+
+
+def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
+    """The embeddings of one model, a file per seed; :class:`UserError` if they are not of one split and experiment."""
+    runs = [read_embeddings(path) for path in files]
+    for path, run in zip(files, runs, strict=True):
+        same_split(files[0], runs[0], path, run, of=("experiment", "similarity"))
+        if run is not runs[0] and run.seed == runs[0].seed:
+            raise UserError(f"{path} and {files[0]} are of the same seed {run.seed}")
+    return runs
+
+
+def chosen(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
+    """The protocols that all runs can serve; :class:`UserError` names the file that cannot."""
+    asked, found = named_protocols(protocol), []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            found.append(protocols_of(run, asked))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return found[0]
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
+    return read_signed(path, VERSION, "protocols", "a result file of vse-eval")
+
+
+def read_signed(path: Path, version: int, key: str, what: str) -> dict[str, Any]:
+    """A JSON file that has ``key`` and, if it notes one, the right ``sha256`` of its content."""
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("version") != version or key not in content:
+        raise UserError(f"{path}: not {what}")
+    if "sha256" in content and content["sha256"] != content_sha256(content):
+        raise UserError(
+            f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
+        )
+    return content
 
 
 def content_sha256(result: Mapping[str, Any]) -> str:
@@ -74,15 +112,18 @@ def content_sha256(result: Mapping[str, Any]) -> str:
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:
-    """R@1/5/10 of each way, and rsum where there are two; for a person."""
+    """The recalls of each way, or what a protocol has in their place, and rsum where there is one; for a person."""
     found = result["protocols"][protocol]
-    parts = [
-        f"{way} R@1/5/10 " + " / ".join(f"{_mean(found[way][f'r{k}']):.1f}" for k in RECALLS)
-        for way in ("i2t", "t2i", "s2s")
-        if way in found
-    ]
+    parts = []
+    for way in ("i2t", "t2i", "s2s"):
+        names = [name for name in found.get(way, {}) if name not in ("medr", "meanr")]
+        if names:
+            labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(_LABELS[name] for name in names)
+            parts.append(f"{way} {labels} " + " / ".join(f"{_mean(found[way][name]):.1f}" for name in names))
     if "rsum" in found:
-        parts.append(f"rsum {_mean(found['rsum']):.1f}")
+        low, high = found.get("ci95", {}).get("rsum", (None, None))
+        interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
+        parts.append(f"rsum {_mean(found['rsum']):.1f}{interval}")
     return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
 
 
@@ -90,48 +131,16 @@ def _mean(figure: Any) -> float:
     return float(figure["mean"] if isinstance(figure, Mapping) else figure)
 
 
-def _protocol(run: Embeddings, protocol: str, cross_check: bool) -> dict[str, Any]:
+def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
+    """The figures of one seed."""
+    found = [fold_metrics(fold) for fold in folds]
+    if protocol == "1k":
+        return {"folds": len(found), **averaged(found), "per_fold": found}
     if protocol == "sentence":
-        return _sentence(run, cross_check)
-    owners = run.owners()
-    if protocol == "full":
-        return metrics(_ranks(run, np.arange(len(run.image_ids)), np.arange(len(owners)), cross_check))
-    folds = []
-    for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
-        images = np.arange(start, start + FOLD)
-        captions = np.flatnonzero((owners >= start) & (owners < start + FOLD))
-        folds.append(metrics(_ranks(run, images, captions, cross_check=False)))
-    return {"folds": len(folds), **averaged(folds), "per_fold": folds}
-
-
-def _sentence(run: Embeddings, cross_check: bool) -> dict[str, Any]:
-    assert run.captions is not None
-    owners = run.owners()
-    found = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(owners))
-    if cross_check:
-        recalls = check_sentences_against_search(run.captions, owners, found, RECALLS)
-        log.info("FAISS agrees with the exact ranks (R@1 %.1f s2s)", recalls["r1"])
-    return {"s2s": direction_metrics(found.ranks), "n_queries": len(found.queries)}
-
-
-def _ranks(run: Embeddings, images: np.ndarray[Any, Any], captions: np.ndarray[Any, Any], cross_check: bool) -> Ranks:
-    """Exact ranks among some rows of a run, which are consecutive images and all their captions."""
-    owners = run.owners()[captions] - images[0]
-    if run.scores is not None:
-        return ranks_from_scores(torch.from_numpy(run.scores[np.ix_(images, captions)]), torch.from_numpy(owners))
-    assert run.images is not None
-    assert run.captions is not None
-    left, right = run.images[images], run.captions[captions]
-    ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners), run.similarity)
-    if cross_check and run.similarity == "cosine":
-        found = check_against_search(left, right, owners, ranks, RECALLS)
-        log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", found["i2t"]["r1"], found["t2i"]["r1"])
-    elif cross_check:
-        found = check_against_candidates(left, right, owners, ranks, RECALLS, run.similarity)
-        exact = metrics(ranks)
-        compared = ", ".join(f"{way} {found[way]['r1']:.1f}, exact {exact[way]['r1']:.1f}" for way in ("i2t", "t2i"))
-        log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)
-    return ranks
+        return {**found[0], "n_queries": len(folds[0]["s2s"].images)}
+    asked = {way: len(queries.images) for way, queries in folds[0].items()}
+    every = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
+    return found[0] if asked == every else {**found[0], "n_queries": asked}
 
 
 def _over_seeds(results: Sequence[Any]) -> Any:
@@ -147,20 +156,7 @@ def _over_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def _same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings) -> None:
-    if run.scores is None and run.similarity not in SIMILARITIES:
-        raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(str(run.similarity), SIMILARITIES)}")
-    for name in ("dataset", "split", "experiment", "similarity"):
-        if getattr(first, name) != getattr(run, name):
-            raise UserError(f"{path} is of {name} {getattr(run, name)!r}, {first_path} of {getattr(first, name)!r}")
-    for name in ("image_ids", "caption_ids", "caption_image_ids"):
-        if not np.array_equal(getattr(first, name), getattr(run, name)):
-            raise UserError(f"{path} and {first_path} differ in {name}; seeds of one experiment share them")
-    if run is not first and run.seed == first.seed:
-        raise UserError(f"{path} and {first_path} are of the same seed {run.seed}")
-
-
-def _noted(embeddings: Path, out: Path) -> dict[str, str]:
+def noted(embeddings: Path, out: Path) -> dict[str, str]:
     """Where a file of embeddings lies, seen from the result, and its SHA-256."""
     return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
 

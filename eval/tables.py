@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.metrics import FOLD, RECALLS
-from vse.eval.result import VERSION, content_sha256
+from vse.eval.result import read_result
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_text
+from vse.pipeline.files import write_text
 
-TABLES = ("summary",)
+TABLES = ("summary", "significance")
 _FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
 
@@ -36,18 +36,6 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
             if protocol != "1k" or result["n_images"] > FOLD or "full" not in protocols:
                 rows.append(_row(result, protocol, found))
     return pd.DataFrame(rows)
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
-    result = read_json(path)
-    if not isinstance(result, dict) or result.get("version") != VERSION or "protocols" not in result:
-        raise UserError(f"{path}: not a result file of vse-eval")
-    if "sha256" in result and result["sha256"] != content_sha256(result):
-        raise UserError(
-            f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
-        )
-    return result
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:

@@ -145,12 +145,17 @@ def test_the_second_of_two_equal_images_ties_with_the_first(similarity: str) -> 
     assert found.t2i[:99].tolist() == [1] + [0] * 98
 
 
+def test_an_image_without_a_caption_is_found_but_does_not_ask() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.2], [0.95, 0.3, 0.1], [0.1, 0.2, 0.8]])  # the second image has none
+    found = ranks_from_scores(scores, torch.tensor([0, 2, 2]))
+    assert found.i2t.tolist() == [0, 0]
+    assert found.t2i.tolist() == [1, 1, 0]
+
+
 def test_what_cannot_be_ranked_is_named() -> None:
     owners = torch.tensor([0, 1])
     with pytest.raises(UserError, match="image row 1 are not finite"):
         ranks_from_scores(torch.tensor([[0.0, 1.0], [float("nan"), 1.0]]), owners)
-    with pytest.raises(UserError, match="image row 2 has no caption"):
-        ranks_from_scores(torch.zeros(3, 2), owners)
     with pytest.raises(UserError, match="image row 1, but there are 1 images"):
         ranks_from_scores(torch.zeros(1, 2), owners)
     with pytest.raises(UserError, match="images have 3 dimensions, captions 4"):

@@ -46,7 +46,7 @@ def made(n_images: int = 30, n_each: int = 5, seed: int = 0, noise: float = 1.0,
 
 def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str | Sequence[str] = "auto") -> dict[str, Any]:
     files = [write_embeddings(tmp_path / f"{k}.h5", e) for k, e in enumerate(embeddings)]
-    result: dict[str, Any] = json.loads(evaluate(files, tmp_path / "result.json", protocol).read_text())
+    result: dict[str, Any] = json.loads(evaluate(files, tmp_path / "result.json", protocol, bootstrap=0).read_text())
     return result
 
 
@@ -197,7 +197,7 @@ def test_protocols_may_be_several(tmp_path: Path) -> None:
     for unknown in ("sentences", ["full", "sentences"]):
         with pytest.raises(UserError, match="unknown protocol 'sentences' \\(did you mean 'sentence'\\?"):
             evaluated(tmp_path, small, protocol=unknown)
-    with pytest.raises(UserError, match="known: 1k, auto, full, sentence"):
+    with pytest.raises(UserError, match="known: 1k, auto, cxc, eccv, full, sentence"):
         evaluated(tmp_path, small, protocol=[])
 
 
@@ -213,7 +213,8 @@ def test_the_command_takes_several_protocols(tmp_path: Path, capsys: pytest.Capt
     assert f"FAISS agrees with the exact ranks (R@1 {r1} s2s)" in captured.err
     full, sentence = captured.err.splitlines()[-2:]
     assert full.startswith("demo vsepp full: i2t R@1/5/10 ")
-    assert full.endswith(f", rsum {found['full']['rsum']:.1f}")
+    low, high = found["full"]["ci95"]["rsum"]
+    assert full.endswith(f", rsum {found['full']['rsum']:.1f} [{low:.1f}, {high:.1f}]")
     assert sentence == f"demo vsepp sentence: s2s R@1/5/10 {r1} / {r5} / {r10}"
 
 

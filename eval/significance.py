@@ -1,0 +1,153 @@
+"""Whether two models differ by more than the choice of test images explains: the comparison file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from vse.eval.bootstrap import COMPARED, LEVEL, differences
+from vse.eval.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.protocols import queries_of
+from vse.eval.result import chosen, content_sha256, noted, read_seeds, read_signed
+from vse.eval.tables import write_table
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_json
+
+VERSION = 1
+_NAMES = {"map_at_r": "mAP@R", "rprecision": "R-Precision", "medr": "Med r", "meanr": "mean r"}
+
+
+def compare(
+    files: Sequence[Path],
+    out: Path | None = None,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    samples: int = COMPARED,
+) -> Path:
+    """Write how far two models are apart, figure by figure, on the same queries; returns the file.
+
+    Two files are the two models. More are seeds of two experiments, as many of each, paired in their order. See
+    :func:`vse.eval.bootstrap.differences` for what is said of each figure. ``out`` is
+    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given.
+    """
+    if not samples:
+        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number of 1,000 or so")
+    sides = _sides(files)
+    runs = [read_seeds(side) for side in sides]
+    same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
+    names = [name for name in chosen(sides[0], runs[0], protocol) if name in chosen(sides[1], runs[1], protocol)]
+    first = runs[0][0]
+    if out is None:
+        out = Path("results") / f"{first.dataset}_{first.experiment}_vs_{runs[1][0].experiment}.json"
+    found = {}
+    for name in names:
+        a, b = ([queries_of(run, name, cross_check) for run in side] for side in runs)
+        found[name] = differences(a, b, samples)
+    result = {
+        "version": VERSION,
+        "dataset": first.dataset,
+        "split": first.split,
+        "n_images": len(first.image_ids),
+        "n_captions": len(first.caption_ids),
+        "a": _side(sides[0], runs[0], out),
+        "b": _side(sides[1], runs[1], out),
+        "samples": samples,
+        "comparisons": found,
+    }
+    return write_json(out, {**result, "sha256": content_sha256(result)})
+
+
+def read_comparison(path: Path) -> dict[str, Any]:
+    """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
+    return read_signed(path, VERSION, "comparisons", "a comparison of vse-eval --compare")
+
+
+def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
+    """A row per comparison, protocol and figure: both figures, their difference, its 95% interval and p."""
+    rows = []
+    for path in comparisons:
+        content = read_comparison(path)
+        models = {side: content[side]["experiment"] for side in ("a", "b")}
+        for protocol, found in content["comparisons"].items():
+            for way, name, leaf in _leaves(found):
+                row = {"dataset": content["dataset"], "split": content["split"], "protocol": protocol, **models}
+                row |= {"way": way, "figure": name, "a_figure": leaf["a"], "b_figure": leaf["b"]}
+                row |= {"difference": leaf["difference"], "low": leaf["ci95"][0], "high": leaf["ci95"][1], "p": leaf["p"]}
+                rows.append(row | {"significant": "yes" if leaf["p"] < 1 - LEVEL else "no"})
+    return pd.DataFrame(rows)
+
+
+def write_significance(table: pd.DataFrame, out: Path) -> Path:
+    """Write what :func:`significance` returned as ``.csv`` or ``.tex``, where a difference that is not significant is in
+    parentheses; returns ``out``.
+    """
+    if out.suffix != ".tex":
+        return write_table(table, out)
+    differences_shown = zip(table["difference"], table["significant"], strict=True)
+    interval = [f"[{low:+.1f}, {high:+.1f}]" for low, high in zip(table["low"], table["high"], strict=True)]
+    shown = table[["protocol", "way", "figure"]].assign(
+        **{
+            "a": table["a_figure"],
+            "b": table["b_figure"],
+            "a - b": [
+                f"{d:+.1f}" if p < 1 - LEVEL else f"({d:+.1f})" for d, p in zip(table["difference"], table["p"], strict=True)
+            ],
+            "95% interval": interval,
+            "p": [f"{p:.4f}" for p in table["p"]],
+        }
+    )
+    return write_table(shown, out)
+
+
+def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
+    """A line per protocol for a person: R@1 each way and rsum, with interval and p."""
+    title = f"{comparison['a']['experiment']} - {comparison['b']['experiment']}"
+    lines = []
+    for protocol, found in comparison["comparisons"].items():
+        shown = [
+            f"{f'{way} ' if way else ''}{name} {leaf['difference']:+.1f} "
+            f"[{leaf['ci95'][0]:+.1f}, {leaf['ci95'][1]:+.1f}] p {leaf['p']:.2g}"
+            for way, name, leaf in _leaves(found)
+            if name in ("R@1", "rsum", "mAP@R")
+        ]
+        lines.append(f"{comparison['dataset']} {title} {protocol}: {', '.join(shown)}")
+    return lines
+
+
+def _leaves(found: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    """Way, name and comparison of every figure of a protocol; the way of a sum is blank."""
+    leaves = []
+    for name, value in found.items():
+        for figure, leaf in [(name, value)] if "p" in value else value.items():
+            way = "" if "p" in value else name
+            leaves.append((way, _NAMES.get(figure, figure.replace("_", " ") if not way else f"R@{figure[1:]}"), leaf))
+    return leaves
+
+
+def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The files of the two models."""
+    if len(files) < 2:
+        raise UserError("--compare needs the files of two models")
+    if len(files) == 2:
+        if files[0] == files[1]:
+            raise UserError(f"{files[0]} is given twice; --compare needs two models")
+        return [files[0]], [files[1]]
+    by_experiment: dict[str, list[Path]] = {}
+    for path in files:
+        by_experiment.setdefault(read_embeddings(path).experiment, []).append(path)
+    if len(by_experiment) != 2 or len({len(side) for side in by_experiment.values()}) != 1:
+        there = ", ".join(f"{len(side)} of {name}" for name, side in by_experiment.items())
+        raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")
+    first, second = by_experiment.values()
+    return first, second
+
+
+def _side(files: Sequence[Path], runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
+    return {
+        "experiment": runs[0].experiment,
+        "seeds": [run.seed for run in runs],
+        "embeddings": [noted(path, out) for path in files],
+    }
