@@ -45,21 +45,19 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, bl
     block : their scores, at most ``size`` image rows at once
     """
     images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
-    candidates = _found(captions, _test_captions(), "caption")
-    everything = torch.from_numpy(candidates)
-    column = np.full(len(caption_ids), -1)
-    column[candidates] = np.arange(len(candidates))
+    candidates = _test_captions()
+    columns = torch.from_numpy(_found(captions, candidates, "caption"))
     figures = _first_answers if protocol == "cxc" else _precisions
 
-    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, captions, ("image", "caption"))
+    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
     positions = []
     for start in range(0, len(coco_ids), size):
         here = np.flatnonzero((asked >= start) & (asked < start + size))
-        scores = block(slice(start, min(start + size, len(coco_ids))), everything).numpy()
-        positions += [right_positions(scores[asked[k] - start], column[answers[k]]) for k in here]
+        scores = block(slice(start, min(start + size, len(coco_ids))), columns).numpy()
+        positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
     i2t = figures(positions, asked)
 
-    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, images, ("caption", "image"))
+    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", images)
     positions = []
     for part, scores in _of_captions(asked, len(coco_ids), block, size):
         positions += [right_positions(scores[:, n], answers[k]) for n, k in enumerate(part)]
@@ -69,14 +67,16 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, bl
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     """The 0-based positions of a query's right answers among all candidates, ascending.
 
-    ``scores`` is (n_candidates,), ``right`` the rows of the right ones. A wrong one that scores as high comes before.
+    ``scores`` is (n_candidates,), ``right`` the rows of the right ones, one of them at least. A wrong one that scores as
+    high comes before. Row -1 is no candidate and never found: its position is ``n_candidates``, behind all.
     """
-    goals = np.sort(scores[right])[::-1]
+    there = right[right >= 0]
+    goals = np.sort(scores[there])[::-1]
     wrong = scores.copy()
-    wrong[right] = -np.inf
+    wrong[there] = -np.inf
     likely = wrong[wrong >= goals[-1]]
-    ahead = len(likely) - np.searchsorted(np.sort(likely), goals, side="left")
-    positions: Rows = np.arange(len(right)) + ahead
+    positions = np.full(len(right), len(scores))
+    positions[: len(there)] = np.arange(len(there)) + len(likely) - np.searchsorted(np.sort(likely), goals, side="left")
     return positions
 
 
@@ -113,13 +113,14 @@ def _of_captions(asked: Rows, n_images: int, block: ScoreBlock, size: int) -> It
         yield part, np.concatenate([block(some, columns).numpy().copy() for some in rows])
 
 
-def _answers(
-    name: str, queries: dict[int, int], candidates: dict[int, int], kinds: tuple[str, str]
-) -> tuple[Rows, list[Rows]]:
-    """The rows of the queries of a file of right answers, ascending, and the rows of the answers to each."""
+def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
+    """The rows of the queries of a file of right answers, ascending, and the rows of the answers to each.
+
+    An answer that is no candidate has row -1: ECCV Caption judged two captions to be right that it does not rank.
+    """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
-    rows = _found(queries, list(content), kinds[0])
-    answers = [_found(candidates, right, kinds[1]) for right in content.values()]
+    rows = _found(queries, list(content), kind)
+    answers = [np.array([candidates.get(int(number), -1) for number in right]) for right in content.values()]
     order = np.argsort(rows)
     return rows[order], [answers[k] for k in order]
 

@@ -86,15 +86,13 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     """
     if out.suffix != ".tex":
         return write_table(table, out)
-    differences_shown = zip(table["difference"], table["significant"], strict=True)
+    sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]" for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].assign(
         **{
             "a": table["a_figure"],
             "b": table["b_figure"],
-            "a - b": [
-                f"{d:+.1f}" if p < 1 - LEVEL else f"({d:+.1f})" for d, p in zip(table["difference"], table["p"], strict=True)
-            ],
+            "a - b": [f"{difference:+.1f}" if yes == "yes" else f"({difference:+.1f})" for difference, yes in sure],
             "95% interval": interval,
             "p": [f"{p:.4f}" for p in table["p"]],
         }
