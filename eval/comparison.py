@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from vse.eval.metrics import FOLD
 from vse.eval.published import PublishedRow, experiments_of, published_rows
 from vse.eval.result import read_result
-from vse.eval.tables import write_table
+from vse.eval.tables import interval_of, write_table
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
@@ -50,6 +50,11 @@ class Measured:
         """Whether a difference from the printed figures has a meaning: of the same data set, among as many images."""
         return bool(self.result["dataset"] == self.row.dataset and self.images == self.row.images)
 
+    def interval(self, name: str) -> tuple[float, float]:
+        """The 95% interval of a figure's mean, NaN where there is none: one fold of several has no interval of its own."""
+        single = self.row.protocol == "1k-single" and self.result["protocols"]["1k"]["folds"] > 1
+        return (math.nan, math.nan) if single else interval_of(self.result["protocols"][self.protocol], name)
+
     def figure(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation over seeds; NaN is the deviation of one seed."""
         found = self.result["protocols"][self.protocol]
@@ -61,7 +66,8 @@ class Measured:
 
 
 def compared(table: str, results: Sequence[Path], dataset: str | None = None) -> pd.DataFrame:
-    """A published table, row by row: of each figure what was printed, ours, its deviation over seeds, and the difference.
+    """A published table, row by row: of each figure what was printed, ours, its deviation over seeds, its 95% interval, the
+    difference, and whether that is significant: whether the printed figure lies outside of our interval.
 
     A result is of the rows that its experiment names, if its data set is theirs or, where one is given, ``dataset``. What
     was not measured is NaN or blank, and so is a difference between unlike data sets or numbers of images.
@@ -149,14 +155,26 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
     for name, printed in row.figures.items():
         mean, deviation = measured.figure(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed
+        low, high = measured.interval(name) if measured else (math.nan, math.nan)
         difference = mean - published if measured and measured.comparable else math.nan
         line |= {f"{name}_published": published, f"{name}_ours": mean, f"{name}_std": deviation}
-        line[f"{name}_difference"] = difference
+        line |= {f"{name}_low": low, f"{name}_high": high, f"{name}_difference": difference}
+        line[f"{name}_significant"] = _significant(published, low, high) if not math.isnan(difference) else ""
     return {**line, "source": row.source}
 
 
+def _significant(published: float, low: float, high: float) -> str:
+    """Whether a printed figure lies outside of our interval; blank if there is none."""
+    if math.isnan(low) or math.isnan(high):
+        return ""
+    return "no" if low <= published <= high else "yes"
+
+
 def _latex(table: pd.DataFrame) -> str:
-    """A printed row, under it ours if there is one, and under that the difference if it has a meaning."""
+    """A printed row, under it ours if there is one, and under that the difference if it has a meaning.
+
+    A difference is in parentheses where the printed figure lies within our 95% interval.
+    """
     figures = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
     tenths = table[[f"{name}_published" for name in figures]] * 10
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
@@ -167,14 +185,21 @@ def _latex(table: pd.DataFrame) -> str:
         if row["experiment"]:
             ours = (_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in figures)
             lines.append([*_described(row), *ours])
-        differences = [_cell(row[f"{name}_difference"], digits, sign="+") for name in figures]
+        differences = [_difference(row, name, digits) for name in figures]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
     frame = pd.DataFrame(lines, columns=pd.MultiIndex.from_tuples(titles + [_title(name) for name in figures]))
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format="lllll" + "r" * len(figures))
     notes = [f"% {row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
+    if (table[[f"{name}_significant" for name in figures]] == "no").any(axis=None):
+        notes.append("% (in parentheses): a difference whose printed figure lies within our 95% interval")
     return "\n".join(["% \\usepackage{booktabs}", *notes, text.replace("±", "$\\pm$").replace("−", "$-$")])
+
+
+def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
+    text = _cell(row[f"{name}_difference"], digits, sign="+")
+    return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
 def _described(row: Mapping[Hashable, Any]) -> list[str]:

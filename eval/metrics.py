@@ -32,8 +32,9 @@ class Queries:
     @classmethod
     def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:
         """Queries whose figures are R@K, mean r and Med r of their 0-based ranks."""
-        hits = {f"r{k}": 100.0 * (ranks < k) for k in RECALLS}
-        return cls(images, {**hits, "meanr": ranks + 1.0}, ranks)
+        values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in RECALLS}
+        values["meanr"] = (ranks + 1).astype(np.float64)
+        return cls(images, values, ranks)
 
 
 # The queries of each way among the same candidates: the whole split, or a fold of it.
@@ -77,7 +78,11 @@ def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, 
     """
     results = []
     for fold in folds:
-        found: dict[str, Any] = {way: _weighted(queries, weights) for way, queries in fold.items()}
+        images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
+        own = np.ascontiguousarray(weights[:, images].T)
+        found: dict[str, Any] = {
+            way: _weighted(queries, np.searchsorted(images, queries.images), own) for way, queries in fold.items()
+        }
         results.append({**found, **_sums(found)})
     return averaged(results)
 
@@ -91,25 +96,26 @@ def _figures(queries: Queries) -> dict[str, float]:
     return _ordered(found, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted(queries: Queries, weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Weighted means, as sums over the queries of each image; the median by the weights themselves."""
-    n_images = weights.shape[1]
-    counts = weights @ np.bincount(queries.images, minlength=n_images)
+def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Means and the median of queries that count as often as their ``images`` weigh (n_images, n_samples)."""
+    n_images = len(weights)
+    counts = np.bincount(images, minlength=n_images)
+    sums = [np.bincount(images, values, n_images) for values in queries.values.values()]
+    count, *totals = np.stack([counts, *sums]) @ weights
     with np.errstate(invalid="ignore"):
-        found = {
-            name: weights @ np.bincount(queries.images, values, n_images) / counts for name, values in queries.values.items()
-        }
+        found = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
     if queries.ranks is None:
         return found
-    return _ordered(found, _weighted_median_rank(queries, queries.ranks, weights))
+    return _ordered(found, _weighted_median_rank(queries.ranks, images, weights))
 
 
-def _weighted_median_rank(queries: Queries, ranks: NDArray[np.int64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def _weighted_median_rank(
+    ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """floor(median) + 1 of ranks that count as often as their images weigh."""
     values, which = np.unique(ranks, return_inverse=True)
-    shape = (len(values), weights.shape[1])
-    of_each_rank = csr_array((np.ones(len(ranks)), (which, queries.images)), shape=shape)  # queries of an image
-    up_to = np.cumsum(of_each_rank @ weights.T, axis=0)
+    of_each_rank = csr_array((np.ones(len(ranks)), (which, images)), shape=(len(values), len(weights)))
+    up_to = np.cumsum(of_each_rank @ weights, axis=0)
     total = up_to[-1]
     middle = [values[(up_to > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
     return np.where(total > 0, np.floor((middle[0] + middle[1]) / 2) + 1, np.nan)

@@ -134,8 +134,8 @@ def _check_owners(owners: Tensor, n_images: int) -> None:
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     """:class:`UserError` names the first row that holds NaN or an infinity."""
     # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
-    for start, block in zip(range(0, len(rows), _CHECKED), rows.split(_CHECKED), strict=True):
-        finite = torch.isfinite(block.sum(1, dtype=torch.float64))
+    for start in range(0, len(rows), _CHECKED):
+        finite = torch.isfinite(rows[start : start + _CHECKED].sum(1, dtype=torch.float64))
         if not bool(finite.all()):
             raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN)")
 

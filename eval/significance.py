@@ -88,15 +88,11 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
         return write_table(table, out)
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]" for low, high in zip(table["low"], table["high"], strict=True)]
-    shown = table[["protocol", "way", "figure"]].assign(
-        **{
-            "a": table["a_figure"],
-            "b": table["b_figure"],
-            "a - b": [f"{difference:+.1f}" if yes == "yes" else f"({difference:+.1f})" for difference, yes in sure],
-            "95% interval": interval,
-            "p": [f"{p:.4f}" for p in table["p"]],
-        }
-    )
+    shown = table[["protocol", "way", "figure"]].copy()
+    shown["a"], shown["b"] = table["a_figure"], table["b_figure"]
+    shown["a - b"] = [f"{difference:+.1f}" if yes == "yes" else f"({difference:+.1f})" for difference, yes in sure]
+    shown["95% interval"] = interval
+    shown["p"] = [f"{p:.4f}" for p in table["p"]]
     return write_table(shown, out)
 
 

@@ -134,6 +134,7 @@ def embed_split(
         seed=found.record["seed"],
         similarity=found.experiment.model.ranked_by,
         provenance=json.dumps(provenance, sort_keys=True),
+        coco_ids=pairs.coco_ids,
     )
     return write_embeddings(out, embeddings)
 

@@ -48,6 +48,12 @@ class Pairs:
         """The id of each caption."""
         return np.asarray([caption.sentid for caption in self.captions], np.int64)
 
+    @property
+    def coco_ids(self) -> NDArray[np.int64] | None:
+        """The images' numbers in MS-COCO (n_images,), if all have one."""
+        numbers = [image.cocoid for image in self.images if image.cocoid is not None]
+        return np.asarray(numbers, np.int64) if len(numbers) == len(self.images) else None
+
     @cached_property
     def text_of(self) -> NDArray[np.int64]:
         """A number for each caption's text (n_pairs,): captions of the same words share it."""

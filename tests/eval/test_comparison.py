@@ -18,7 +18,7 @@ import yaml
 from vse.eval.cli import table_main
 from vse.eval.comparison import compared, write_comparison
 from vse.eval.embeddings import Embeddings, write_embeddings
-from vse.eval.published import published_tables
+from vse.eval.published import published_rows, published_tables
 from vse.eval.result import evaluate
 from vse.eval.tables import summary
 from vse.pipeline import presets
@@ -385,3 +385,34 @@ def test_a_preset_of_one_s_own_is_a_row_in_the_workflow_s_way(
     (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.2"]}))
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     assert filled(compared("ace_1", [result("mine")])) == ["ace 1.2"]
+
+
+def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
+    (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
+    target = printed.figures["i2t_r1"]
+    assert target is not None
+    # As many images as printed find their caption first, the others only after all captions.
+    n = 1000
+    scores = np.zeros((n, n), np.float32)
+    scores[np.arange(n), np.arange(n)] = np.where(np.arange(n) < 10 * target, 1, -1)
+    ids = np.arange(n)
+    run = Embeddings(ids, ids, ids, None, None, scores, "coco", "test", "vsepp", 0, "network")
+    file = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
+    table = compared("vsepp_1", [file])
+    (row,) = table[table["experiment"] == "vsepp"].to_dict("records")
+    low, high = json.loads(file.read_text())["protocols"]["1k"]["ci95"]["i2t"]["r1"]
+    assert (row["i2t_r1_low"], row["i2t_r1_high"]) == (low, high)
+    assert low < target < high
+    assert row["i2t_r1_significant"] == "no"
+    assert row["i2t_r5_significant"] == row["i2t_r10_significant"] == "yes"  # the same recall, far below the printed ones
+    assert set(table.loc[table["experiment"] == "", "i2t_r1_significant"]) == {""}
+    text = write_comparison(table, tmp_path / "t.tex").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(" & difference")]
+    assert line.startswith(
+        f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
+    )
+    assert "% (in parentheses): a difference whose printed figure lies within our 95% interval" in text
+
+
+def _signed(difference: float) -> str:
+    return f"{difference:+.1f}".replace("-", "$-$")
