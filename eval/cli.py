@@ -1,4 +1,4 @@
-"""The commands ``vse-eval`` and ``vse-table``."""
+"""The commands ``vse-eval``, ``vse-table`` and ``vse-report``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from vse.eval.bootstrap import COMPARED, SAMPLES
 from vse.eval.comparison import compared, write_comparison
 from vse.eval.protocols import PROTOCOLS
 from vse.eval.published import published_tables
-from vse.eval.result import evaluate, summary_line
+from vse.eval.report import QUERIES, write_report
+from vse.eval.result import evaluate, index_line, summary_line
 from vse.eval.significance import compare, difference_lines, significance, write_significance
 from vse.eval.tables import TABLES, summary, write_table
 from vse.pipeline.command import entry_point
@@ -38,6 +39,8 @@ _FILE = click.Path(path_type=Path)
     type=click.IntRange(0),
     help=f"Samples of the images for 95% intervals, 0 for none.  [default: {SAMPLES}, with --compare {COMPARED}]",
 )
+@click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too: IVF1024,Flat or HNSW32, say.")
+@click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched: nprobe=16, say.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [default with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
 def eval_command(
@@ -46,6 +49,8 @@ def eval_command(
     comparing: bool,
     ensemble: bool,
     bootstrap: int | None,
+    index: str | None,
+    index_parameters: str,
     out: Path | None,
     cross_check: bool,
 ) -> None:
@@ -53,17 +58,21 @@ def eval_command(
 
     With --compare two models, or as many seeds of two; with --ensemble one model made of several.
     """
-    if comparing and ensemble:
-        raise UserError("--compare and --ensemble do not go together: evaluate the ensemble, then compare its members")
+    if comparing and (ensemble or index):
+        raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
+    if index_parameters and not index:
+        raise UserError("--index-parameters are those of an index: name it with --index")
     if comparing:
         written = compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap)
         lines = difference_lines(read_json(written))
     elif out is None:
         raise click.UsageError("Missing option '--out'.")
     else:
-        written = evaluate(files, out, protocol, cross_check, SAMPLES if bootstrap is None else bootstrap, ensemble)
+        samples = SAMPLES if bootstrap is None else bootstrap
+        written = evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters)
         result = read_json(written)
         lines = [summary_line(result, name) for name in result["protocols"]]
+        lines += [index_line(result)] if index else []
     for line in lines:
         click.echo(line, err=True)
     click.echo(written)
@@ -90,5 +99,28 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
         click.echo(write_significance(significance(results), out))
 
 
+@click.command("vse-report")
+@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.option("--out", type=_FILE, required=True, help="The page to write (HTML).")
+@click.option("--data", type=_FILE, help="dataset.json, if it does not lie where the embeddings say.")
+@click.option(
+    "--embeddings",
+    type=_FILE,
+    multiple=True,
+    help="The embeddings of the first seed, if they do not lie where the result says; given for each RESULT.",
+)
+@click.option("--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown each way.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Decides which of many like queries are shown.")
+def report_command(
+    results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
+) -> None:
+    """Make a page of a result, or of two side by side: figures, curves, and what queries find, as pictures and captions.
+
+    The page is one file that needs no network and runs no script.
+    """
+    click.echo(write_report(results, out, data, embeddings, queries, seed))
+
+
 eval_main = entry_point(eval_command)
+report_main = entry_point(report_command)
 table_main = entry_point(table_command)

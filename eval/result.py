@@ -14,10 +14,11 @@ import numpy as np
 import torch
 
 import vse
+from vse.eval.approximate import approximate_recalls
 from vse.eval.bootstrap import SAMPLES, intervals
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
 from vse.eval.ensemble import ensemble
-from vse.eval.metrics import Fold, averaged, fold_metrics
+from vse.eval.metrics import RECALLS, Fold, averaged, fold_metrics
 from vse.eval.protocols import named_protocols, protocols_of, queries_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json, write_json
@@ -33,6 +34,8 @@ def evaluate(
     cross_check: bool = True,
     bootstrap: int = SAMPLES,
     together: bool = False,
+    index: str | None = None,
+    index_parameters: str = "",
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -43,7 +46,9 @@ def evaluate(
     from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
-    scores.
+    scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
+    R@K over the whole split, go into the result beside the exact figures, of the first file if there are several (see
+    :func:`vse.eval.approximate.approximate_recalls`).
     """
     runs = [ensemble(files)] if together else read_seeds(files)
     first = runs[0]
@@ -63,6 +68,7 @@ def evaluate(
         "seeds": [run.seed for run in runs],
         "protocols": found,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
+        **({"index": _indexed(files[0], first, index, index_parameters)} if index else {}),
         "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
@@ -125,6 +131,28 @@ def summary_line(result: Mapping[str, Any], protocol: str) -> str:
         interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
         parts.append(f"rsum {_mean(found['rsum']):.1f}{interval}")
     return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
+
+
+def index_line(result: Mapping[str, Any]) -> str:
+    """What an approximate index finds, for a person."""
+    index = result["index"]
+    what = " ".join(filter(None, [index["factory"], index["parameters"]]))
+    ways = [
+        f"{way} R@1/5/10 {_slashed(index[way])}, {index[way]['recall_at_10']:.1f}% of the exact top 10"
+        for way in ("i2t", "t2i")
+    ]
+    reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
+    return f"index {what}: {', '.join(ways)}{reranked}"
+
+
+def _slashed(recalls: Mapping[str, Any]) -> str:
+    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
+
+
+def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
+    if run.images is None or run.captions is None or run.scores is not None:
+        raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
+    return approximate_recalls(run.images, run.captions, run.owners(), run.similarity, factory, parameters)
 
 
 def _mean(figure: Any) -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import faiss
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranks import Ranks, check_finite
+from vse.eval.flat import BLOCK, Corpus, Found, Rows, Scores, check_way, checked_queries, exact_scores, exact_search, merged
+from vse.eval.index import search_index
+from vse.eval.ranks import Ranks
 from vse.eval.scores import similarity_by_name
 from vse.eval.sentences import SentenceRanks, unit_rows
 
@@ -15,20 +18,20 @@ CANDIDATES = 200  # of a query, to be scored exactly
 
 # Times both lengths, or times a sum of squares: float32 sums of the same terms in another order differ by less.
 _ROUNDING = 1e-5
-
-Scores = NDArray[np.float32]
-Rows = NDArray[np.int64]
+_PAIRS = 4096  # scored at once
 
 
 def search(
-    corpus: NDArray[np.float32],
+    corpus: Corpus,
     queries: NDArray[np.float32],
     k: int,
     similarity: str = "cosine",
     *,
     way: str | None = None,
     candidates: int = CANDIDATES,
-) -> tuple[Scores, Rows]:
+    index: Any = None,
+    block: int = BLOCK,
+) -> Found:
     """The ``k`` rows of ``corpus`` (n, dim) most similar to each query (m, dim), best first: scores and rows (m, k).
 
     For ``cosine`` that is exact. Of any other similarity FAISS knows nothing: it finds the ``candidates`` rows with the
@@ -36,33 +39,17 @@ def search(
     them is missed, however similar; with as many candidates as rows nothing is.
 
     ``way`` says who is who, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
-    captions, with ``t2i`` the queries are captions and the corpus images.
+    captions, with ``t2i`` the queries are captions and the corpus images. With an ``index`` of the corpus's rows (see
+    :func:`vse.eval.index.build_index`) it is this that finds, with its own scores for ``cosine``; where it finds fewer
+    than ``k``, scores end in -inf and rows in -1. Without one ``block`` rows are read at a time.
     """
-    scorer = similarity_by_name(similarity)
-    corpus, queries = np.ascontiguousarray(corpus, np.float32), np.ascontiguousarray(queries, np.float32)
-    entries, asking = torch.from_numpy(corpus), torch.from_numpy(queries)
-    check_finite("corpus", entries)
-    check_finite("queries", asking)
+    similarity_by_name(similarity)
+    queries = checked_queries(corpus, queries)
     if similarity == "cosine":
-        return _highest_products(corpus, queries, k)
-    if way not in ("i2t", "t2i"):
-        raise ValueError(f"search by {similarity} needs to know whether the way is i2t or t2i, not {way!r}")
-    rows = torch.from_numpy(_highest_products(corpus, queries, max(k, candidates))[1])
-    scores = torch.empty(rows.shape)
-    for query, near, out in zip(asking, rows, scores, strict=True):
-        if way == "i2t":
-            scorer.score(query[None], entries[near], out[None])
-        else:
-            scorer.score(entries[near], query[None], out[:, None])
-    best = torch.sort(scores, dim=1, descending=True, stable=True)
-    return best.values[:, :k].numpy(), rows.gather(1, best.indices[:, :k]).numpy()
-
-
-def _highest_products(corpus: NDArray[np.float32], queries: NDArray[np.float32], k: int) -> tuple[Scores, Rows]:
-    index = faiss.IndexFlatIP(corpus.shape[1])
-    index.add(corpus)
-    scores, rows = index.search(queries, min(k, len(corpus)))
-    return scores, rows
+        return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
+    check_way(similarity, way)
+    near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
+    return merged(k, Found(exact_scores(corpus, queries, near, similarity, way), near))
 
 
 def check_against_search(
@@ -70,18 +57,20 @@ def check_against_search(
 ) -> dict[str, dict[str, float]]:
     """R@K of both directions by FAISS, after checking query by query that it agrees with the exact ranks.
 
+    An image without a caption is found by captions and is no query itself: ``ranks.i2t`` is of the images that have any.
     FAISS breaks ties as it likes, the ranks break them against the model: a query may differ at K if, up to rounding, its
     right answer ties with the last of K or with the next. Any other difference is a fault of the program and raises
     ``RuntimeError``.
     """
     depth = max(ks) + 1
+    asking = np.unique(owners)
     found = {
-        "i2t": _found_at(*search(captions, images, depth), np.arange(len(images)), owners),
+        "i2t": _found_at(*search(captions, images[asking], depth), asking, owners),
         "t2i": _found_at(*search(images, captions, depth), owners, np.arange(len(images))),
     }
-    right = np.einsum("nd,nd->n", images[owners], captions)
+    right = _products_of_pairs(images, captions, owners)
     longest = float(np.linalg.norm(images, axis=1).max() * np.linalg.norm(captions, axis=1).max())
-    scores = {"i2t": _best_own(right, owners), "t2i": right}
+    scores = {"i2t": _best_own(right, owners)[asking], "t2i": right}
     exact = {"i2t": ranks.i2t, "t2i": ranks.t2i}
     return {way: _agreed_recalls(way, exact[way], *found[way], scores[way], _ROUNDING * longest, ks) for way in found}
 
@@ -133,16 +122,16 @@ def check_against_candidates(
 ) -> dict[str, dict[str, float]]:
     """R@K of both directions by re-ranked candidates, after checking query by query that no exact rank contradicts them.
 
-    A wrong candidate that scores higher than the right answer must be among those that the rank counts; all that the
-    rank counts must tie with the right answer, score higher, or not be a candidate. With as many candidates as rows
-    this leaves one rank, up to ties and rounding. A rank outside of these bounds is a fault of the program and raises
-    ``RuntimeError``.
+    Images without a caption are as in :func:`check_against_search`. A wrong candidate that scores higher than the right
+    answer must be among those that the rank counts; all that the rank counts must tie with the right answer, score higher,
+    or not be a candidate. With as many candidates as rows this leaves one rank, up to ties and rounding. A rank outside of
+    these bounds is a fault of the program and raises ``RuntimeError``.
     """
-    own = np.arange(len(images))
+    own, asking = np.arange(len(images)), np.unique(owners)
     right = _scores_of_pairs(images, captions, owners, similarity)
     recalls: dict[str, dict[str, float]] = {}
     for way, corpus, queries, label, wanted, goal, exact in (
-        ("i2t", captions, images, owners, own, _best_own(right, owners), ranks.i2t),
+        ("i2t", captions, images[asking], owners, asking, _best_own(right, owners)[asking], ranks.i2t),
         ("t2i", images, captions, own, owners, right, ranks.t2i),
     ):
         scores, rows = search(corpus, queries, candidates, similarity, way=way, candidates=candidates)
@@ -167,14 +156,22 @@ def _scores_of_pairs(
     """The score of each caption (n_captions,) with its image, computed pair by pair."""
     score = similarity_by_name(similarity).score
     scores = torch.empty(len(captions))
-    left, right = torch.from_numpy(images), torch.from_numpy(captions)
-    for caption, image in enumerate(owners.tolist()):
-        score(left[image, None], right[caption, None], scores[caption, None, None])
+    for start in range(0, len(captions), _PAIRS):
+        left = torch.from_numpy(images[owners[start : start + _PAIRS]])
+        right = torch.from_numpy(np.array(captions[start : start + _PAIRS]))
+        for pair, (image, caption) in enumerate(zip(left, right, strict=True), start):
+            score(image[None], caption[None], scores[pair, None, None])
     return scores.numpy()
 
 
+def _products_of_pairs(images: NDArray[np.float32], captions: NDArray[np.float32], owners: NDArray[np.int64]) -> Scores:
+    """The inner product of each caption (n_captions,) with its image."""
+    parts = [slice(start, start + _PAIRS) for start in range(0, len(captions), _PAIRS)]
+    return np.concatenate([np.einsum("nd,nd->n", images[owners[part]], captions[part]) for part in parts])
+
+
 def _best_own(right: Scores, owners: NDArray[np.int64]) -> Scores:
-    """The highest score of an image (n_images,) with a caption of its own."""
+    """The highest score of each image, up to the last that has a caption, with a caption of its own; -inf without any."""
     best = np.full(int(owners.max()) + 1, -np.inf, np.float32)
     np.maximum.at(best, owners, right)
     return best

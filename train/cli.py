@@ -14,6 +14,7 @@ from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.train.embed import embed_split
 from vse.train.search import search_split
+from vse.train.search_page import write_search_page
 from vse.train.training import train
 
 _FILE = click.Path(path_type=Path)
@@ -131,6 +132,13 @@ def embed_command(
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, for an image as the query.")
+@click.option("--corpus", type=_FILE, help="Embeddings file by this run to search, instead of embedding the split.")
+@click.option("--index", type=_FILE, help="FAISS index file: built the first time, then read instead of embedding the split.")
+@click.option("--index-type", metavar="FACTORY", help="What to build, such as IVF1024,Flat or HNSW32.  [default: Flat]")
+@click.option(
+    "--index-parameters", default="", metavar="NAME=NUMBER", help="How far to look, such as nprobe=16 or efSearch=64."
+)
+@click.option("--html", type=_FILE, help="Write a page of thumbnails, too.")
 @_DEVICE
 @_THREADS
 def search_command(
@@ -142,19 +150,41 @@ def search_command(
     captions: Path | None,
     caption_features: Path | None,
     weights_dir: Path | None,
+    corpus: Path | None,
+    index: Path | None,
+    index_type: str | None,
+    index_parameters: str,
+    html: Path | None,
     device: str,
     threads: int | None,
 ) -> None:
     """Search a split with a run: a text finds images, an image file finds captions.
 
-    QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, picture, caption.
+    QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, picture, caption; an id where
+    dataset.json knows no more.
     """
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
-    hits = search_split(run, asked, k, split, features, captions, weights_dir, device, caption_features)
+    hits = search_split(
+        run,
+        asked,
+        k,
+        split,
+        features,
+        captions,
+        weights_dir,
+        device,
+        caption_features,
+        corpus=corpus,
+        index=index,
+        index_type=index_type,
+        index_parameters=index_parameters,
+    )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture), *caption]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture or hit.image_id), *caption]))
+    if html is not None:
+        log.info("%s: the results as a page", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
 
 
 train_main = entry_point(train_command)

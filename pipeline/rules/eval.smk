@@ -9,7 +9,13 @@ rule evaluate:
     input:
         embeddings_of_seeds,
     output:
-        "results/{dataset}_{experiment}.json",
+        report(
+            "results/{dataset}_{experiment}.json",
+            caption="captions/result.rst",
+            category="{dataset}",
+            subcategory="Results",
+            labels={"experiment": "{experiment}", "file": "figures (JSON)"},
+        ),
     log:
         "logs/eval_{dataset}_{experiment}.log",
     params:
@@ -18,11 +24,35 @@ rule evaluate:
         "vse-eval {input} {params.protocols} --out {output} 2>&1 | tee {log}"
 
 
+# A page for people: figures, curves, and what queries find, in pictures.
+rule report:
+    input:
+        result="results/{dataset}_{experiment}.json",
+        embeddings=embeddings_of_seeds,
+    output:
+        report(
+            "results/{dataset}_{experiment}.html",
+            caption="captions/report.rst",
+            category="{dataset}",
+            subcategory="Results",
+            labels={"experiment": "{experiment}", "file": "page"},
+        ),
+    log:
+        "logs/report_{dataset}_{experiment}.log",
+    shell:
+        "vse-report {input.result} --out {output} 2>&1 | tee {log}"
+
+
 rule summary:
     input:
         lambda wildcards: [f"results/{wildcards.dataset}_{e}.json" for e in SETTINGS.experiments],
     output:
-        "results/tables/summary_{dataset}.csv",
+        report(
+            "results/tables/summary_{dataset}.csv",
+            caption="captions/table.rst",
+            category="Tables",
+            labels={"table": "summary of {dataset}", "file": "CSV"},
+        ),
     log:
         "logs/summary_{dataset}.log",
     shell:
@@ -34,7 +64,12 @@ rule published_table:
     input:
         results_of_table,
     output:
-        "results/tables/{table}.{suffix}",
+        report(
+            "results/tables/{table}.{suffix}",
+            caption="captions/table.rst",
+            category="Tables",
+            labels={"table": "{table}", "file": "{suffix}"},
+        ),
     log:
         "logs/table_{table}_{suffix}.log",
     wildcard_constraints:

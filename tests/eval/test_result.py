@@ -382,3 +382,34 @@ def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match="not a result file"):
         summary([tmp_path / "bad.json"])
+
+
+@pytest.mark.parametrize("make", [made, made_order])
+def test_an_index_that_looks_everywhere_finds_what_the_exact_search_finds(
+    make: Callable[..., Embeddings], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", make(n_images=200, noise=2)), tmp_path / "r.json"
+    with pytest.raises(SystemExit) as stop:
+        eval_main([str(file), "--index", "IVF4,Flat", "--index-parameters", "nprobe=4", "--out", str(out)])
+    assert stop.value.code == 0
+    result = json.loads(out.read_text())
+    for way in ("i2t", "t2i"):
+        if make is made:
+            assert result["index"][way]["recall_at_10"] == 100
+            for name in ("r1", "r5", "r10"):
+                assert result["index"][way][name] == pytest.approx(result["protocols"]["full"][way][name])
+        else:  # order scores are of candidates only
+            assert 20 < result["index"][way]["recall_at_10"] <= 100
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("index IVF4,Flat nprobe=4: i2t R@1/5/10 ")
+    assert line.endswith("; 200 candidates re-ranked by exact scores") == (make is made_order)
+
+
+def test_an_index_that_cannot_be_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+    run, out = made(), tmp_path / "r.json"
+    file = write_embeddings(tmp_path / "e.h5", run)
+    scores = write_embeddings(tmp_path / "s.h5", made(images=None, captions=None, scores=np.zeros((30, 150), np.float32)))
+    assert "holds scores, and FAISS indexes embeddings" in fails(eval_main, scores, "--index", "Flat", "--out", out)
+    assert "name it with --index" in fails(eval_main, file, "--index-parameters", "nprobe=4", "--out", out)
+    assert "IVF4,Flat" in fails(eval_main, file, "--index", "IVF4,Flat", "--out", out)  # 30 images do not train 4 lists
+    assert not out.exists()

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.eval.slow_ranks import slow_order_scores
+from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.metrics import RECALLS, metrics
 from vse.eval.ranks import Ranks, ranks_from_embeddings
-from vse.eval.search import check_against_candidates, search
+from vse.eval.search import check_against_candidates, check_against_search, search
 from vse.pipeline.errors import UserError
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -126,3 +126,44 @@ def test_a_rank_that_the_candidates_contradict_is_a_fault_of_the_program(wrong: 
     ranks = Ranks(spoil(ranks.i2t), ranks.t2i) if way == "i2t" else Ranks(ranks.i2t, spoil(ranks.t2i))
     with pytest.raises(RuntimeError, match=f"{way} query .* by exact count"):
         check_against_candidates(images, captions, owners, ranks, RECALLS, "order", candidates)
+
+
+def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Ranks]:
+    """Some images, the last among them, have no caption; the ranks are counted pair by pair."""
+    images, captions, owners = made(n_images=20)
+    images = np.concatenate([images, 0.9 * images[:7]])
+    order = np.random.default_rng(1).permutation(26)
+    place = np.argsort(np.append(order, 26))
+    images, owners = images[np.append(order, 26)], place[owners]
+    scores = slow_order_scores(images, captions) if similarity == "order" else images.astype(np.float64) @ captions.T
+    asking = np.unique(owners)
+    assert len(asking) == 20
+    assert owners.max() < 26
+    i2t, _ = slow_ranks(scores[asking], np.searchsorted(asking, owners).tolist())
+    t2i = [int((np.delete(scores[:, c], own) >= scores[own, c]).sum()) for c, own in enumerate(owners)]
+    return images, captions, owners, Ranks(np.array(i2t), np.array(t2i))
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+def test_an_image_without_a_caption_is_found_but_asks_nothing(similarity: str) -> None:
+    images, captions, owners, ranks = with_lonely_images(similarity)
+    if similarity == "cosine":
+        found = check_against_search(images, captions, owners, ranks, RECALLS)
+    else:
+        found = check_against_candidates(images, captions, owners, ranks, RECALLS, "order")
+    exact = metrics(ranks)
+    for way in ("i2t", "t2i"):
+        assert found[way] == pytest.approx({name: exact[way][name] for name in found[way]})
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "order"])
+@pytest.mark.parametrize("way", ["i2t", "t2i"])
+def test_a_wrong_rank_is_noticed_beside_images_without_captions(similarity: str, way: str) -> None:
+    images, captions, owners, ranks = with_lonely_images(similarity)
+    spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}
+    spoilt[way] = np.where(spoilt[way] > 0, 0, 50)
+    with pytest.raises(RuntimeError, match=f"{way} query .* by exact count"):
+        if similarity == "cosine":
+            check_against_search(images, captions, owners, Ranks(**spoilt), RECALLS)
+        else:
+            check_against_candidates(images, captions, owners, Ranks(**spoilt), RECALLS, "order")

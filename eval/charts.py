@@ -1,0 +1,173 @@
+"""Charts of a report as inline SVG: bars of recalls, curves of training, histograms of ranks.
+
+All words in them are ours. What a user named (an experiment, a data set) stands in the HTML around them, where it is
+escaped; here a series is known by its colour.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from io import StringIO
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
+_QUIET = "#4a5560"
+_SIZE = (4.6, 2.7)  # inches: drawn about as large on a phone as on a desk, so that the text stays readable
+_SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#8a949e",
+    "axes.labelcolor": _QUIET,
+    "xtick.color": _QUIET,
+    "ytick.color": _QUIET,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": "#e6e9ed",
+    "axes.axisbelow": True,
+}
+_NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+class Bars(NamedTuple):
+    """A series of bars: ``values`` (n,) and, below and above each, the ends of its whisker (NaN: none)."""
+
+    values: Sequence[float]
+    lows: Sequence[float]
+    highs: Sequence[float]
+
+
+class Curve(NamedTuple):
+    """A line through ``x`` and ``y`` (n,) in the colour of the result number ``series``, marked at its ``best`` x."""
+
+    series: int
+    x: Sequence[float]
+    y: Sequence[float]
+    best: float | None = None
+
+
+def recall_bars(label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars]) -> Markup:
+    """Bars in percent, one per series side by side. ``groups`` are titles, each with the names of its bars."""
+    centers, middles, end = _positions([len(names) for _, names in groups])
+    width = 0.8 / len(series)
+
+    def draw(axes: Axes) -> None:
+        for k, bars in enumerate(series):
+            x = centers + (k - (len(series) - 1) / 2) * width
+            values, ends = np.asarray(bars.values, float), np.asarray([bars.lows, bars.highs], float)
+            axes.bar(x, values, width * 0.92, color=COLOURS[k])
+            if np.isfinite(ends).any():
+                whiskers = np.nan_to_num(np.abs(ends - values))
+                axes.errorbar(x, values, whiskers, fmt="none", ecolor="#1d2733", elinewidth=1, capsize=2)
+            if len(centers) * len(series) <= 14:
+                _write_above(axes, x, np.fmax(values, ends[1]) + 1.5, values)
+        axes.set_xticks(centers, [name for _, names in groups for name in names])
+        axes.tick_params(axis="x", length=0)
+        for middle, (title, _) in zip(middles, groups, strict=True):
+            axes.text(middle, -0.15, title, ha="center", va="top", transform=axes.get_xaxis_transform(), color=_QUIET)
+        axes.set(xlim=(-0.6, end), ylim=(0, 109), yticks=range(0, 101, 20), ylabel="%")
+
+    return _drawn(label, draw, left=0.11, bottom=0.2)
+
+
+def training_curves(label: str, x_label: str, y_label: str, curves: Sequence[Curve], log: bool = False) -> Markup:
+    """A line per seed; the point that was kept has a ring. ``log``: the x axis grows by factors."""
+
+    def draw(axes: Axes) -> None:
+        for curve in curves:
+            colour = COLOURS[curve.series]
+            axes.plot(curve.x, curve.y, color=colour, linewidth=1.4, marker=".", markersize=4, alpha=0.85)
+            for x, y in zip(curve.x, curve.y, strict=True):
+                if x == curve.best:
+                    axes.plot(x, y, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if log and all(x > 0 for curve in curves for x in curve.x):
+            axes.set_xscale("log")
+        elif not log:
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.margins(y=0.1)
+
+    return _drawn(label, draw, left=0.15, bottom=0.18)
+
+
+def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int) -> Markup:
+    """The share of queries whose right answer stands at each (1-based) rank, in bins that grow. ``ranks`` are 0-based."""
+    bins = rank_bins(n_candidates)
+    firsts = [1, *(last + 1 for last in bins[:-1])]
+    names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
+    shares = [rank_shares(found, bins) for found in ranks]
+    width = 0.84 / len(ranks)
+
+    def draw(axes: Axes) -> None:
+        for k, heights in enumerate(shares):
+            x = np.arange(len(names)) + (k - (len(ranks) - 1) / 2) * width
+            axes.bar(x, heights, width * 0.94, color=COLOURS[k])
+            if len(ranks) == 1:
+                _write_above(axes, x, heights + heights.max() * 0.015, heights)
+        axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
+        axes.set(ylim=(0, 1.12 * max(heights.max() for heights in shares)), ylabel="% of queries")
+
+    return _drawn(label, draw, left=0.12, bottom=0.27)
+
+
+def rank_shares(ranks: NDArray[np.int64], bins: Sequence[int]) -> NDArray[np.float64]:
+    """The percentage of 0-based ``ranks`` (n_queries,) in each bin; ``bins`` are their last ranks, 1-based."""
+    counts = np.bincount(np.searchsorted(bins, ranks + 1), minlength=len(bins))
+    return 100.0 * counts / len(ranks)
+
+
+def rank_bins(n_candidates: int) -> list[int]:
+    """The last rank of each bin: 1, 5, 10, 20, 50, 100, 200, 500, ... and at the end all candidates."""
+    steps = [1, 5, 10, *(k * 10**n for n in range(1, 9) for k in (2, 5, 10))]
+    return [*(step for step in steps if step < n_candidates), max(1, n_candidates)]
+
+
+def _positions(sizes: Sequence[int]) -> tuple[NDArray[np.float64], list[float], float]:
+    """Where bars stand, with a gap between groups; the middle of each group; and where the axis ends."""
+    centers: list[float] = []
+    middles: list[float] = []
+    start = 0.0
+    for size in sizes:
+        centers += [start + k for k in range(size)]
+        middles.append(start + (size - 1) / 2)
+        start += size + 0.6
+    return np.asarray(centers), middles, start - 1.0
+
+
+def _write_above(axes: Axes, x: NDArray[Any], y: NDArray[Any], values: NDArray[Any]) -> None:
+    for at, height, value in zip(x, y, values, strict=True):
+        if not np.isnan(value):
+            axes.text(at, height, f"{value:.1f}", ha="center", va="bottom", fontsize=7)
+
+
+def _drawn(label: str, draw: Callable[[Axes], None], left: float, bottom: float) -> Markup:
+    """The chart that ``draw`` draws, with margins as shares of its size; always the same bytes."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()  # whatever the user's matplotlibrc says
+        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": label})
+        figure = Figure(figsize=_SIZE)
+        axes = figure.add_subplot()
+        draw(axes)
+        figure.subplots_adjust(left=left, right=0.985, top=0.97, bottom=bottom)
+        text = StringIO()
+        figure.savefig(text, format="svg", transparent=True, metadata=_NO_METADATA)
+    return _inline(text.getvalue(), label)
+
+
+def _inline(svg: str, label: str) -> Markup:
+    """What matplotlib wrote, to stand in a page among others: named, without a prolog, without ids that nothing refers to."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
