@@ -1,0 +1,122 @@
+"""Runs console scripts in forks of one process that has imported them, so that the seconds of their imports are spent once.
+
+As a program: ``forked.py SOCKET vse-train=vse.train.cli:train_main ...`` serves until it is ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+CLIENT = """#!{python} -S
+import json, os, socket, sys
+
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({path!r})
+    socket.send_fds(server, [b" "], [0, 1, 2])
+    server.sendall(json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
+    server.shutdown(socket.SHUT_WR)
+    sys.exit(int(server.recv(16)))
+"""
+
+
+class Scripts:
+    """Stand-ins for the console scripts ``targets`` (name -> module:function), in the folder ``bin``."""
+
+    def __init__(self, targets: Mapping[str, str], environment: Mapping[str, str]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="vse-"))  # short, as the path of a socket must be
+        self._targets, self._environment = targets, environment
+        self._server: subprocess.Popen[str] | None = None
+        self.bin = self._folder / "bin"
+        self.bin.mkdir()
+        for name in targets:
+            script = self.bin / name
+            script.write_text(CLIENT.format(python=sys.executable, path=str(self._folder / "socket"), name=name))
+            script.chmod(0o755)
+
+    def start(self) -> None:
+        """Import the commands, anew if they were imported before."""
+        self._end()
+        path, items = self._folder / "socket", [f"{name}={target}" for name, target in self._targets.items()]
+        path.unlink(missing_ok=True)
+        command = [sys.executable, __file__, str(path), *items]
+        self._server = subprocess.Popen(command, env=dict(self._environment), stdout=subprocess.PIPE, text=True)
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == "ready\n"
+
+    def close(self) -> None:
+        """End the server and remove the scripts."""
+        self._end()
+        shutil.rmtree(self._folder)
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.terminate()
+            self._server.communicate()
+            self._server = None
+
+
+def serve(path: str, targets: list[str]) -> None:
+    """Answer calls of the scripts, each in a fork, as long as the tests are there."""
+    mains: dict[str, Callable[[], None]] = {}
+    for item in targets:
+        name, _, target = item.partition("=")
+        module, _, function = target.partition(":")
+        mains[name] = getattr(importlib.import_module(module), function)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        server.settimeout(5)
+        print("ready", flush=True)
+        tests = os.getppid()
+        while os.getppid() == tests:  # else they were killed
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            if os.fork() == 0:
+                _answer(connection, mains)
+            connection.close()
+            with suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+
+def _answer(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> None:
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    name, arguments, folder, environment = json.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
+    worker = os.fork()
+    if worker == 0:
+        for stream, number in zip(streams, (0, 1, 2), strict=True):
+            os.dup2(stream, number)
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(environment)
+        sys.argv = [name, *arguments]
+        code = 1
+        try:
+            mains[name]()
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    _, status = os.waitpid(worker, 0)
+    connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,161 @@
+"""A copy of the repository in which the commands of the documentation are run, with a demo of 110 pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.forked import Scripts
+from tests.docs.pages import ROOT, Block, console_scripts, patched
+from vse.pipeline.demo import make_demo
+
+ROOMS = ("pipeline", "features", "train", "eval")
+COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg", "pyproject.toml")
+MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
+FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
+DEMO = """
+n_images: 110
+shards: 2
+features:
+  fc7_10c: { crop: 28 }
+  hglmm: { trained_dim: 20, pca: 50 }
+experiment:
+  model: { dim: 32, word_dim: 16 }
+  train: { epochs: 2 }
+"""
+SMALLER = [
+    ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 110"),
+    ("eval/metrics.py", "FOLD = 1000", "FOLD = 20"),
+]
+# Places that the documentation leaves open: a folder with all that is published of three data sets, weights, word vectors.
+PLACES = {
+    "=/where/they/are": "published",
+    "=/photographs": "published",
+    "=/weights": "published",
+    "=/glove.": "published/glove.",
+}
+
+
+class World:
+    """The copy ``folder``; commands run in it, with what earlier blocks of their page exported."""
+
+    def __init__(self, work: Path) -> None:
+        self.folder, self._exported = work / "vse", work / "exported"
+        self._changed = False  # the code, since the commands were imported
+        for name in COPIED:
+            source, target = ROOT / name, self.folder / name
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns(*MADE))
+            else:
+                shutil.copy(source, target)
+        self._shrink()
+        self._draw(make_demo(work / "drawn", 66, seed=3))
+        self.environment = self._environment(self._package(work / "package"))
+        self._scripts = Scripts(console_scripts(), self.environment)
+        self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"
+        self._scripts.start()
+
+    def close(self) -> None:
+        """End what was started."""
+        self._scripts.close()
+
+    def begin(self) -> None:
+        """Forget what the page before exported."""
+        self._exported.unlink(missing_ok=True)
+
+    def do(self, block: Block, skipped: tuple[str, ...]) -> str:
+        """Write a block's file or run its commands, but those that begin as one of ``skipped``; returns the output."""
+        if block.says("skip: ") is not None:
+            return ""
+        if block.title:
+            target = self.folder / block.title
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(patched(target.read_text(), block.text) if block.language == "diff" else block.text)
+            self._changed |= block.title.startswith(tuple(f"{room}/" for room in ROOMS))
+            return ""
+        if self._changed:
+            self._scripts.start()
+            self._changed = False
+        if block.language == "python":
+            return self.run(f"python - <<'END'\n{block.text}\nEND")
+        parts = [[part for part in line.split(" && ") if not part.startswith(skipped)] for line in block.commands]
+        script = "\n".join(" && ".join(kept) for kept in parts if kept)
+        if block.says("dry-run: ") is not None:
+            script = re.sub(r"^snakemake ", "snakemake --dry-run ", script, flags=re.M)
+        if (replaced := block.says("replace ")) is not None:
+            old, _, new = replaced.partition(":")[0].partition(" by ")
+            assert old in script, f"{old} is not there to be replaced"
+            script = script.replace(old, new)
+        return self.run(script, expected=2 if block.says("fails") is not None else 0)
+
+    def run(self, script: str, expected: int = 0) -> str:
+        """The output of a script, both streams; it must end with the code ``expected``."""
+        for place, folder in PLACES.items():
+            script = script.replace(place, f"={self.folder / folder}")
+        script = f". {self._exported} 2>/dev/null || true\nset -euo pipefail\n{script}\nexport -p >{self._exported}\n"
+        done = subprocess.run(
+            ["bash", "-c", script],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == expected, f"exit code {done.returncode} of\n{script}\n{done.stdout}"
+        return done.stdout
+
+    def _shrink(self) -> None:
+        """A small demo, folds as small as its test split, and a small network for the features that every example reads."""
+        (self.folder / "config/datasets/demo.yaml").write_text(DEMO)
+        (self.folder / "config/features/fc7.yaml").write_text(FC7)
+        for module, old, new in SMALLER:
+            text = (self.folder / module).read_text()
+            assert text.count(old) == 1, f"{module}: {old}"
+            (self.folder / module).write_text(text.replace(old, new))
+
+    def _draw(self, dataset: Path) -> None:
+        """What the documentation takes as given: the folder ``birds``, and ``published`` files."""
+        images = json.loads(dataset.read_text())["images"]
+        (self.folder / "birds").mkdir()
+        shutil.copytree(dataset.parent / "images", self.folder / "birds/images")
+        with (self.folder / "birds/captions.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["file", "caption"])
+            rows.writerows([image["filename"], s["raw"]] for image in images for s in image["sentences"])
+        published = self.folder / "published"
+        published.mkdir()
+        for name, folder in (("coco", "images"), ("flickr30k", "flickr30k-images"), ("flickr8k", "images")):
+            shutil.copy(dataset, published / f"dataset_{name}.json")
+            shutil.copytree(dataset.parent / "images", published / folder, dirs_exist_ok=True)
+        (published / "glove.6B.50d.txt").write_text("a 0.1 0.2\n")
+
+    def _package(self, folder: Path) -> Path:
+        """The copy as the package ``vse``, found before the installed one."""
+        shutil.copytree(self.folder / "_vse", folder / "vse")
+        for room in ROOMS:
+            (folder / "vse" / room).symlink_to(self.folder / room)
+        (folder / "vse" / "presets").symlink_to(self.folder / "config")
+        return folder
+
+    def _environment(self, package: Path) -> dict[str, str]:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("VSE_", "SLURM_", "COV_"))},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(package),
+            "HOME": str(self.folder.parent),
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait leave the cores to others
+            "VSE_COCO_DIR": str(self.folder / "published"),
+            "PET_MASTER_PORT": str(port),  # of torchrun
+            **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),  # no network
+        }

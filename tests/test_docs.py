@@ -1,0 +1,169 @@
+"""Every command in the documentation runs, every command has its page, and the site builds."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, pages
+from tests.docs.world import World
+
+# Commands that no test here runs, by how they begin.
+SKIPPED = {
+    "pip install": "installs packages; .ci/run does so in a fresh environment",
+    "python3 -m venv": "the same",
+    ". .venv/bin/activate": "the same",
+    "pytest\n": "these tests; .ci/run runs them as the README says",
+    "cp results/tables/summary_f8k.csv": "copies what the line before it makes, which is a dry run here",
+}
+# What README.md's blocks would say of themselves in a comment, by how they begin.
+README = {
+    "snakemake --cores all results/f30k_vsepp.json": "dry-run: full-size training",
+    "snakemake results/tables/summary_f8k.csv": "dry-run: full-size training",
+}
+EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
+
+
+def read(page: str) -> list[Block]:
+    found = blocks(page)
+    if page == "README.md":
+        said = [next((what for start, what in README.items() if block.text.startswith(start)), None) for block in found]
+        return [replace(block, directives=(what,)) if what else block for block, what in zip(found, said, strict=True)]
+    return found
+
+
+ALL = [block for page in pages() for block in read(page)]
+
+
+def command(script: str) -> click.Command:
+    """The click command that a console script calls, which is ``entry_point(command)``."""
+    module, _, name = console_scripts()[script].partition(":")
+    found = inspect.getclosurevars(getattr(importlib.import_module(module), name)).nonlocals["command"]
+    assert isinstance(found, click.Command)
+    return found
+
+
+def shown(line: str, output: str) -> bool:
+    """Whether a line of the documentation, in which … stands for anything, is one of the output."""
+    pattern = ".*".join(re.escape(part) for part in line.split("…"))
+    return re.search(rf"^{pattern}$", output, re.M) is not None
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A copy of the repository in which the first command of the tutorial has been run."""
+    made = World(tmp_path_factory.mktemp("docs"))
+    try:
+        made.run("snakemake --cores all results/demo_vsepp.json")
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages())
+def test_the_commands_of_a_page_run(page: str, world: World) -> None:
+    world.begin()
+    for block in read(page):
+        if block.title or block.language in RUN:
+            try:
+                output = world.do(block, tuple(start.removesuffix("\n") for start in SKIPPED if block_starts(block, start)))
+            except AssertionError as error:
+                raise AssertionError(f"{page}:{block.line}: {error}") from None
+            if block.says("same output") is not None:
+                for line in block.output:
+                    assert shown(line, output), f"{page}:{block.line}: {line!r} is not in\n{output}"
+    records = list((world.folder / "runs").glob("*/seed-*/run.json"))
+    assert records
+    assert all(json.loads(record.read_text())["state"] == "finished" for record in records)
+
+
+def block_starts(block: Block, start: str) -> bool:
+    """Whether a command of a block begins so; with a line feed at its end, whether one is all of it."""
+    parts = [f"{part}\n" for line in block.commands for part in line.split(" && ")]
+    return any(part.startswith(start) for part in parts)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    written = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    assert written | {"README.md"} == set(pages())
+
+
+def test_every_block_says_what_it_is_so_that_no_command_hides() -> None:
+    for block in ALL:
+        assert block.language in (*RUN, *OTHER), f"{block.page}:{block.line}"
+        if block.language in ("yaml", "diff"):
+            assert block.title, f"{block.page}:{block.line}: a file without its name"
+        if block.language == "text":
+            first = block.text.split()[0]
+            assert first not in {*console_scripts(), "snakemake", "pip", "python", "torchrun", "$"}, (
+                f"{block.page}:{block.line}"
+            )
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    typed = [block for block in ALL if block.language in ("sh", "console")]
+    for start in SKIPPED:
+        assert any(block_starts(block, start) for block in typed), f"nothing begins with {start!r} any more"
+    for start in README:
+        assert any(block.page == "README.md" and block.text.startswith(start) for block in ALL), start
+    for block in ALL:
+        if block.says("dry-run: ") is not None:
+            assert any(line.startswith("snakemake ") for line in block.commands), f"{block.page}:{block.line}"
+        if block.says("same output") is not None:
+            assert block.output, f"{block.page}:{block.line}: there is no output to compare"
+
+
+@pytest.mark.parametrize("script", console_scripts())
+def test_every_command_has_a_page_with_an_example_that_is_made_from_its_click_object(script: str) -> None:
+    page = f"docs/commands/{script}.md"
+    text = (ROOT / page).read_text(encoding="utf-8")
+    options = dict(re.findall(r"^    :(\w+): (.+)$", text, re.M))
+    assert getattr(importlib.import_module(options["module"]), options["command"]) is command(script)
+    assert options["prog_name"] == script
+    assert any(line.startswith(f"{script} ") for block in blocks(page) for line in block.commands)
+
+
+def test_commands_and_options_named_in_the_text_exist() -> None:
+    found = 0
+    for page in pages():
+        for example in EXAMPLES.findall((ROOT / page).read_text(encoding="utf-8").replace("\n", " ")):
+            name, *words = shlex.split(example)
+            if name not in console_scripts():
+                assert name in ("vse-pipeline", "vse-features"), f"{page}: {example}"
+                continue
+            called = command(name)
+            if isinstance(called, click.Group) and words and re.fullmatch(r"[a-z][a-z_-]*\w", words[0]):
+                if any(line.startswith(f"{name} {words[0]} ") for block in blocks(page) for line in block.commands):
+                    continue  # it is run, perhaps because the page itself adds it
+                assert words[0] in called.commands, f"{page}: {example}"
+                called = called.commands[words[0]]
+            if not isinstance(called, click.Group):
+                known = {name for option in called.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+                assert {word for word in words if word.startswith("--")} <= known, f"{page}: {example}"
+            found += 1
+    assert found > 50
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = re.compile(r"<(?:(?:script|img|iframe|source)\b[^>]*\bsrc|link\b[^>]*\bhref)=[\"']?(?:https?:)?//[^>]*>")
+    built = list(tmp_path.rglob("*.html"))
+    assert len(built) >= len(pages()) - 1
+    for page in built:
+        elsewhere = loaded.findall(page.read_text(encoding="utf-8"))
+        assert not elsewhere, f"{page.name}: {elsewhere}"
