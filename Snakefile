@@ -1,5 +1,5 @@
-# data set -> feature cache -> run -> embeddings -> result -> table
-# For example: snakemake --cores all results/demo_vsepp.json
+# data set -> feature cache -> run -> embeddings -> result -> table, report
+# For example: snakemake --cores all results/demo_vsepp.html
 from snakemake.utils import min_version
 
 min_version("9.0")
@@ -24,4 +24,4 @@ localrules:
 rule all:
     default_target: True
     input:
-        "results/demo_vsepp.json",
+        "results/demo_vsepp.html",
