@@ -37,8 +37,9 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
     """An index for the highest inner products with the rows of ``corpus`` (n, dim), which is read ``block`` rows at a time.
 
     ``factory`` is a string as FAISS has them. What needs training is trained on rows drawn with ``seed``. On one thread an
-    index is the same every time; the links of HNSW depend on ``block``, and on how several take turns. :class:`UserError` if there is no such
-    index, if it does not suit the dimensions, or if there are too few rows to train it; ``name`` says of what.
+    index is the same every time; the links of HNSW depend on ``block``, and on how several threads take turns.
+    :class:`UserError` if there is no such index, if it does not suit the dimensions, or if there are too few rows to train
+    it; ``name`` says of what.
     """
     n_rows, dim = corpus.shape
     index = _made(factory, dim)

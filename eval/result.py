@@ -51,9 +51,10 @@ def evaluate(
     :func:`vse.eval.approximate.approximate_recalls`).
     """
     runs = [ensemble(files)] if together else read_seeds(files)
-    first = runs[0]
+    first, names = runs[0], chosen(files, runs, protocol)
+    tried = {"index": _indexed(files[0], first, index, index_parameters)} if index else {}
     found: dict[str, Any] = {}
-    for name in chosen(files, runs, protocol):
+    for name in names:
         folds = [queries_of(run, name, cross_check) for run in runs]
         found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
@@ -68,7 +69,7 @@ def evaluate(
         "seeds": [run.seed for run in runs],
         "protocols": found,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
-        **({"index": _indexed(files[0], first, index, index_parameters)} if index else {}),
+        **tried,
         "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})

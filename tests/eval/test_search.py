@@ -162,8 +162,15 @@ def test_a_wrong_rank_is_noticed_beside_images_without_captions(similarity: str,
     images, captions, owners, ranks = with_lonely_images(similarity)
     spoilt = {"i2t": ranks.i2t, "t2i": ranks.t2i}
     spoilt[way] = np.where(spoilt[way] > 0, 0, 50)
+    check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
     with pytest.raises(RuntimeError, match=f"{way} query .* by exact count"):
-        if similarity == "cosine":
-            check_against_search(images, captions, owners, Ranks(**spoilt), RECALLS)
-        else:
-            check_against_candidates(images, captions, owners, Ranks(**spoilt), RECALLS, "order")
+        check(images, captions, owners, Ranks(**spoilt), RECALLS, *more)
+
+
+def test_ties_do_not_trouble_the_check_beside_images_without_captions() -> None:
+    owners = np.repeat([1, 2, 5, 7], 3)
+    images = np.float32([1, 20, 3, 1, 1, 500, 1, 7000, 1])[:, None] * np.ones((9, 4), np.float32)
+    captions = np.ones((12, 4), np.float32)
+    above = np.array([(images[:, 0] >= images[own, 0]).sum() - 1 for own in owners])
+    found = check_against_search(images, captions, owners, Ranks(np.full(4, 9), above), (1, 5))
+    assert found["t2i"]["r1"] == 25, "the longest image is before all others"
