@@ -41,6 +41,11 @@ class Queries:
 Fold = Mapping[str, Queries]
 
 
+def fold_of(ranks: Ranks, owners: NDArray[np.int64]) -> Fold:
+    """The queries both ways of a set of images and all their captions; ``owners`` (n_captions,) are the captions' images."""
+    return {"i2t": Queries.ranked(ranks.i2t, np.unique(owners)), "t2i": Queries.ranked(ranks.t2i, owners)}
+
+
 def fold_metrics(fold: Fold) -> dict[str, Any]:
     """The figures of each way; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
     found: dict[str, Any] = {way: _figures(queries) for way, queries in fold.items()}

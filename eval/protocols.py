@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vse.eval.coco import COCO_PROTOCOLS, coco_fold, is_coco_test
 from vse.eval.embeddings import Embeddings
-from vse.eval.metrics import FOLD, RECALLS, Fold, Queries, metrics
+from vse.eval.metrics import FOLD, RECALLS, Fold, Queries, fold_of, metrics
 from vse.eval.ranks import ROWS, Ranks, ScoreBlock, ranks_from_embeddings, ranks_from_scores, score_blocks, scores_in_blocks
 from vse.eval.scores import similarity_by_name
 from vse.eval.search import check_against_candidates, check_against_search, check_sentences_against_search
@@ -92,12 +92,8 @@ def _fold(
     run: Embeddings, owners: NDArray[np.int64], images: slice, captions: slice | NDArray[np.int64], cross_check: bool
 ) -> Fold:
     """The queries among some rows of a run, which are consecutive images and all their captions."""
-    owners = owners[captions] - images.start
-    ranks = _ranks(run, images, captions, owners, cross_check)
-    return {
-        "i2t": Queries.ranked(ranks.i2t, np.unique(owners) + images.start),
-        "t2i": Queries.ranked(ranks.t2i, owners + images.start),
-    }
+    ranks = _ranks(run, images, captions, owners[captions] - images.start, cross_check)
+    return fold_of(ranks, owners[captions])
 
 
 def _ranks(

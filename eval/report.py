@@ -16,7 +16,7 @@ from vse.eval.gallery import all_ranks
 from vse.eval.page import write_page
 from vse.eval.ranks import Ranks
 from vse.eval.report_cards import Gallery, Negative, Pictures, gallery, hardest_negatives
-from vse.eval.report_figures import WAYS, headline, sections
+from vse.eval.report_figures import WAYS, headline, paired_differences, sections
 from vse.eval.report_inputs import Reported, on_the_same_queries, read_reported
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -98,6 +98,7 @@ def write_report(
         ways=WAYS,
         headline=headline(found[0].result) if len(found) == 1 else [],
         sections=sections([one.result for one in found]),
+        differences=paired_differences(found[0].run.owners(), *ranks) if len(ranks) == 2 and found[0].run else [],
         curves=_curves(found),
         histograms=_histograms(ranks, found[0].result) if len(ranks) == len(found) else [],
         galleries=galleries,

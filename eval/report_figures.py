@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 from markupsafe import Markup
+from numpy.typing import NDArray
 
+from vse.eval.bootstrap import LEVEL, differences
 from vse.eval.charts import Bars, recall_bars
-from vse.eval.metrics import FOLD
+from vse.eval.metrics import FOLD, fold_of
+from vse.eval.ranks import Ranks
 from vse.pipeline.errors import UserError
 
 WAYS = {
@@ -69,6 +73,32 @@ class Section:
     sums: Sequence[tuple[int, str, Figure]]
     chart: Markup | None
     notes: str
+
+
+class Difference(NamedTuple):
+    """How far two models are apart in a figure on the same queries, and whether that is more than chance."""
+
+    name: str
+    text: str
+    interval: str
+    p: str
+    significant: bool
+
+
+def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -> list[Difference]:
+    """First minus second, over the whole split: recalls each way and rsum (see :mod:`vse.eval.bootstrap`)."""
+    found = differences([[fold_of(first, owners)]], [[fold_of(second, owners)]])
+    named = [(f"{WAYS[way]} {_NAMES[name]}", found[way][name]) for way in ("i2t", "t2i") for name in _RECALLS]
+    return [
+        Difference(
+            name,
+            f"{leaf['difference']:+.1f}",
+            f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
+            f"{leaf['p']:.3f}" if leaf["p"] >= 0.001 else "below 0.001",
+            leaf["p"] < 1 - LEVEL,
+        )
+        for name, leaf in [*named, ("rsum", found["rsum"])]
+    ]
 
 
 def sections(results: Sequence[Mapping[str, Any]]) -> list[Section]:

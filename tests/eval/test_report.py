@@ -253,6 +253,24 @@ def test_two_results_stand_side_by_side_on_the_same_queries(world: World) -> Non
     assert int(counts[1]) + int(counts[2]) == 24
 
 
+def test_two_results_are_told_apart_by_a_paired_test(world: World) -> None:
+    good, bad = world.result(experiment="good", noise=0.1), world.result(experiment="worse", noise=3.0)
+    page = world.page(good, bad, queries=0).split("A minus B, on the same queries")[1].split("</table>")[0]
+    a, b = (json.loads(result.read_text())["protocols"]["full"] for result in (good, bad))
+    rows = re.findall(
+        r"<tr><td>(.*?)</td><td class=\"n\">(.*?)</td><td class=\"n\">(.*?)</td><td class=\"n\">(.*?)</td>", page
+    )
+    assert [name for name, *_ in rows][::3] == ["image to text R@1", "text to image R@1", "rsum"]
+    shown = {name: (text, p) for name, text, _, p in rows}
+    assert shown["rsum"] == (f"<b>{a['rsum'] - b['rsum']:+.1f}</b>", "below 0.001")
+    for name, way, figure in (("image to text R@10", "i2t", "r10"), ("text to image R@1", "t2i", "r1")):
+        text, p = shown[name]
+        significant = p == "below 0.001" or float(p) < 0.05
+        expected = f"{a[way][figure] - b[way][figure]:+.1f}"
+        assert text == (f"<b>{expected}</b>" if significant else f"({expected})")
+    assert "A minus B" not in world.page(good)
+
+
 def test_two_results_are_joined_by_id_whatever_their_order(world: World) -> None:
     first = world.result(experiment="good", noise=0.1)
     straight = world.embeddings(experiment="worse", noise=3.0)
