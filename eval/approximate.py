@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.flat import BLOCK, Found, Rows, Scores, exact_scores, exact_search
-from vse.eval.index import build_index, on_gpu, set_parameters
+from vse.eval.index import build_index, on_gpu, rows_needed, set_parameters
 from vse.eval.metrics import RECALLS
 from vse.eval.search import CANDIDATES, search
 from vse.pipeline.errors import UserError
@@ -33,7 +33,8 @@ def approximate_recalls(
     Of each way, ``i2t`` and ``t2i``: ``r1`` ... are R@K by what the index returns, a wrong answer that scores as high as the
     right one counted as before it; ``recall_at_1`` ... are the share of the exact top K, by the true similarity, that the
     index returned as its top K, where a row that ties with the last of the exact ones is as good. For ``order`` the index
-    proposes ``reranked`` candidates, put in order by their exact scores. Times are wall seconds of this machine.
+    proposes ``reranked`` candidates, put in order by their exact scores. Times are wall seconds of this machine. Where one
+    side has too few rows to train the index, it has a ``Flat`` one, and its ``factory`` says so.
 
     Parameters
     ----------
@@ -45,6 +46,7 @@ def approximate_recalls(
     if len(owners) != len(captions) or not len(owners) or owners.min() < 0 or owners.max() >= len(images):
         raise UserError(f"{len(owners)} owners, in {len(images)} images, for {len(captions)} captions")
     asking = np.unique(owners)
+    needed = rows_needed(factory, images.shape[1])
     figures: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         figures["reranked"] = candidates
@@ -55,8 +57,10 @@ def approximate_recalls(
         # As many results more as a query can have right answers: K wrong ones that tie with these are then seen.
         depth = max(ks) + int(np.bincount(label).max())
         times = [time.perf_counter()]
-        built = build_index(corpus, factory, seed=seed, block=block, name=name)
-        set_parameters(built.index, parameters)
+        small = len(corpus) < needed <= max(len(images), len(captions))
+        built = build_index(corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
+        if not small:
+            set_parameters(built.index, parameters)
         times.append(time.perf_counter())
         index = on_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
         found = search(corpus, queries, depth, similarity, way=way, candidates=candidates, index=index)
@@ -72,6 +76,7 @@ def approximate_recalls(
         figures[way] = {
             "n_queries": len(queries),
             "n_corpus": len(corpus),
+            "factory": built.factory,
             "trained_on": built.trained_on,
             "build_s": build_s,
             "search_s": search_s,

@@ -64,6 +64,11 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
     return Built(index, factory, trained_on)
 
 
+def rows_needed(factory: str, dim: int) -> int:
+    """How many rows at least such an index is trained on; :class:`UserError` if there is no such index."""
+    return TRAIN_ENOUGH * _most_centroids(_made(factory, dim))
+
+
 def set_parameters(index: Any, parameters: str) -> None:
     """How thoroughly an index is searched: ``nprobe=16`` of IVF, ``efSearch=64`` of HNSW, several with commas between.
 

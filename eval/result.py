@@ -139,7 +139,8 @@ def index_line(result: Mapping[str, Any]) -> str:
     index = result["index"]
     what = " ".join(filter(None, [index["factory"], index["parameters"]]))
     ways = [
-        f"{way} R@1/5/10 {_slashed(index[way])}, {index[way]['recall_at_10']:.1f}% of the exact top 10"
+        f"{way}{' (Flat)' if index[way]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[way])}, "
+        f"{index[way]['recall_at_10']:.1f}% of the exact top 10"
         for way in ("i2t", "t2i")
     ]
     reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""

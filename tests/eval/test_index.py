@@ -322,3 +322,12 @@ def test_owners_that_do_not_fit_are_named() -> None:
     for owners in (np.array([0, 1, 2, 4]), np.array([0, -1, 2, 3]), np.arange(3)):
         with pytest.raises(UserError, match="owners, in 4 images, for 4 captions"):
             approximate_recalls(images, captions, owners)
+
+
+def test_a_side_too_small_to_train_has_a_flat_index_and_says_so() -> None:
+    images, captions = rows(200, seed=1), rows(30, seed=2)  # most images are distractors
+    found = approximate_recalls(images, captions, np.arange(30), "cosine", "IVF4,Flat", "nprobe=1", (1, 10))
+    assert (found["i2t"]["factory"], found["i2t"]["trained_on"], found["i2t"]["recall_at_10"]) == ("Flat", 0, 100)
+    assert (found["t2i"]["factory"], found["t2i"]["trained_on"]) == ("IVF4,Flat", 200)
+    with pytest.raises(UserError, match="its 64 centroids need 2496 rows"):
+        approximate_recalls(images, captions, np.arange(30), "cosine", "IVF64,Flat")
