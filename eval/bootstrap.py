@@ -22,7 +22,8 @@ from vse.eval.metrics import Fold, averaged, fold_metrics, resampled
 SAMPLES = 1000  # for intervals
 COMPARED = 10_000  # for p-values
 LEVEL = 0.95
-_AT_ONCE = 500  # samples
+ALPHA = 0.05  # a difference is called significant if p is below
+_WEIGHTS = 2**21  # of images in samples, held at once
 
 Run = Sequence[Fold]  # the queries of one seed, a fold after the other
 
@@ -35,7 +36,7 @@ def intervals(runs: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dic
     """
     runs, n_images = _compacted(runs)
     rng = np.random.default_rng(seed)
-    return _each(_joined([_means(runs, _drawn(runs[0], n_images, n, rng)) for n in _portions(samples)]), _interval)
+    return _each(_joined([_means(runs, _drawn(runs[0], n_images, n, rng)) for n in _portions(samples, n_images)]), _interval)
 
 
 def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMP
     ]
     rng = np.random.default_rng(seed)
     found = []
-    for n in _portions(samples):
+    for n in _portions(samples, n_images):
         weights = _drawn(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = _means(mixed, np.hstack([1 - swap, swap])), _means(mixed, np.hstack([swap, 1 - swap]))
@@ -78,9 +79,10 @@ def _difference(a: float, b: float, drawn: NDArray[np.float64], swapped: NDArray
     }
 
 
-def _portions(samples: int) -> list[int]:
-    """Samples in portions whose weights fit into memory."""
-    return [min(_AT_ONCE, samples - start) for start in range(0, samples, _AT_ONCE)]
+def _portions(samples: int, n_images: int) -> list[int]:
+    """Samples in portions of ``_WEIGHTS`` weights at most."""
+    size = max(1, _WEIGHTS // n_images)
+    return [min(size, samples - start) for start in range(0, samples, size)]
 
 
 def _means(runs: Sequence[Run], weights: NDArray[np.float64]) -> dict[str, Any]:

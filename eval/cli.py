@@ -16,7 +16,7 @@ from vse.eval.significance import compare, difference_lines, significance, write
 from vse.eval.tables import TABLES, summary, write_table
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json
+from vse.pipeline.files import check_out, read_json
 
 _FILE = click.Path(path_type=Path)
 
@@ -69,6 +69,8 @@ def eval_command(
         raise click.UsageError("Missing option '--out'.")
     else:
         samples = SAMPLES if bootstrap is None else bootstrap
+        if 0 < samples < 100:
+            raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
         written = evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters)
         result = read_json(written)
         lines = [summary_line(result, name) for name in result["protocols"]]
@@ -89,6 +91,7 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
     summary has a row per result and protocol; significance one per figure of files that vse-eval --compare wrote. Any
     other NAME is a published table, printed figures and ours side by side; what no result was given for stays blank.
     """
+    check_out(out, results)
     if name not in TABLES:
         click.echo(write_comparison(compared(name, results, dataset), out))
     elif not results or dataset:

@@ -29,9 +29,11 @@ _CAPTIONS = 2500  # that search all images at once
 Rows = NDArray[np.int64]
 
 
-def is_coco_test(caption_ids: Rows) -> bool:
-    """Whether these are the captions of COCO's test images, and the package with the right answers is there."""
-    return bool(find_spec("eccv_caption")) and not set(_test_captions().tolist()) - set(caption_ids.tolist())
+def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
+    """Whether all test images of COCO are here with their captions, and the package with the right answers is there."""
+    if not find_spec("eccv_caption"):
+        return False
+    return bool(np.isin(_test_captions(), caption_ids).all() and np.isin(_test_images(), coco_ids).all())
 
 
 def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, block: ScoreBlock, size: int) -> Fold:
@@ -57,10 +59,12 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, bl
         positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
     i2t = figures(positions, asked)
 
-    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", images)
+    candidates = _test_images()
+    rows = _found(images, candidates, "image")
+    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
     positions = []
     for part, scores in _of_captions(asked, len(coco_ids), block, size):
-        positions += [right_positions(scores[:, n], answers[k]) for n, k in enumerate(part)]
+        positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
     return {"i2t": i2t, "t2i": figures(positions, owners[asked])}
 
 
@@ -129,6 +133,11 @@ def _test_captions() -> Rows:
     """The numbers (25000,) of the captions that are searched."""
     ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
     return ids
+
+
+def _test_images() -> Rows:
+    """The numbers (5000,) of the images that are searched."""
+    return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
 
 
 def _data(name: str) -> bytes:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from vse.eval.metrics import FOLD
 from vse.eval.published import PublishedRow, experiments_of, published_rows
-from vse.eval.result import read_result
+from vse.eval.result_file import read_result
 from vse.eval.tables import interval_of, write_table
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
@@ -108,7 +108,7 @@ def _rows_of(result: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     """The rows that a result's experiment is, by its own settings or its preset, and where these two differ."""
     name = result["experiment"]
     preset = load_experiment(name, result["dataset"]) if name in known_presets("experiments") else None
-    config = result["provenance"].get("config")
+    config = result.get("provenance", {}).get("config")
     if not isinstance(config, Mapping) or "rows" not in config:
         return set(preset.rows if preset else ()), []
     changed = []

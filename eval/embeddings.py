@@ -81,24 +81,25 @@ def read_embeddings(path: Path) -> Embeddings:
     """
     try:
         with h5py.File(path, "r") as file:
-            arrays = {name: _array(path, item) for name, item in file.items() if isinstance(item, h5py.Dataset)}
-            attributes = {name: _plain(value) for name, value in file.attrs.items()}
+            items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
+            arrays = {name: _array(path, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
+            noted = {name: file.attrs[name] for name in (*_ATTRIBUTES, "provenance") if name in file.attrs}
     except OSError as error:
         reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
         raise UserError(f"{path}: {reason}") from None
+    attributes = {name: _plain(path, name, value) for name, value in noted.items()}
     missing = [name for name in _IDS if name not in arrays]
     missing += [name for name in _ATTRIBUTES if name not in attributes]
     if "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
     if missing:
         raise UserError(f"{path}: not an embeddings file, it lacks {', '.join(missing)}")
-    values: dict[str, Any] = {name: arrays[name].astype(np.int64) for name in _IDS}
-    values["coco_ids"] = arrays["coco_ids"].astype(np.int64) if "coco_ids" in arrays else None
-    values |= {name: arrays[name].astype(np.float32, copy=False) if name in arrays else None for name in _MATRICES}
-    values |= {name: attributes[name] for name in _ATTRIBUTES}
-    found = Embeddings(**values, provenance=attributes.get("provenance", "{}"))
-    _check(path, found)
-    return found
+    values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
+    values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
+    values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
+    run = Embeddings(**values, **attributes)
+    _check(path, run)
+    return run
 
 
 def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:
@@ -109,19 +110,48 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
     for name in _IDS:
         if not np.array_equal(getattr(first, name), getattr(run, name)):
             raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
+    if first.coco_ids is not None and run.coco_ids is not None and not np.array_equal(first.coco_ids, run.coco_ids):
+        raise UserError(f"{path} and {first_path} differ in coco_ids; what is evaluated together shares them")
 
 
 def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
     """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
     if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(path, np.float32, "c", item.id.get_offset(), item.shape)
-    return np.asarray(item[()])
+    values = item[()]
+    return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _plain(value: Any) -> Any:
-    """An attribute as a Python value, text whichever way the writer stored it."""
-    value = value.item() if isinstance(value, np.generic) else value
-    return value.decode() if isinstance(value, bytes) else value
+def _plain(path: Path, name: str, value: Any) -> Any:
+    """An attribute as text, whichever way the writer stored it; of the seed as a whole number."""
+    value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
+    try:
+        value = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: the attribute {name} is not UTF-8") from None
+    if name == "seed" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int if name == "seed" else str):
+        raise UserError(f"{path}: the attribute {name} is {value!r}, not {'a whole number' if name == 'seed' else 'a text'}")
+    return value
+
+
+def _ids(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+    whole = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
+    if not whole or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
+        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
+        raise UserError(f"{path}: {name} are to be whole numbers in one row, and are {kind}")
+    return values.astype(np.int64)
+
+
+def _matrix(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """A matrix in float32; scores in the precision that they have, so that no two become equal."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
+        raise UserError(f"{path}: {name} holds no numbers")
+    if name == "scores" and values.dtype == np.float64:
+        return values
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by its row
+        return values.astype(np.float32, copy=False)
 
 
 def _check(path: Path, found: Embeddings) -> None:
@@ -148,4 +178,4 @@ def _check(path: Path, found: Embeddings) -> None:
         for start in range(0, rows, _CHECKED):
             finite = np.isfinite(values[start : start + _CHECKED]).all(1)
             if not finite.all():
-                raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN)")
+                raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")

@@ -66,7 +66,8 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
 
 def rows_needed(factory: str, dim: int) -> int:
     """How many rows at least such an index is trained on; :class:`UserError` if there is no such index."""
-    return TRAIN_ENOUGH * _most_centroids(_made(factory, dim))
+    index = _made(factory, dim)
+    return TRAIN_ENOUGH * _most_centroids(index)
 
 
 def set_parameters(index: Any, parameters: str) -> None:
@@ -154,17 +155,20 @@ def _made(factory: str, dim: int) -> Any:
 
 
 def _most_centroids(index: Any) -> int:
-    """The most that any part of an index is trained to have: lists of IVF, codes of PQ."""
-    index = faiss.downcast_index(index)
-    counts = [int(getattr(index, "nlist", 0))]
-    if hasattr(index, "pq"):
-        counts.append(int(index.pq.ksub))
-    if hasattr(index, "aq"):
-        counts += [2 ** int(bits) for bits in faiss.vector_to_array(index.aq.nbits)]
-    if hasattr(index, "chain"):
-        transforms = [faiss.downcast_VectorTransform(index.chain.at(k)) for k in range(index.chain.size())]
+    """The most that any part of an index is trained to have: lists of IVF, codes of PQ.
+
+    ``index`` owns what is looked at, so the caller keeps it.
+    """
+    kind = faiss.downcast_index(index)
+    counts = [int(getattr(kind, "nlist", 0))]
+    if hasattr(kind, "pq"):
+        counts.append(int(kind.pq.ksub))
+    if hasattr(kind, "aq"):
+        counts += [2 ** int(bits) for bits in faiss.vector_to_array(kind.aq.nbits)]
+    if hasattr(kind, "chain"):
+        transforms = [faiss.downcast_VectorTransform(kind.chain.at(k)) for k in range(kind.chain.size())]
         counts += [256 for transform in transforms if isinstance(transform, faiss.OPQMatrix)]
-    parts = [getattr(index, name, None) for name in ("index", "base_index", "refine_index", "storage")]
+    parts = [getattr(kind, name, None) for name in ("index", "base_index", "refine_index", "storage")]
     return max([*counts, *(_most_centroids(part) for part in parts if part is not None)])
 
 

@@ -47,7 +47,7 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
         raise UserError("the protocol sentence needs caption embeddings, and the file has none")
     if "auto" in asked:
         asked = [*asked, "full", *(["1k"] if n_images >= FOLD and n_asking == n_images else [])]
-        if run.coco_ids is not None and is_coco_test(run.caption_ids):
+        if is_coco_test(_coco_ids(run), run.caption_ids):
             asked += COCO_PROTOCOLS
     return [name for name in PROTOCOLS if name in asked]
 
@@ -58,8 +58,7 @@ def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list
     if protocol == "sentence":
         return [_sentences(run, owners, cross_check)]
     if protocol in COCO_PROTOCOLS:
-        coco_ids = run.image_ids if run.coco_ids is None else run.coco_ids
-        return [coco_fold(protocol, coco_ids, run.caption_ids, owners, *_score_blocks(run))]
+        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, owners, *_score_blocks(run))]
     if protocol == "full":
         return [_fold(run, owners, slice(0, len(run.image_ids)), slice(0, len(owners)), cross_check)]
     folds = []
@@ -67,6 +66,10 @@ def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list
         captions = np.flatnonzero((owners >= start) & (owners < start + FOLD))
         folds.append(_fold(run, owners, slice(start, start + FOLD), captions, cross_check=False))
     return folds
+
+
+def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
+    return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
 def _score_blocks(run: Embeddings) -> tuple[ScoreBlock, int]:

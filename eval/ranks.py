@@ -108,9 +108,10 @@ def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"],
     t2i = torch.zeros(len(owners), dtype=torch.int64)
     for rows, own in blocks:
         scores = block(rows, None)
-        if not torch.isfinite(scores.sum()):
+        # The sum of finite scores may overflow; then they are looked at one by one.
+        if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
             bad = int(torch.nonzero(~torch.isfinite(scores))[0, 0]) + rows.start
-            raise UserError(f"the scores of image row {bad} are not finite (NaN)")
+            raise UserError(f"the scores of image row {bad} are not finite (NaN or infinite)")
         scores[owners[own] - rows.start, own] = -torch.inf
         i2t[rows] = (scores >= best[rows, None]).sum(1)
         t2i += (scores >= right).sum(0)
@@ -137,7 +138,7 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     for start in range(0, len(rows), _CHECKED):
         finite = torch.isfinite(rows[start : start + _CHECKED].sum(1, dtype=torch.float64))
         if not bool(finite.all()):
-            raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN)")
+            raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

@@ -20,6 +20,7 @@ from vse.eval.report_figures import WAYS, headline, paired_differences, sections
 from vse.eval.report_inputs import Reported, on_the_same_queries, read_reported
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import check_out
 
 QUERIES = 12
 _SETTINGS = {
@@ -71,6 +72,7 @@ def write_report(
         raise UserError(f"{len(embeddings)} files of embeddings for {len(results)} results; give one for each")
     if queries < 0:
         raise UserError(f"{queries} queries cannot be shown")
+    check_out(out, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     found = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
     if len(found) == 2:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.bootstrap import LEVEL, differences
+from vse.eval.bootstrap import ALPHA, differences
 from vse.eval.charts import Bars, recall_bars
 from vse.eval.metrics import FOLD, fold_of
 from vse.eval.ranks import Ranks
@@ -95,7 +95,7 @@ def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -
             f"{leaf['difference']:+.1f}",
             f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
             f"{leaf['p']:.3f}" if leaf["p"] >= 0.001 else "below 0.001",
-            leaf["p"] < 1 - LEVEL,
+            leaf["p"] < ALPHA,
         )
         for name, leaf in [*named, ("rsum", found["rsum"])]
     ]

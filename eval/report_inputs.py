@@ -15,13 +15,11 @@ import pandas as pd
 
 from vse.eval.embeddings import Embeddings, read_embeddings
 from vse.eval.ensemble import ensemble
-from vse.eval.result import read_result
+from vse.eval.result_file import read_result
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file
 
 log = logging.getLogger(__name__)
-_FIELDS = {"dataset": str, "experiment": str, "split": str, "n_images": int, "n_captions": int}
-_FIELDS |= {"seeds": list, "protocols": dict}
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,13 @@ def read_reported(path: Path, embeddings: Path | None = None) -> Reported:
     :class:`UserError` if embeddings are there but are not those that the result was made from.
     """
     result = read_result(path)
-    for name, kind in _FIELDS.items():
-        if not isinstance(result.get(name), kind):
-            raise UserError(f"{path}: not a whole result of vse-eval, its {name!r} is {result.get(name)!r}")
     found = Reported(path, result)
     noted = _noted(found)
     files = [_beside(path, entry["file"]) for entry in noted]
     if embeddings:
         files[:1] = [embeddings]
     # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
-    together = len(files) > len(result["seeds"])
+    together = "ensemble" in result
     found = _with_embeddings(found, noted, files if together else files[:1], given=embeddings is not None)
     if together:
         return _lacking(found, "the result is of an ensemble: its members' training curves are in their own reports")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +19,10 @@ from vse.eval.embeddings import Embeddings, read_embeddings, same_split
 from vse.eval.ensemble import ensemble
 from vse.eval.metrics import RECALLS, Fold, averaged, fold_metrics
 from vse.eval.protocols import named_protocols, protocols_of, queries_of
+from vse.eval.result_file import VERSION, content_sha256, noted
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, sha256_json, write_json
+from vse.pipeline.files import check_out, write_json
 
-VERSION = 1
 _LABELS = {"map_at_r": "mAP@R", "rprecision": "R-P", "r1": "R@1"}
 
 
@@ -50,12 +49,13 @@ def evaluate(
     R@K over the whole split, go into the result beside the exact figures, of the first file if there are several (see
     :func:`vse.eval.approximate.approximate_recalls`).
     """
-    runs = [ensemble(files)] if together else read_seeds(files)
+    check_out(out, files)
+    runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
     first, names = runs[0], chosen(files, runs, protocol)
-    tried = {"index": _indexed(files[0], first, index, index_parameters)} if index else {}
+    tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
     found: dict[str, Any] = {}
     for name in names:
-        folds = [queries_of(run, name, cross_check) for run in runs]
+        folds = all_queries(files, runs, name, cross_check)
         found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
             found[name]["ci95"] = intervals(folds, bootstrap)
@@ -70,6 +70,7 @@ def evaluate(
         "protocols": found,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
+        **({"ensemble": _members(files)} if together else {}),
         "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
@@ -80,42 +81,33 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
     runs = [read_embeddings(path) for path in files]
     for path, run in zip(files, runs, strict=True):
         same_split(files[0], runs[0], path, run, of=("experiment", "similarity"))
-        if run is not runs[0] and run.seed == runs[0].seed:
-            raise UserError(f"{path} and {files[0]} are of the same seed {run.seed}")
+    of_seed: dict[int, Path] = {}
+    for path, run in zip(files, runs, strict=True):
+        if of_seed.setdefault(run.seed, path) != path or list(files).count(path) > 1:
+            raise UserError(f"{path} and {of_seed[run.seed]} are of the same seed {run.seed}")
     return runs
 
 
 def chosen(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
-    """The protocols that all runs can serve; :class:`UserError` names the file that cannot."""
+    """The protocols that all runs can serve; :class:`UserError` names the file that cannot serve one that was asked for."""
     asked, found = named_protocols(protocol), []
     for path, run in zip(files, runs, strict=False):
         try:
             found.append(protocols_of(run, asked))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return found[0]
+    return [name for name in found[0] if all(name in others for others in found)]
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
-    return read_signed(path, VERSION, "protocols", "a result file of vse-eval")
-
-
-def read_signed(path: Path, version: int, key: str, what: str) -> dict[str, Any]:
-    """A JSON file that has ``key`` and, if it notes one, the right ``sha256`` of its content."""
-    content = read_json(path)
-    if not isinstance(content, dict) or content.get("version") != version or key not in content:
-        raise UserError(f"{path}: not {what}")
-    if "sha256" in content and content["sha256"] != content_sha256(content):
-        raise UserError(
-            f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
-        )
-    return content
-
-
-def content_sha256(result: Mapping[str, Any]) -> str:
-    """SHA-256 of all of a result but its own ``sha256``, by which a later change of the file is noticed."""
-    return sha256_json({name: value for name, value in result.items() if name != "sha256"})
+def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
+    """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
+    found = []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            found.append(queries_of(run, protocol, cross_check))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return found
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:
@@ -149,6 +141,11 @@ def index_line(result: Mapping[str, Any]) -> str:
 
 def _slashed(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
+
+
+def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
+    members = [read_embeddings(path) for path in files]
+    return [{"experiment": member.experiment, "seed": member.seed} for member in members]
 
 
 def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
@@ -186,11 +183,6 @@ def _over_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def noted(embeddings: Path, out: Path) -> dict[str, str]:
-    """Where a file of embeddings lies, seen from the result, and its SHA-256."""
-    return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
-
-
 def _provenance(run: Embeddings) -> dict[str, Any]:
     versions = {
         "vse": vse.__version__,
@@ -200,8 +192,12 @@ def _provenance(run: Embeddings) -> dict[str, Any]:
         "python": platform.python_version(),
     }
     try:
-        noted = json.loads(run.provenance)
-    except (json.JSONDecodeError, TypeError):
-        noted = {}
-    noted = noted if isinstance(noted, dict) else {"note": noted}
-    return {"features": {}, "config": {}, **noted, "versions": versions}
+        said = json.loads(run.provenance, parse_constant=_no_number)
+    except (ValueError, RecursionError):  # any program may have written it
+        said = {}
+    said = said if isinstance(said, dict) else {"note": said}
+    return {"features": {}, "config": {}, **said, "versions": versions}
+
+
+def _no_number(constant: str) -> None:
+    """What JSON does not know, NaN and infinities, becomes null."""

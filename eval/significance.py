@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from vse.eval.bootstrap import COMPARED, LEVEL, differences
+from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
-from vse.eval.protocols import queries_of
-from vse.eval.result import chosen, content_sha256, noted, read_seeds, read_signed
+from vse.eval.result import all_queries, chosen, read_seeds
+from vse.eval.result_file import COMPARISON_VERSION, content_sha256, noted, read_comparison
 from vse.eval.tables import write_table
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
+from vse.pipeline.files import check_out, write_json
 
-VERSION = 1
 _NAMES = {"map_at_r": "mAP@R", "rprecision": "R-Precision", "medr": "Med r", "meanr": "mean r"}
 
 
@@ -41,13 +41,15 @@ def compare(
     names = [name for name in chosen(sides[0], runs[0], protocol) if name in chosen(sides[1], runs[1], protocol)]
     first = runs[0][0]
     if out is None:
-        out = Path("results") / f"{first.dataset}_{first.experiment}_vs_{runs[1][0].experiment}.json"
+        name = f"{first.dataset}_{first.experiment}_vs_{runs[1][0].experiment}"
+        out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
+    check_out(out, files)
     found = {}
     for name in names:
-        a, b = ([queries_of(run, name, cross_check) for run in side] for side in runs)
+        a, b = (all_queries(paths, side, name, cross_check) for paths, side in zip(sides, runs, strict=True))
         found[name] = differences(a, b, samples)
     result = {
-        "version": VERSION,
+        "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
         "n_images": len(first.image_ids),
@@ -58,11 +60,6 @@ def compare(
         "comparisons": found,
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
-
-
-def read_comparison(path: Path) -> dict[str, Any]:
-    """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
-    return read_signed(path, VERSION, "comparisons", "a comparison of vse-eval --compare")
 
 
 def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
@@ -76,7 +73,7 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
                 row = {"dataset": content["dataset"], "split": content["split"], "protocol": protocol, **models}
                 row |= {"way": way, "figure": name, "a_figure": leaf["a"], "b_figure": leaf["b"]}
                 row |= {"difference": leaf["difference"], "low": leaf["ci95"][0], "high": leaf["ci95"][1], "p": leaf["p"]}
-                rows.append(row | {"significant": "yes" if leaf["p"] < 1 - LEVEL else "no"})
+                rows.append(row | {"significant": "yes" if leaf["p"] < ALPHA else "no"})
     return pd.DataFrame(rows)
 
 
@@ -84,15 +81,20 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`significance` returned as ``.csv`` or ``.tex``, where a difference that is not significant is in
     parentheses; returns ``out``.
     """
+    p = [f"{value:.4f}" for value in table["p"]]
     if out.suffix != ".tex":
-        return write_table(table, out)
+        return write_table(table.assign(p=p), out)
+    models = table[["dataset", "a", "b"]].drop_duplicates()
+    if len(models) > 1:
+        raise UserError(f"{out}: a LaTeX table is of one pair of models; give one comparison, or write .csv")
+    a, b = (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]" for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].copy()
-    shown["a"], shown["b"] = table["a_figure"], table["b_figure"]
+    shown[a], shown[b] = table["a_figure"], table["b_figure"]
     shown["a - b"] = [f"{difference:+.1f}" if yes == "yes" else f"({difference:+.1f})" for difference, yes in sure]
     shown["95% interval"] = interval
-    shown["p"] = [f"{p:.4f}" for p in table["p"]]
+    shown["p"] = p
     return write_table(shown, out)
 
 
@@ -126,7 +128,7 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
     if len(files) == 2:
-        if files[0] == files[1]:
+        if files[0].resolve() == files[1].resolve():
             raise UserError(f"{files[0]} is given twice; --compare needs two models")
         return [files[0]], [files[1]]
     by_experiment: dict[str, list[Path]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.metrics import FOLD, RECALLS
-from vse.eval.result import read_result
+from vse.eval.result_file import read_result
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 

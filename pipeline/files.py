@@ -8,7 +8,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,6 +47,14 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         raise
 
 
+def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
+    """:class:`UserError` if ``out`` is a folder, or one of the files that it is to be made from; before any work."""
+    if out.is_dir():
+        raise UserError(f"cannot write {out}: it is a folder")
+    if out.resolve() in {path.resolve() for path in inputs}:
+        raise UserError(f"{out} would be overwritten, which is what it is to be made from; name another file to write")
+
+
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
     """Write ``content``, atomically, as :func:`written` does; returns ``path``."""
     with written(path, sync) as stream:
@@ -70,7 +78,7 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = 
         return json.loads(path.read_text(encoding="utf-8"), object_hook=object_hook)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 
 

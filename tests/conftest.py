@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for each other's threads
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 from jaxtyping import install_import_hook
 
 _checked = [

@@ -441,7 +441,7 @@ def test_a_result_that_lacks_something_is_refused(world: World, edit: Callable[.
         content[field] = value
         content["sha256"] = content_sha256(content)
 
-    fails_with(f"not a whole result of vse-eval, its '{field}'", [edit(world.result(), spoil)], world.folder / "x")
+    fails_with(f"not a result file of vse-eval: {field}: ", [edit(world.result(), spoil)], world.folder / "x")
 
 
 def test_the_page_is_the_same_again_and_names_no_folder(world: World, tmp_path: Path) -> None:
