@@ -13,7 +13,7 @@ from vse.eval.published import published_tables
 from vse.eval.report import QUERIES, write_report
 from vse.eval.result import evaluate, index_line, summary_line
 from vse.eval.significance import compare, difference_lines, significance, write_significance
-from vse.eval.tables import TABLES, summary, write_table
+from vse.eval.tables import TABLES, summary, write_summary
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, read_json
@@ -41,7 +41,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too: IVF1024,Flat or HNSW32, say.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched: nprobe=16, say.")
-@click.option("--out", type=_FILE, help="The file to write (JSON).  [default with --compare: results/DATASET_A_vs_B.json]")
+@click.option("--out", type=_FILE, help="The file to write (JSON).  [required; with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
 def eval_command(
     files: tuple[Path, ...],
@@ -97,7 +97,7 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
     elif not results or dataset:
         raise UserError(f"{name} takes no --dataset" if dataset else f"{name} needs result files")
     elif name == "summary":
-        click.echo(write_table(summary(results), out))
+        click.echo(write_summary(summary(results), out))
     else:
         click.echo(write_significance(significance(results), out))
 

@@ -14,16 +14,15 @@ from pydantic import ValidationError
 
 from vse.eval.metrics import FOLD
 from vse.eval.published import PublishedRow, experiments_of, published_rows
-from vse.eval.result_file import read_result
-from vse.eval.tables import interval_of, write_table
+from vse.eval.result_file import read_result, without_comparisons
+from vse.eval.tables import as_latex, figure_cell, interval_of, title_of, write_table
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 from vse.pipeline.presets import changed_fields, known_presets, load_experiment
 
 log = logging.getLogger(__name__)
-_WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
-_NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r"}
+_WAYS = ("i2t", "t2i", "s2s", "phrase")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def write_comparison(table: pd.DataFrame, out: Path) -> Path:
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
-    for path in results:
+    for path in without_comparisons(results):
         result = read_result(path)
         if "sha256" not in result:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
@@ -181,24 +180,22 @@ def _latex(table: pd.DataFrame) -> str:
     lines = []
     for row in table.to_dict("records"):
         described = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*described, *(_cell(row[f"{name}_published"], digits) for name in figures)])
+        lines.append([*described, *(figure_cell(row[f"{name}_published"], digits) for name in figures)])
         if row["experiment"]:
-            ours = (_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in figures)
+            ours = (figure_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in figures)
             lines.append([*_described(row), *ours])
         differences = [_difference(row, name, digits) for name in figures]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
-    frame = pd.DataFrame(lines, columns=pd.MultiIndex.from_tuples(titles + [_title(name) for name in figures]))
-    text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format="lllll" + "r" * len(figures))
-    notes = [f"% {row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
+    notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
     if (table[[f"{name}_significant" for name in figures]] == "no").any(axis=None):
-        notes.append("% (in parentheses): a difference whose printed figure lies within our 95% interval")
-    return "\n".join(["% \\usepackage{booktabs}", *notes, text.replace("±", "$\\pm$").replace("−", "$-$")])
+        notes.append("(in parentheses): a difference whose printed figure lies within our 95% interval")
+    return as_latex(lines, titles + [title_of(name) for name in figures], len(titles), notes)
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
-    text = _cell(row[f"{name}_difference"], digits, sign="+")
+    text = figure_cell(row[f"{name}_difference"], digits, sign="+")
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
@@ -209,15 +206,3 @@ def _described(row: Mapping[Hashable, Any]) -> list[str]:
     as_many = str(row["our_images"]) == str(row["images"])
     protocol = row["protocol"] if as_many else f"{row['protocol']}, {row['our_images']} images"
     return ["", f"ours: {row['experiment']}", setting, row["our_dataset"], protocol]
-
-
-def _title(figure: str) -> tuple[str, str]:
-    way, _, name = figure.partition("_")
-    return (_WAYS[way], _NAMES[name]) if way in _WAYS else ("", figure.replace("_", " "))
-
-
-def _cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    if math.isnan(figure):
-        return ""
-    text = f"{figure:{sign}.{digits}f}".replace("-", "−")
-    return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"

@@ -89,11 +89,11 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: {reason}") from None
     attributes = {name: _plain(path, name, value) for name, value in noted.items()}
     missing = [name for name in _IDS if name not in arrays]
-    missing += [name for name in _ATTRIBUTES if name not in attributes]
+    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes]
     if "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
     if missing:
-        raise UserError(f"{path}: not an embeddings file, it lacks {', '.join(missing)}")
+        raise UserError(f"{path}: not a whole embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
     values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}

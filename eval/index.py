@@ -47,7 +47,7 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
     if n_rows < needed:
         raise UserError(
             f"{factory}: its {n_centroids} centroids need {needed} rows to be trained, and {name} has {n_rows}; "
-            "ask for fewer (the number after IVF), or for Flat or HNSW32, which need none"
+            "ask for fewer (of IVF, the number behind it), or for Flat or HNSW32, which need none"
         )
     trained_on = 0
     try:

@@ -29,6 +29,7 @@ _SETTINGS = {
     "model.dim": "dimensions",
     "loss.name": "loss",
     "loss.margin": "margin",
+    "warmup.epochs": "warm-up epochs",
     "train.learning_rate": "learning rate",
     "train.batch_size": "batch size",
     "train.epochs": "epochs",
@@ -156,11 +157,14 @@ def _facts(found: Reported) -> Iterator[tuple[str, str]]:
     result, record = found.result, found.record
     counts = f"{result['n_images']:,} images, {result['n_captions']:,} captions"
     yield "Data", f"{result['dataset']}, split {result['split']}: {counts}"
-    yield "Seeds" if len(result["seeds"]) > 1 else "Seed", ", ".join(map(str, result["seeds"]))
+    if "ensemble" in result:
+        yield "Members", ", ".join(f"{member['experiment']} seed {member['seed']}" for member in result["ensemble"])
+    else:
+        yield "Seeds" if len(result["seeds"]) > 1 else "Seed", ", ".join(map(str, result["seeds"]))
     settings = flattened(found.config)
     gradient = settings.get("solver", "gradient") == "gradient"
     keys = _SETTINGS if gradient else {"solver": "solver", "feature": "feature"}
-    named = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) is not None]
+    named = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
     if named:
         yield "Settings", ", ".join(named)
     if found.run:
@@ -185,7 +189,7 @@ _MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
 
 def _differing(found: Sequence[Reported]) -> list[tuple[str, str, str]]:
     """The settings in which two results differ."""
-    if len(found) < 2:
+    if len(found) < 2 or not all(each.config for each in found):
         return []
     one, two = (flattened(each.config) for each in found)
     names = [name for name in dict.fromkeys([*one, *two]) if name not in ("name", "rows") and one.get(name) != two.get(name)]

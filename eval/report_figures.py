@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.bootstrap import ALPHA, differences
+from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.charts import Bars, recall_bars
 from vse.eval.metrics import FOLD, fold_of
 from vse.eval.ranks import Ranks
@@ -87,7 +87,7 @@ class Difference(NamedTuple):
 
 def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -> list[Difference]:
     """First minus second, over the whole split: recalls each way and rsum (see :mod:`vse.eval.bootstrap`)."""
-    found = differences([[fold_of(first, owners)]], [[fold_of(second, owners)]])
+    found = differences([[fold_of(first, owners)]], [[fold_of(second, owners)]], COMPARED)
     named = [(f"{WAYS[way]} {_NAMES[name]}", found[way][name]) for way in ("i2t", "t2i") for name in _RECALLS]
     return [
         Difference(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, Validatio
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json
 
+log = logging.getLogger(__name__)
 VERSION = 1
 COMPARISON_VERSION = 1
 
@@ -73,6 +75,7 @@ class _Comparison(BaseModel):
     model_config = ConfigDict(extra="allow")
     dataset: str
     split: str
+    n_images: StrictInt
     a: _Model
     b: _Model
     comparisons: dict[str, dict[str, _Compared | dict[str, _Compared]]]
@@ -90,6 +93,18 @@ def read_result(path: Path) -> dict[str, Any]:
 def read_comparison(path: Path) -> dict[str, Any]:
     """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
     return _read(path, COMPARISON_VERSION, "comparisons", _Comparison, "a comparison of vse-eval --compare")
+
+
+def without_comparisons(paths: Sequence[Path]) -> list[Path]:
+    """Those of some files that are no comparisons, which may lie in the same folder; a line says which are."""
+    kept = []
+    for path in paths:
+        content = read_json(path)
+        if isinstance(content, dict) and "comparisons" in content:
+            log.warning("%s is left out: it is a comparison, of which vse-table significance makes a table", path)
+        else:
+            kept.append(path)
+    return kept
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:

@@ -11,11 +11,12 @@ import pandas as pd
 
 from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.metrics import FOLD
 from vse.eval.result import all_queries, chosen, read_seeds
 from vse.eval.result_file import COMPARISON_VERSION, content_sha256, noted, read_comparison
-from vse.eval.tables import write_table
+from vse.eval.tables import as_latex, figure_cell, write_table
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, write_json
+from vse.pipeline.files import check_out, write_json, write_text
 
 _NAMES = {"map_at_r": "mAP@R", "rprecision": "R-Precision", "medr": "Med r", "meanr": "mean r"}
 
@@ -41,7 +42,10 @@ def compare(
     names = [name for name in chosen(sides[0], runs[0], protocol) if name in chosen(sides[1], runs[1], protocol)]
     first = runs[0][0]
     if out is None:
-        name = f"{first.dataset}_{first.experiment}_vs_{runs[1][0].experiment}"
+        models = [side[0].experiment for side in runs]
+        if models[0] == models[1]:
+            models = [f"{side[0].experiment}-{side[0].seed}" for side in runs]
+        name = f"{first.dataset}_{'_vs_'.join(models)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
     check_out(out, files)
     found = {}
@@ -67,8 +71,8 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     rows = []
     for path in comparisons:
         content = read_comparison(path)
-        models = {side: content[side]["experiment"] for side in ("a", "b")}
-        for protocol, found in content["comparisons"].items():
+        models = dict(zip("ab", _labels(content), strict=True))
+        for protocol, found in _protocols(content):
             for way, name, leaf in _leaves(found):
                 row = {"dataset": content["dataset"], "split": content["split"], "protocol": protocol, **models}
                 row |= {"way": way, "figure": name, "a_figure": leaf["a"], "b_figure": leaf["b"]}
@@ -81,28 +85,34 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`significance` returned as ``.csv`` or ``.tex``, where a difference that is not significant is in
     parentheses; returns ``out``.
     """
-    p = [f"{value:.4f}" for value in table["p"]]
+    p = [f"{value:.4f}" if value >= 0.001 else "<0.001" for value in table["p"]]
     if out.suffix != ".tex":
-        return write_table(table.assign(p=p), out)
+        return write_table(table.assign(p=[f"{value:.4f}" for value in table["p"]]), out)
     models = table[["dataset", "a", "b"]].drop_duplicates()
     if len(models) > 1:
         raise UserError(f"{out}: a LaTeX table is of one pair of models; give one comparison, or write .csv")
     a, b = (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
     sure = zip(table["difference"], table["significant"], strict=True)
-    interval = [f"[{low:+.1f}, {high:+.1f}]" for low, high in zip(table["low"], table["high"], strict=True)]
+    interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].copy()
-    shown[a], shown[b] = table["a_figure"], table["b_figure"]
-    shown["a - b"] = [f"{difference:+.1f}" if yes == "yes" else f"({difference:+.1f})" for difference, yes in sure]
+    shown[a] = [figure_cell(figure, 1) for figure in table["a_figure"]]
+    shown[b] = [figure_cell(figure, 1) for figure in table["b_figure"]]
+    cells = ((figure_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
+    shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
     shown["95% interval"] = interval
     shown["p"] = p
-    return write_table(shown, out)
+    notes = [
+        f"{models['dataset'].iloc[0]}: paired bootstrap (interval) and randomisation test (p, two-sided) over test images",
+        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many figures there are",
+    ]
+    return write_text(out, as_latex(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 3, notes))
 
 
 def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
     """A line per protocol for a person: R@1 each way and rsum, with interval and p."""
-    title = f"{comparison['a']['experiment']} - {comparison['b']['experiment']}"
+    title = " - ".join(_labels(comparison))
     lines = []
-    for protocol, found in comparison["comparisons"].items():
+    for protocol, found in _protocols(comparison):
         shown = [
             f"{f'{way} ' if way else ''}{name} {leaf['difference']:+.1f} "
             f"[{leaf['ci95'][0]:+.1f}, {leaf['ci95'][1]:+.1f}] p {leaf['p']:.2g}"
@@ -111,6 +121,22 @@ def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"{comparison['dataset']} {title} {protocol}: {', '.join(shown)}")
     return lines
+
+
+def _protocols(comparison: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The protocols of a comparison, without ``1k`` where it only repeats ``full``."""
+    found = comparison["comparisons"]
+    once = comparison["n_images"] <= FOLD and "full" in found
+    return [(name, compared) for name, compared in found.items() if name != "1k" or not once]
+
+
+def _labels(comparison: Mapping[str, Any]) -> tuple[str, str]:
+    """What to call the two models: their experiments, with the seeds if these are the same."""
+    a, b = (comparison[side] for side in "ab")
+    if a["experiment"] != b["experiment"]:
+        return a["experiment"], b["experiment"]
+    first, second = (f"{model['experiment']} seed {' '.join(map(str, model['seeds']))}" for model in (a, b))
+    return first, second
 
 
 def _leaves(found: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,15 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.metrics import FOLD, RECALLS
-from vse.eval.result_file import read_result
+from vse.eval.result_file import read_result, without_comparisons
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
 TABLES = ("summary", "significance")
+_DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+_NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
+_WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
+_NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r", "map_at_r": "mAP@R", "rprecision": "R-Precision"}
 _NO_INTERVAL = (math.nan, math.nan)
 _FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
@@ -29,8 +32,7 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     figures stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
     """
     rows = []
-    for path in results:
-        result = read_result(path)
+    for result in map(read_result, without_comparisons(results)):
         protocols = dict(result["protocols"])
         if {"full", "sentence"} <= set(protocols):
             sentence = protocols.pop("sentence")
@@ -39,19 +41,61 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
         for protocol, found in protocols.items():
             if protocol != "1k" or result["n_images"] > FOLD or "full" not in protocols:
                 rows.append(_row(result, protocol, found))
+    if not rows:
+        raise UserError("no result among the files, so there is no table")
     return pd.DataFrame(rows)
 
 
+def write_summary(table: pd.DataFrame, out: Path) -> Path:
+    """Write what :func:`summary` returned as ``.csv``, all of it, or as ``.tex``: recalls, Med r and rsum, each with its
+    standard deviation if there is one; returns ``out``.
+    """
+    if out.suffix != ".tex":
+        return write_table(table, out)
+    figures = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
+    described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
+    lines = []
+    for row in table.to_dict("records"):
+        cells = [figure_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in figures]
+        lines.append([*(str(row[name]) for name in described), *cells])
+    titles = [("", name) for name in described] + [title_of(name) for name in figures]
+    same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
+    return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
+
+
 def write_table(table: pd.DataFrame, out: Path) -> Path:
-    """Write a table as ``.csv`` or, by its suffix, as ``.tex`` (booktabs, without intervals); returns ``out``."""
-    if out.suffix == ".csv":
-        return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
-    if out.suffix == ".tex":
-        table = table[[column for column in map(str, table) if not column.endswith(("_low", "_high"))]]
-        names = {column: re.sub("2([its]) r(\\d)", r"2\1 R@\2", column.replace("_", " ")) for column in map(str, table)}
-        text = table.rename(columns=names).to_latex(index=False, float_format="%.1f", escape=True, na_rep="")
-        return write_text(out, text)
-    raise UserError(f"{out}: a table is written as .csv or .tex")
+    """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
+    if out.suffix != ".csv":
+        raise UserError(f"{out}: a table is written as .csv or .tex")
+    return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+
+
+def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
+    """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
+
+    ``notes`` become comments above.
+    """
+    grouped = any(group for group, _ in titles)
+    columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
+    frame = pd.DataFrame(lines, columns=columns)
+    aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
+    text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
+    comments = [f"% {note}" for note in notes if note]
+    return "\n".join(["% \\usepackage{booktabs}", *comments, text.replace("±", "$\\pm$").replace("−", "$-$")])
+
+
+def title_of(figure: str) -> tuple[str, str]:
+    """A figure's column, ``i2t_r1`` say, as a table prints it: the way, and the name."""
+    way, _, name = figure.partition("_")
+    return (_WAYS[way], _NAMES.get(name, name)) if way in _WAYS else ("", figure.replace("_", " "))
+
+
+def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
+    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` are LaTeX's after :func:`as_latex`."""
+    if math.isnan(figure):
+        return ""
+    text = f"{figure:{sign}.{digits}f}".replace("-", "−")
+    return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
 def interval_of(found: Mapping[str, Any], name: str) -> tuple[float, float]:

@@ -24,7 +24,7 @@ SKIPPED = {
     "pip install": "installs packages; .ci/run does so in a fresh environment",
     "python3 -m venv": "the same",
     ". .venv/bin/activate": "the same",
-    "pytest\n": "these tests; .ci/run runs them as the README says",
+    "pytest -n auto": "these tests; .ci/run runs them as the README says",
     "cp results/tables/summary_f8k.csv": "copies what the line before it makes, which is a dry run here",
     "cp results/tables/vsepp_4.csv": "the same",
 }

@@ -62,7 +62,9 @@ def load_run(
     if caption_features is not None and trained_on is None:
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
     caption_file = caption_features or trained_on
-    caption_cache = None if caption_file is None else _same(caption_file, record["caption_features"], folder)
+    caption_cache = None
+    if caption_file is not None:
+        caption_cache = _same(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(captions or cache.captions)
     if dataset.name != cache.dataset:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -139,8 +141,11 @@ def embed_split(
     return write_embeddings(out, embeddings)
 
 
-def _same(file: Path, trained_on: dict[str, Any], folder: RunFolder) -> FeatureCache:
+def _same(file: Path, trained_on: dict[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
     """The cache in ``file``, if it is the one that the run was trained with."""
+    if not file.exists():
+        place = os.path.normpath(file)
+        raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
     cache = open_cache(file)
     if cache.key != trained_on["key"]:
         raise UserError(

@@ -20,7 +20,7 @@ from vse.eval.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search import CANDIDATES, search
 from vse.features.cnn import CnnExtractor, recreate
 from vse.features.sentences import encoder_of
-from vse.pipeline.captions import tokenize
+from vse.pipeline.captions import UNKNOWN, tokenize
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.pictures import decode
@@ -230,6 +230,9 @@ def _of_text(found: TrainedRun, text: str) -> Tensor:
         raise UserError(f"{text!r}: no word to search for")
     if found.caption_cache is None:
         words = found.vocabulary.encode(tokens)
+        unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
+        if unknown:
+            log.warning("not a word of the training captions: %s", ", ".join(unknown))
         asked: tuple[Tensor, ...] = torch.tensor([words], device=found.device), torch.tensor([len(words)])
     else:
         vectors = encoder_of(found.caption_cache, str(found.device)).encode([tokens])

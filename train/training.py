@@ -77,6 +77,13 @@ def train(
     for name in (experiment.loss.name, experiment.warmup.loss):
         check_loss(name)
     check_sampler(experiment.train.sampling)
+    if experiment.solver == "gradient" and experiment.warmup.epochs >= experiment.train.epochs:
+        log.warning(
+            "all %d epochs are warm-up with the loss %r, and %r is never used (--set warmup.epochs=0 changes that)",
+            experiment.train.epochs,
+            experiment.warmup.loss,
+            experiment.loss.name,
+        )
     cache, dataset = open_dataset(features, captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
     inputs = open_inputs(

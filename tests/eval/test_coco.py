@@ -124,6 +124,19 @@ def test_a_sixth_caption_changes_nothing() -> None:
     assert fold_metrics(queries_of(more, "eccv")[0]) == fold_metrics(queries_of(run, "eccv")[0])
 
 
+def test_other_images_are_no_candidates() -> None:
+    run = coco()
+    assert run.images is not None
+    assert run.coco_ids is not None
+    more = replace(
+        run,
+        image_ids=np.append(run.image_ids, 5000 + np.arange(100)),
+        coco_ids=np.append(run.coco_ids, 9_000_000 + np.arange(100)),
+        images=np.vstack([run.images, run.images[:100]]),  # each would tie with an image of COCO
+    )
+    assert fold_metrics(queries_of(more, "eccv")[0]) == fold_metrics(queries_of(run, "eccv")[0])
+
+
 def slow_positions(scores: list[float], right: set[int]) -> list[int]:
     """A full sort, of equal scores the wrong ones first."""
     order = sorted(range(len(scores)), key=lambda k: (-scores[k], k in right))
@@ -153,6 +166,9 @@ def test_auto_adds_them_to_the_test_set_of_coco_alone() -> None:
     run = coco()
     assert protocols_of(run, ["auto"]) == ["1k", "full", "cxc", "eccv"]
     assert protocols_of(replace(run, coco_ids=None), ["auto"]) == ["1k", "full"]
+    assert run.coco_ids is not None
+    named = replace(run, coco_ids=None, image_ids=run.coco_ids, caption_image_ids=run.coco_ids[run.caption_image_ids])
+    assert protocols_of(named, ["auto"]) == ["1k", "full", "cxc", "eccv"]
     other = replace(run, caption_ids=np.arange(len(run.caption_ids)))
     assert protocols_of(other, ["auto"]) == ["1k", "full"]
 

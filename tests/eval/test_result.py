@@ -287,7 +287,7 @@ def test_ties_do_not_trouble_the_cross_check(make: Callable[..., Embeddings], tm
 
 FAULTS: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
     "no captions": (lambda f: f.__delitem__("captions"), "lacks captions"),
-    "no split": (lambda f: f.attrs.__delitem__("split"), "lacks split"),
+    "no split": (lambda f: f.attrs.__delitem__("split"), "lacks the attribute split"),
     "scores of another size": (lambda f: f.create_dataset("scores", data=np.zeros((30, 149))), "scores has shape (30, 149)"),
     "captions of another length, beside scores": (
         lambda f: (
@@ -374,7 +374,8 @@ def test_a_table_of_several_seeds_has_deviations_and_can_be_latex(tmp_path: Path
         table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
     text = (tmp_path / "t.tex").read_text()
     assert "\\toprule" in text
-    assert "i2t R@1" in text
+    assert "image to text" in text
+    assert "$\\pm$" in text
     assert "is written as .csv or .tex" in fails(table_main, "summary", result, "--out", tmp_path / "t.xls")
 
 
@@ -403,6 +404,15 @@ def test_an_index_that_looks_everywhere_finds_what_the_exact_search_finds(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("index IVF4,Flat nprobe=4: i2t R@1/5/10 ")
     assert line.endswith("; 200 candidates re-ranked by exact scores") == (make is made_order)
+
+
+@pytest.mark.parametrize("factory", ["HNSW8", "PCA4,Flat", "OPQ4,IVF4,PQ4x4", "IVF4,PQ4x4,RFlat"])
+def test_indexes_of_several_parts_are_tried_by_the_command(factory: str, tmp_path: Path) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", made(n_images=10_000, n_each=1)), tmp_path / "r.json"
+    with pytest.raises(SystemExit) as stop:
+        eval_main([str(file), "--protocol", "full", "--no-cross-check", "--index", factory, "--out", str(out)])
+    assert stop.value.code == 0
+    assert 0 < json.loads(out.read_text())["index"]["t2i"]["recall_at_10"] <= 100
 
 
 def test_an_index_that_cannot_be_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:

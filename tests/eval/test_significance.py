@@ -13,6 +13,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.embeddings import write_embeddings
 from vse.eval.result import evaluate
 from vse.eval.significance import compare, significance
+from vse.eval.tables import summary
 
 
 def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto", samples: int = 400) -> dict[str, Any]:
@@ -90,9 +91,31 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
     text = Path("t.tex").read_text()
     table = pd.read_csv("t.csv")
     for _, row in table.iterrows():
-        shown = f"{row['difference']:+.1f}"
+        shown = f"{row['difference']:+.1f}".replace("-", "$-$")
         assert (shown if row["significant"] == "yes" else f"({shown})") in text
     assert "95\\% interval" in text
+    assert "a: vsepp & b: vse0 & a $-$ b" in text
+    assert "% demo: paired bootstrap (interval) and randomisation test" in text
+
+
+def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = compare(models[:2], samples=100)
+    assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
+    table = significance([written])
+    assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
+
+
+def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
+    result = evaluate([models[0]], tmp_path / "r.json", bootstrap=0)
+    comparison = compare([models[0], models[3]], tmp_path / "c.json", samples=100)
+    assert summary([result, comparison]).equals(summary([result]))
+
+
+def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+    pairs = [compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
+    assert "is of one pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
+    assert len(significance(pairs)) == 24
 
 
 def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -112,6 +135,6 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     assert not out.exists()
     assert "result.json: not a comparison of vse-eval --compare" in fails(table_main, "significance", result, "--out", out)
     comparison = compare(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
-    assert "c.json: not a result file of vse-eval" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
+    assert "no result among the files" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
     comparison.write_text(comparison.read_text().replace('"vsepp"', '"vse++"'))
     assert "was edited after vse-eval wrote it" in fails(table_main, "significance", comparison, "--out", tmp_path / "t.csv")

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from vse.eval.cli import table_main
-from vse.eval.tables import summary, write_table
+from vse.eval.tables import summary, write_summary, write_table
 
 NAMES = ("r1", "r5", "r10", "medr", "meanr")
 S2S = [f"s2s_{name}" for name in NAMES]
@@ -85,9 +85,9 @@ def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     assert lines[1].endswith(",290.00,,,,,")
     assert lines[2] == "demo,1,test,sentence,2000,10000,1" + 12 * "," + "30.00,50.00,75.00,3.00,9.50"
     assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
-    text = write_table(summary(files), tmp_path / "t.tex").read_text()
-    assert " & s2s R@1 & s2s R@5 & s2s R@10 & s2s medr & s2s meanr \\\\" in text
-    assert " & 290.0 &  &  &  &  &  \\\\" in text
+    text = write_summary(summary(files), tmp_path / "t.tex").read_text()
+    assert "\\multicolumn{4}{c}{sentence to sentence}" in text
+    assert " & 290.0 &  &  &  &  \\\\" in text
     assert "nan" not in text.lower()
 
 
@@ -96,4 +96,6 @@ def test_the_command_writes_sentence_columns(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
         table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
     assert stop.value.code == 0
-    assert "s2s R@1 & s2s R@1 std" in (tmp_path / "t.tex").read_text()
+    text = (tmp_path / "t.tex").read_text()
+    assert "\\multicolumn{4}{c}{sentence to sentence}" in text
+    assert "30.0 $\\pm$ 0.5" in text

@@ -291,3 +291,22 @@ def test_what_an_index_does_not_find_is_said(
     every, told = printed(capsys, run, picture, *options, "--index-parameters", "nprobe=2")
     assert len(every) == 240
     assert "the index found" not in told
+
+
+def test_words_that_no_training_caption_has_are_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    search_split(run, "a zebra on the photosynthesis", k=1)
+    assert "not a word of the training captions: zebra, photosynthesis" in caplog.text
+    caplog.clear()
+    search_split(run, "a", k=1)
+    assert "not a word" not in caplog.text
+
+
+def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
+    run: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    moved = tmp_path / "elsewhere" / "run"
+    shutil.copytree(run, moved)
+    error = fails(search_main, moved, "a red circle")
+    assert "no feature cache " in error
+    assert "with which it was trained; if it was moved, give --features" in error
+    assert len(search_split(moved, "a red circle", k=2, features=own_cache)) == 2

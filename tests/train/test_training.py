@@ -41,6 +41,11 @@ def test_early_stop_waits_for_a_better_rsum(cache: Path, tmp_path: Path, monkeyp
     assert RunFolder(run).record()["epochs"] == 4, "a resumed run does not go on behind its early stop"
 
 
+def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train(cache, experiment("train.epochs=1", "warmup.epochs=1", "loss.name=max"), out=tmp_path / "run")
+    assert "all 1 epochs are warm-up with the loss 'sum', and 'max' is never used" in caplog.text
+
+
 def test_a_diverging_run_keeps_its_last_good_checkpoint(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
