@@ -81,7 +81,9 @@ def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]
     aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
     comments = [f"% {note}" for note in notes if note]
-    return "\n".join(["% \\usepackage{booktabs}", *comments, text.replace("±", "$\\pm$").replace("−", "$-$")])
+    for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
+        text = text.replace(sign, latex)
+    return "\n".join(["% \\usepackage{booktabs}", *comments, text])
 
 
 def title_of(figure: str) -> tuple[str, str]:
@@ -91,7 +93,7 @@ def title_of(figure: str) -> tuple[str, str]:
 
 
 def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` are LaTeX's after :func:`as_latex`."""
+    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
     if math.isnan(figure):
         return ""
     text = f"{figure:{sign}.{digits}f}".replace("-", "−")

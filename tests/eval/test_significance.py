@@ -78,7 +78,7 @@ def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: P
 def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        eval_main(["--compare", str(models[0]), str(models[3]), "--bootstrap", "300"])
+        eval_main(["--compare", str(models[0]), str(models[3]), "--bootstrap", "2000"])
     assert stop.value.code == 0
     captured = capsys.readouterr()
     assert captured.out == "results/demo_vsepp_vs_vse0.json\n"
@@ -94,6 +94,7 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
         shown = f"{row['difference']:+.1f}".replace("-", "$-$")
         assert (shown if row["significant"] == "yes" else f"({shown})") in text
     assert "95\\% interval" in text
+    assert ("$<$0.001" in text) == (table["p"] < 0.001).any()
     assert "a: vsepp & b: vse0 & a $-$ b" in text
     assert "% demo: paired bootstrap (interval) and randomisation test" in text
 
