@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from vse.eval.bootstrap import COMPARED, SAMPLES
-from vse.eval.comparison import compared, write_comparison
 from vse.eval.protocols import PROTOCOLS
 from vse.eval.published import published_tables
+from vse.eval.published_table import compared, write_compared
 from vse.eval.report import QUERIES, write_report
 from vse.eval.result import evaluate, index_line, summary_line
 from vse.eval.significance import compare, difference_lines, significance, write_significance
@@ -93,7 +93,7 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
     """
     check_out(out, results)
     if name not in TABLES:
-        click.echo(write_comparison(compared(name, results, dataset), out))
+        click.echo(write_compared(compared(name, results, dataset), out))
     elif not results or dataset:
         raise UserError(f"{name} takes no --dataset" if dataset else f"{name} needs result files")
     elif name == "summary":

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.charts import Bars, recall_bars
-from vse.eval.metrics import FOLD, fold_of
+from vse.eval.metrics import fold_of
 from vse.eval.ranks import Ranks
+from vse.eval.result_file import distinct
 from vse.pipeline.errors import UserError
 
 WAYS = {
@@ -103,10 +104,8 @@ def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -
 
 def sections(results: Sequence[Mapping[str, Any]]) -> list[Section]:
     """A section per protocol of any of the results; ``1k`` is left out where its one fold is the whole split."""
-    names = dict.fromkeys(name for result in results for name in result["protocols"])
-    if results[0]["n_images"] <= FOLD and "full" in names:
-        names.pop("1k", None)
-    return [_section(name, results) for name in names]
+    shown = distinct({name: None for result in results for name in result["protocols"]}, results[0]["n_images"])
+    return [_section(name, results) for name in shown]
 
 
 def headline(result: Mapping[str, Any]) -> list[tuple[str, Figure]]:

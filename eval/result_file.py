@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
+from vse.eval.metrics import FOLD
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json
 
@@ -93,6 +94,12 @@ def read_result(path: Path) -> dict[str, Any]:
 def read_comparison(path: Path) -> dict[str, Any]:
     """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
     return _read(path, COMPARISON_VERSION, "comparisons", _Comparison, "a comparison of vse-eval --compare")
+
+
+def distinct(protocols: Mapping[str, Any], n_images: int) -> dict[str, Any]:
+    """The protocols of a result or a comparison, but ``1k`` where its one fold is the whole split, as ``full`` is."""
+    repeated = n_images <= FOLD and "full" in protocols
+    return {name: found for name, found in protocols.items() if name != "1k" or not repeated}
 
 
 def without_comparisons(paths: Sequence[Path]) -> list[Path]:

@@ -11,9 +11,8 @@ import pandas as pd
 
 from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
-from vse.eval.metrics import FOLD
 from vse.eval.result import all_queries, chosen, read_seeds
-from vse.eval.result_file import COMPARISON_VERSION, content_sha256, noted, read_comparison
+from vse.eval.result_file import COMPARISON_VERSION, content_sha256, distinct, noted, read_comparison
 from vse.eval.tables import as_latex, figure_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
@@ -72,7 +71,7 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     for path in comparisons:
         content = read_comparison(path)
         models = dict(zip("ab", _labels(content), strict=True))
-        for protocol, found in _protocols(content):
+        for protocol, found in distinct(content["comparisons"], content["n_images"]).items():
             for way, name, leaf in _leaves(found):
                 row = {"dataset": content["dataset"], "split": content["split"], "protocol": protocol, **models}
                 row |= {"way": way, "figure": name, "a_figure": leaf["a"], "b_figure": leaf["b"]}
@@ -112,7 +111,7 @@ def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
     """A line per protocol for a person: R@1 each way and rsum, with interval and p."""
     title = " - ".join(_labels(comparison))
     lines = []
-    for protocol, found in _protocols(comparison):
+    for protocol, found in distinct(comparison["comparisons"], comparison["n_images"]).items():
         shown = [
             f"{f'{way} ' if way else ''}{name} {leaf['difference']:+.1f} "
             f"[{leaf['ci95'][0]:+.1f}, {leaf['ci95'][1]:+.1f}] p {leaf['p']:.2g}"
@@ -121,13 +120,6 @@ def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
         ]
         lines.append(f"{comparison['dataset']} {title} {protocol}: {', '.join(shown)}")
     return lines
-
-
-def _protocols(comparison: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The protocols of a comparison, without ``1k`` where it only repeats ``full``."""
-    found = comparison["comparisons"]
-    once = comparison["n_images"] <= FOLD and "full" in found
-    return [(name, compared) for name, compared in found.items() if name != "1k" or not once]
 
 
 def _labels(comparison: Mapping[str, Any]) -> tuple[str, str]:

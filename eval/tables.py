@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.metrics import FOLD, RECALLS
-from vse.eval.result_file import read_result, without_comparisons
+from vse.eval.metrics import RECALLS
+from vse.eval.result_file import distinct, read_result, without_comparisons
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
@@ -33,14 +33,12 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     """
     rows = []
     for result in map(read_result, without_comparisons(results)):
-        protocols = dict(result["protocols"])
+        protocols = distinct(result["protocols"], result["n_images"])
         if {"full", "sentence"} <= set(protocols):
             sentence = protocols.pop("sentence")
-            intervals = {"ci95": protocols["full"]["ci95"] | sentence["ci95"]} if "ci95" in sentence else {}
+            intervals = {"ci95": protocols["full"].get("ci95", {}) | sentence["ci95"]} if "ci95" in sentence else {}
             protocols["full"] = protocols["full"] | {"s2s": sentence["s2s"]} | intervals
-        for protocol, found in protocols.items():
-            if protocol != "1k" or result["n_images"] > FOLD or "full" not in protocols:
-                rows.append(_row(result, protocol, found))
+        rows += [_row(result, protocol, found) for protocol, found in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
     return pd.DataFrame(rows)

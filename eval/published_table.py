@@ -77,7 +77,7 @@ def compared(table: str, results: Sequence[Path], dataset: str | None = None) ->
     return pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
 
 
-def write_comparison(table: pd.DataFrame, out: Path) -> Path:
+def write_compared(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`compared` returned as ``.csv`` or, by its suffix, as ``.tex`` (booktabs); returns ``out``."""
     return write_text(out, _latex(table)) if out.suffix == ".tex" else write_table(table, out)
 

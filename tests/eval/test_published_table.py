@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from vse.eval.cli import table_main
-from vse.eval.comparison import compared, write_comparison
 from vse.eval.embeddings import Embeddings, write_embeddings
 from vse.eval.published import published_rows, published_tables
+from vse.eval.published_table import compared, write_compared
 from vse.eval.result import evaluate
 from vse.eval.tables import summary
 from vse.pipeline import presets
@@ -337,8 +337,7 @@ def latex(folder: Path, result: Results) -> dict[str, str]:
     }
     names = published_tables()
     return {
-        name: write_comparison(compared(name, result_files.get(name, [])), folder / f"{name}.tex").read_text()
-        for name in names
+        name: write_compared(compared(name, result_files.get(name, [])), folder / f"{name}.tex").read_text() for name in names
     }
 
 
@@ -406,7 +405,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     assert row["i2t_r1_significant"] == "no"
     assert row["i2t_r5_significant"] == row["i2t_r10_significant"] == "yes"  # the same recall, far below the printed ones
     assert set(table.loc[table["experiment"] == "", "i2t_r1_significant"]) == {""}
-    text = write_comparison(table, tmp_path / "t.tex").read_text()
+    text = write_compared(table, tmp_path / "t.tex").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith(" & difference")]
     assert line.startswith(
         f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
