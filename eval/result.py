@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from vse.eval.result_file import VERSION, content_sha256, noted
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
 
+log = logging.getLogger(__name__)
 _LABELS = {"map_at_r": "mAP@R", "rprecision": "R-P", "r1": "R@1"}
 
 
@@ -51,6 +53,8 @@ def evaluate(
     """
     check_out(out, files)
     runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
+    for path, run in zip(files, runs, strict=False):
+        _say_lengths(path, run)
     first, names = runs[0], chosen(files, runs, protocol)
     tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
     found: dict[str, Any] = {}
@@ -108,6 +112,16 @@ def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return found
+
+
+def _say_lengths(path: Path, run: Embeddings) -> None:
+    """A line if the inner products of ``cosine`` are no cosines on the side of captions: some model forgot to divide."""
+    if run.similarity != "cosine" or run.scores is not None or run.captions is None:
+        return
+    squares = np.einsum("nd,nd->n", run.captions, run.captions)
+    low, high = float(squares.min()) ** 0.5, float(squares.max()) ** 0.5
+    if low < 0.99 or high > 1.01:
+        log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:

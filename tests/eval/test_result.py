@@ -379,6 +379,15 @@ def test_a_table_of_several_seeds_has_deviations_and_can_be_latex(tmp_path: Path
     assert "is written as .csv or .tex" in fails(table_main, "summary", result, "--out", tmp_path / "t.xls")
 
 
+def test_captions_that_are_not_of_unit_length_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = made()
+    assert run.captions is not None
+    evaluated(tmp_path, run)
+    assert "not 1" not in caplog.text
+    evaluated(tmp_path, replace(run, captions=3 * run.captions))
+    assert "0.h5: captions are of length 3 to 3, not 1; their inner products are what is ranked" in caplog.text
+
+
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match="not a result file"):

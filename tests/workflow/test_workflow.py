@@ -149,7 +149,7 @@ def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp
     done = snakemake(tmp_path, "results/tables/ace_1.csv", "results/tables/ace_1.tex")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "results/tables/ace_1.csv").read_text().splitlines()
-    assert lines[3].startswith("ace 1.3,ACE VSE++ (VGG-19),1C,coco,1k,1000,,,,,,44.50,,,,75.40,")
+    assert lines[3].startswith("ace 1.3,ACE VSE++ (VGG-19),1C,coco,1k,1000,,,,,,44.50,,,,,,,75.40,")
     assert "toprule" in (tmp_path / "results/tables/ace_1.tex").read_text()
 
 
