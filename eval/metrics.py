@@ -13,6 +13,16 @@ from scipy.sparse import csr_array
 from vse.eval.ranks import Ranks
 
 RECALLS = (1, 5, 10)
+# What ways and figures are called, where people read them.
+WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
+NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
+    "medr": "Med r",
+    "meanr": "mean r",
+    "map_at_r": "mAP@R",
+    "rprecision": "R-Precision",
+    "rsum": "rsum",
+    "mean_recall": "mean recall",
+}
 FOLD = 1000
 
 

@@ -13,10 +13,11 @@ from markupsafe import Markup
 
 from vse.eval.charts import COLOURS, Curve, rank_histogram, training_curves
 from vse.eval.gallery import all_ranks
+from vse.eval.metrics import WAYS
 from vse.eval.page import write_page
 from vse.eval.ranks import Ranks
 from vse.eval.report_cards import Gallery, Negative, Pictures, gallery, hardest_negatives
-from vse.eval.report_figures import WAYS, headline, paired_differences, sections
+from vse.eval.report_figures import headline, paired_differences, sections
 from vse.eval.report_inputs import Reported, on_the_same_queries, read_reported
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError

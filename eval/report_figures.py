@@ -13,20 +13,11 @@ from numpy.typing import NDArray
 
 from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.charts import Bars, recall_bars
-from vse.eval.metrics import fold_of
+from vse.eval.metrics import NAMES, WAYS, fold_of
 from vse.eval.ranks import Ranks
 from vse.eval.result_file import distinct
 from vse.pipeline.errors import UserError
 
-WAYS = {
-    "i2t": "image to text",
-    "t2i": "text to image",
-    "s2s": "text to text",
-    "t2t": "text to text",
-    "i2i": "image to image",
-}
-_NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r", "meanr": "mean r", "map_at_r": "mAP@R"}
-_NAMES |= {"rprecision": "R-precision", "rsum": "rsum", "mean_recall": "mean recall"}
 _TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
 _RECALLS = ("r1", "r5", "r10")
 
@@ -89,7 +80,7 @@ class Difference(NamedTuple):
 def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -> list[Difference]:
     """First minus second, over the whole split: recalls each way and rsum (see :mod:`vse.eval.bootstrap`)."""
     found = differences([[fold_of(first, owners)]], [[fold_of(second, owners)]], COMPARED)
-    named = [(f"{WAYS[way]} {_NAMES[name]}", found[way][name]) for way in ("i2t", "t2i") for name in _RECALLS]
+    named = [(f"{WAYS[way]} {NAMES[name]}", found[way][name]) for way in ("i2t", "t2i") for name in _RECALLS]
     return [
         Difference(
             name,
@@ -115,7 +106,7 @@ def headline(result: Mapping[str, Any]) -> list[tuple[str, Figure]]:
         ways, sums = dict(_ways(found)), _sums(found)
         if "rsum" in sums:
             asked = [(key, way) for key in ("r1", "medr") for way in ("i2t", "t2i") if key in ways.get(way, {})]
-            return [("rsum", sums["rsum"]), *((f"{_NAMES[key]}, {WAYS[way]}", ways[way][key]) for key, way in asked)]
+            return [("rsum", sums["rsum"]), *((f"{NAMES[key]}, {WAYS[way]}", ways[way][key]) for key, way in asked)]
     return []
 
 
@@ -132,9 +123,9 @@ def _section(name: str, results: Sequence[Mapping[str, Any]]) -> Section:
         for series, one in enumerate(found)
         if way in one
     ]
-    sums = [(series, _NAMES[key], figure) for series, one in enumerate(protocols) for key, figure in _sums(one).items()]
+    sums = [(series, NAMES.get(key, key), figure) for series, one in enumerate(protocols) for key, figure in _sums(one).items()]
     title = _title(name, results[0], next((one for one in protocols if one), {}))
-    columns = [_NAMES.get(key, key.replace("_", " ")) for key in keys]
+    columns = [NAMES.get(key, key) for key in keys]
     return Section(title, columns, rows, sums, _chart(title, ways, found), _notes(found))
 
 
@@ -151,7 +142,7 @@ def _chart(title: str, ways: Sequence[str], found: Sequence[Mapping[str, Mapping
     bars = [(way, key) for way in ways for key in _RECALLS if any(key in one.get(way, {}) for one in found)]
     if not bars:
         return None
-    groups = [(WAYS.get(way, way), [_NAMES[key] for w, key in bars if w == way]) for way in dict.fromkeys(w for w, _ in bars)]
+    groups = [(WAYS.get(way, way), [NAMES.get(key, key) for w, key in bars if w == way]) for way in dict.fromkeys(w for w, _ in bars)]
     series = []
     for one in found:
         figures = [one.get(way, {}).get(key, Figure(math.nan)) for way, key in bars]

@@ -18,14 +18,13 @@ from vse.eval.approximate import approximate_recalls
 from vse.eval.bootstrap import SAMPLES, intervals
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
 from vse.eval.ensemble import ensemble
-from vse.eval.metrics import RECALLS, Fold, averaged, fold_metrics
+from vse.eval.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.protocols import named_protocols, protocols_of, queries_of
 from vse.eval.result_file import VERSION, content_sha256, noted
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
 
 log = logging.getLogger(__name__)
-_LABELS = {"map_at_r": "mAP@R", "rprecision": "R-P", "r1": "R@1"}
 
 
 def evaluate(
@@ -131,7 +130,7 @@ def summary_line(result: Mapping[str, Any], protocol: str) -> str:
     for way in ("i2t", "t2i", "s2s"):
         names = [name for name in found.get(way, {}) if name not in ("medr", "meanr")]
         if names:
-            labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(_LABELS[name] for name in names)
+            labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
             parts.append(f"{way} {labels} " + " / ".join(f"{_mean(found[way][name]):.1f}" for name in names))
     if "rsum" in found:
         low, high = found.get("ci95", {}).get("rsum", (None, None))

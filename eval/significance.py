@@ -11,13 +11,12 @@ import pandas as pd
 
 from vse.eval.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.metrics import NAMES
 from vse.eval.result import all_queries, chosen, read_seeds
 from vse.eval.result_file import COMPARISON_VERSION, content_sha256, distinct, noted, read_comparison
 from vse.eval.tables import as_latex, figure_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
-
-_NAMES = {"map_at_r": "mAP@R", "rprecision": "R-Precision", "medr": "Med r", "meanr": "mean r"}
 
 
 def compare(
@@ -137,7 +136,7 @@ def _leaves(found: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]
     for name, value in found.items():
         for figure, leaf in [(name, value)] if "p" in value else value.items():
             way = "" if "p" in value else name
-            leaves.append((way, _NAMES.get(figure, figure.replace("_", " ") if not way else f"R@{figure[1:]}"), leaf))
+            leaves.append((way, NAMES.get(figure, figure), leaf))
     return leaves
 
 

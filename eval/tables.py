@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.metrics import RECALLS
+from vse.eval.metrics import NAMES, RECALLS, WAYS
 from vse.eval.result_file import distinct, read_result, without_comparisons
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
@@ -17,8 +17,7 @@ from vse.pipeline.files import write_text
 TABLES = ("summary", "significance")
 _DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
-_WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
-_NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "Med r", "map_at_r": "mAP@R", "rprecision": "R-Precision"}
+_WAYS = WAYS | {"phrase": "phrase to region"}  # of which papers have figures
 _NO_INTERVAL = (math.nan, math.nan)
 _FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
@@ -87,7 +86,7 @@ def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]
 def title_of(figure: str) -> tuple[str, str]:
     """A figure's column, ``i2t_r1`` say, as a table prints it: the way, and the name."""
     way, _, name = figure.partition("_")
-    return (_WAYS[way], _NAMES.get(name, name)) if way in _WAYS else ("", figure.replace("_", " "))
+    return (_WAYS[way], NAMES.get(name, name)) if way in _WAYS else ("", NAMES.get(figure, figure))
 
 
 def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

@@ -178,7 +178,7 @@ def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as stop:
         eval_main([str(file), "--protocol", "eccv", "--out", str(out)])
     assert stop.value.code == 0
-    assert "made_up eccv: i2t mAP@R/R-P/R@1 " in capsys.readouterr().err
+    assert "made_up eccv: i2t mAP@R/R-Precision/R@1 " in capsys.readouterr().err
     found: dict[str, Any] = json.loads(out.read_text())["protocols"]["eccv"]
     assert found["n_queries"] == {"i2t": 1261, "t2i": 1332}
     low, high = found["ci95"]["i2t"]["map_at_r"]

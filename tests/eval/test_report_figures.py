@@ -42,7 +42,7 @@ def test_a_table_has_a_row_for_each_way_and_result_and_the_sums_below() -> None:
 def test_figures_other_than_recalls_stand_in_the_table_alone() -> None:
     (section,) = sections([result(eccv={"i2t": {"map_at_r": 30.0, "rprecision": 40.0}, "n_queries": {"i2t": 1261}})])
     assert section.title == "ECCV Caption"
-    assert section.columns == ["mAP@R", "R-precision"]
+    assert section.columns == ["mAP@R", "R-Precision"]
     assert len(section.rows) == 1
     assert section.chart is None
 
