@@ -123,7 +123,9 @@ def _section(name: str, results: Sequence[Mapping[str, Any]]) -> Section:
         for series, one in enumerate(found)
         if way in one
     ]
-    sums = [(series, NAMES.get(key, key), figure) for series, one in enumerate(protocols) for key, figure in _sums(one).items()]
+    sums = [
+        (series, NAMES.get(key, key), figure) for series, one in enumerate(protocols) for key, figure in _sums(one).items()
+    ]
     title = _title(name, results[0], next((one for one in protocols if one), {}))
     columns = [NAMES.get(key, key) for key in keys]
     return Section(title, columns, rows, sums, _chart(title, ways, found), _notes(found))
@@ -142,7 +144,9 @@ def _chart(title: str, ways: Sequence[str], found: Sequence[Mapping[str, Mapping
     bars = [(way, key) for way in ways for key in _RECALLS if any(key in one.get(way, {}) for one in found)]
     if not bars:
         return None
-    groups = [(WAYS.get(way, way), [NAMES.get(key, key) for w, key in bars if w == way]) for way in dict.fromkeys(w for w, _ in bars)]
+    groups = [
+        (WAYS.get(way, way), [NAMES.get(key, key) for w, key in bars if w == way]) for way in dict.fromkeys(w for w, _ in bars)
+    ]
     series = []
     for one in found:
         figures = [one.get(way, {}).get(key, Figure(math.nan)) for way, key in bars]
