@@ -20,7 +20,7 @@ from common import report, seconds
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.train.cca import Covariances, canonical_directions, covariances
+from vse.train.solvers.cca import Covariances, canonical_directions, covariances
 
 IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 6000, 256
 

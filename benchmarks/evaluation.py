@@ -22,9 +22,9 @@ import numpy as np
 from common import report
 from ranks import published
 
-from vse.eval.embeddings import Embeddings, write_embeddings
-from vse.eval.metrics import FOLD, averaged, metrics
-from vse.eval.ranks import Ranks
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.ranking.metrics import FOLD, averaged, metrics
+from vse.eval.ranking.ranks import Ranks
 
 IMAGES, EACH, DIM = 5000, 5, 1024
 

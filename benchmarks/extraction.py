@@ -20,11 +20,11 @@ from PIL import Image
 
 from vse.features.backbones import autocast
 from vse.features.cnn import CnnExtractor
+from vse.features.crops import crops_of, normalized, read_ahead
 from vse.features.extraction import Item
-from vse.features.pictures import crops_of, normalized, read_ahead
 from vse.pipeline.demo import make_demo
 from vse.pipeline.feature_config import CnnConfig
-from vse.pipeline.pictures import decode
+from vse.pipeline.image_files import decode
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:

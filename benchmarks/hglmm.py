@@ -24,7 +24,7 @@ from common import report, seconds
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_step
-from vse.features.encoders import HglmmEncoder
+from vse.features.caption_encoders import HglmmEncoder
 from vse.features.hglmm import first_mixture, fisher_vectors, fit_mixture
 from vse.features.words import WordVectors
 from vse.pipeline.feature_config import HglmmConfig

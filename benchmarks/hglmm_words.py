@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from common import report, seconds
 
-from vse.features.encoders import HglmmEncoder
+from vse.features.caption_encoders import HglmmEncoder
 from vse.features.words import WordVectors
 from vse.pipeline.feature_config import HglmmConfig
 

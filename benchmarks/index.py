@@ -30,8 +30,8 @@ import numpy as np
 from common import report, seconds
 from numpy.typing import NDArray
 
-from vse.eval.flat import Found, exact_search
-from vse.eval.index import Built, build_index, search_index, set_parameters
+from vse.eval.search.exact import Found, exact_search
+from vse.eval.search.index import Built, build_index, search_index, set_parameters
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
 # (rows as a share of all, factory, parameters); without a factory exact search, by which those after it are judged.

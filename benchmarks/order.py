@@ -24,7 +24,7 @@ import torch
 from common import report, seconds
 from torch import Tensor
 
-from vse.eval.ranks import ranks_from_embeddings
+from vse.eval.ranking.ranks import ranks_from_embeddings
 
 EACH = 5  # captions of an image
 BLOCK = 100  # queries of a published block

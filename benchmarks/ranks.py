@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from common import report, seconds
 
-from vse.eval.ranks import ranks_from_embeddings
+from vse.eval.ranking.ranks import ranks_from_embeddings
 
 
 def published(images: np.ndarray, captions: np.ndarray, each: int) -> tuple[np.ndarray, np.ndarray]:

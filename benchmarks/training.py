@@ -32,22 +32,22 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from vse.eval.metrics import metrics
-from vse.eval.ranks import ranks_from_embeddings
+from vse.eval.ranking.metrics import metrics
+from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.reader import FeatureReader
 from vse.features.shards import Identity, Rows, shard_path, shard_slice, write_shard
-from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.presets import load_experiment
-from vse.train.captions import Words
-from vse.train.images import CachedImages
-from vse.train.model import TwoBranchModel
-from vse.train.pairs import Pairs, Split, images_of
-from vse.train.parallel import Processes
-from vse.train.samplers import batches_of_epoch
-from vse.train.trainer import Trainer
+from vse.pipeline.vocabulary import Vocabulary
+from vse.train.data.captions import Words
+from vse.train.data.images import CachedImages
+from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.samplers import batches_of_epoch
+from vse.train.models.build import TwoBranchModel
+from vse.train.run.processes import Processes
+from vse.train.solvers.adam import Trainer
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import click
 
-from vse.eval.bootstrap import COMPARED, SAMPLES
-from vse.eval.protocols import PROTOCOLS
-from vse.eval.published import published_tables
-from vse.eval.published_table import compared, write_compared
-from vse.eval.report import QUERIES, write_report
-from vse.eval.result import evaluate, index_line, summary_line
-from vse.eval.significance import compare, difference_lines, significance, write_significance
-from vse.eval.tables import TABLES, summary, write_summary
+from vse.eval.protocols.evaluate import evaluate, index_line, summary_line
+from vse.eval.protocols.protocols import PROTOCOLS
+from vse.eval.ranking.bootstrap import COMPARED, SAMPLES
+from vse.eval.report.report import QUERIES, write_report
+from vse.eval.tables.printed import published_tables
+from vse.eval.tables.published_table import compared, write_compared
+from vse.eval.tables.significance import compare, difference_lines, significance, write_significance
+from vse.eval.tables.summary import TABLES, summary, write_summary
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, read_json

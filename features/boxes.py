@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
+from vse.features.crops import as_tensor, normalized, scaled
 from vse.features.extraction import ImageExtractor, Vectors
-from vse.features.pictures import as_tensor, normalized, scaled
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.features.regions import load_detector, propose
 from vse.pipeline.errors import UserError

@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from vse.features import cache, extraction
+from vse.features.caption_extractor import encoder_path, fit_encoder
 from vse.features.extractors import make_extractor
 from vse.features.hardware import use_threads
-from vse.features.sentences import encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.pipeline.dataset import load_dataset_file

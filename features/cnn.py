@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, weights_sha256
 from vse.features.cache import FeatureCache
+from vse.features.crops import crops_of, normalized
 from vse.features.extraction import ImageExtractor, Vectors
-from vse.features.pictures import crops_of, normalized
 from vse.pipeline.errors import UserError
 from vse.pipeline.feature_config import CnnConfig
 

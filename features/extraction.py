@@ -21,14 +21,14 @@ from tqdm import tqdm
 
 import vse
 from vse.features import cache, shards
+from vse.features.crops import UnfitSize, read_ahead
 from vse.features.hardware import pick_device
-from vse.features.pictures import UnfitSize, read_ahead
 from vse.features.shards import Identity, Ids, Rows, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.feature_config import FeatureSettings, NetworkSettings
 from vse.pipeline.files import sha256_json
-from vse.pipeline.pictures import BadImage, decode, read_bytes
+from vse.pipeline.image_files import BadImage, decode, read_bytes
 
 VERSIONS = {
     "vse": vse.__version__,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vse.features.boxes import BoxesExtractor
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Extractor
 from vse.features.regions import RegionsExtractor
-from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
 from vse.pipeline.feature_config import BoxesConfig, CnnConfig, FeatureConfig, RegionsConfig
 
 

@@ -21,8 +21,8 @@ from torchvision.models.detection.rpn import concat_box_prediction_layers
 from torchvision.ops import batched_nms, clip_boxes_to_image, nms, remove_small_boxes
 
 from vse.features.backbones import autocast, load_backbone, weights_sha256
+from vse.features.crops import as_tensor, scaled
 from vse.features.extraction import ImageExtractor, Vectors
-from vse.features.pictures import as_tensor, scaled
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.feature_config import RegionsConfig
 

@@ -167,7 +167,7 @@ class TrainConfig(Settings):
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: str = Field(
         "shuffled",
-        description="a sampler of vse.train.samplers: shuffled, every pair once in an epoch; neighbourhood, that, with two "
+        description="a sampler of vse.train.data.samplers: shuffled, every pair once in an epoch; neighbourhood, that, with two "
         "captions or more of each image of a batch; neighbourhood_added, shuffled, then each image gets a second caption, if "
         "it has none, on top of the batch size (two-branch paper, section 3.2.3)",
     )

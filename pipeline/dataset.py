@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.captions import tokenize
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import read_json
+from vse.pipeline.vocabulary import tokenize
 
 SPLITS = ("train", "val", "test", "restval")
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from vse.pipeline.captions import tokenize
 from vse.pipeline.demo_captions import Caption, write_captions
 from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes, write_json
+from vse.pipeline.vocabulary import tokenize
 
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
 

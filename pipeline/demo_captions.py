@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vse.pipeline.captions import tokenize
 from vse.pipeline.demo_scenes import Scene, SceneObject
+from vse.pipeline.vocabulary import tokenize
 
 SYNONYMS = {
     "circle": ("circle", "disc", "round"),

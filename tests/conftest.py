@@ -11,14 +11,14 @@ from jaxtyping import install_import_hook
 
 _checked = [
     "vse.train.losses",
-    "vse.train.objective",
-    "vse.train.encoders",
-    "vse.train.recurrent",
-    "vse.train.similarities",
-    "vse.train.similarity_network",
-    "vse.train.model",
-    "vse.train.encode",
-    "vse.features.pictures",
+    "vse.train.losses.objective",
+    "vse.train.models.encoders",
+    "vse.train.models.recurrent",
+    "vse.train.models.similarities",
+    "vse.train.models.similarity_network",
+    "vse.train.models.build",
+    "vse.train.solvers.encode",
+    "vse.features.crops",
     "vse.features.hglmm",
 ]
 _hook = install_import_hook(_checked, "beartype.beartype")

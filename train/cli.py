@@ -12,10 +12,10 @@ from vse.features.cache import open_cache
 from vse.features.hardware import use_threads
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
-from vse.train.embed import embed_split
-from vse.train.search import search_split
-from vse.train.search_page import write_search_page
 from vse.train.training import train
+from vse.train.use.embed import embed_split
+from vse.train.use.search import search_split
+from vse.train.use.search_page import write_search_page
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")

@@ -14,26 +14,26 @@ import torch
 import vse
 from vse.features.cnn import recreate
 from vse.features.reader import FeatureReader
-from vse.pipeline.captions import Vocabulary
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_json
 from vse.pipeline.presets import changed_fields
-from vse.train.captions import CachedCaptions, Captions, Words
-from vse.train.cca import Cca
-from vse.train.cnn import TrainableCnn
-from vse.train.encoders import Branch
-from vse.train.fitting import Fitting
-from vse.train.images import CachedImages, EvaluationImages, TrainingImages, pictures
-from vse.train.inputs import Inputs, open_dataset, open_inputs
+from vse.pipeline.vocabulary import Vocabulary
+from vse.train.data.captions import CachedCaptions, Captions, Words
+from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, pictures
+from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.samplers import check_sampler
 from vse.train.losses import PAIR_LOSSES, check_loss
-from vse.train.model import TwoBranchModel
-from vse.train.negatives import HardNegatives
-from vse.train.pairs import Pairs, Split, images_of
-from vse.train.parallel import Processes, join_processes
-from vse.train.run import RunFolder
-from vse.train.samplers import check_sampler
-from vse.train.trainer import Trainer
+from vse.train.models.build import TwoBranchModel
+from vse.train.models.encoders import Branch
+from vse.train.models.trainable_cnn import TrainableCnn
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import Inputs, open_dataset, open_inputs
+from vse.train.run.processes import Processes, join_processes
+from vse.train.solvers.adam import Trainer
+from vse.train.solvers.base import Fitting
+from vse.train.solvers.cca import Cca
+from vse.train.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
 _ACTIONS = ("nothing", "start", "resume")

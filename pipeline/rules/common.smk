@@ -4,7 +4,7 @@ import os
 
 from snakemake.exceptions import WorkflowError
 
-from vse.eval import published
+from vse.eval.tables import printed as published
 from vse.pipeline import presets, sources
 from vse.pipeline.feature_config import CAPTION_EXTRACTORS, WordSettings
 from vse.pipeline.errors import UserError

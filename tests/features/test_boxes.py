@@ -16,8 +16,8 @@ from vse.features.backbones import LayerOutput, load_backbone
 from vse.features.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.cache import open_cache, verify_cache
 from vse.features.cli import main
+from vse.features.crops import normalized
 from vse.features.extraction import extract_shards, items_of, merge
-from vse.features.pictures import normalized
 from vse.features.proposals import edge_boxes, read_boxes, selective_search
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file

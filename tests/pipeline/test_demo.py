@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vse.pipeline.captions import tokenize
 from vse.pipeline.demo import make_demo
 from vse.pipeline.demo_captions import SYNONYMS, write_captions
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
+from vse.pipeline.vocabulary import tokenize
 
 SEEDS = st.integers(0, 2**32)
 

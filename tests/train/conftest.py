@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tests.conftest import TINY_FEATURE
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.feature_config import TfidfConfig
-from vse.train.run import RunFolder
+from vse.train.run.folder import RunFolder
 
 SETS = [
     "model.dim=16",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Extractor, extract_shards, merge
-from vse.features.sentences import CaptionExtractor, encoder_path, fit_encoder
 from vse.pipeline import presets
 from vse.pipeline.feature_config import BoxesConfig, CnnConfig, RegionsConfig
-from vse.train.run import RunFolder
+from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
 EXPERIMENTS = presets.known_presets("experiments")

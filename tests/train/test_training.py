@@ -19,14 +19,14 @@ from tests.train.conftest import COMMAND, assert_same, experiment, state
 from vse.features.cnn import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
-from vse.train import trainer as trainer_module
 from vse.train.cli import embed_main, train_main
-from vse.train.embed import load_run
-from vse.train.encode import encode
-from vse.train.negatives import COLUMNS
-from vse.train.objective import Batch, Objective
-from vse.train.run import RunFolder
+from vse.train.losses.objective import Batch, Objective
+from vse.train.run.folder import RunFolder
+from vse.train.solvers import adam as trainer_module
+from vse.train.solvers.encode import encode
+from vse.train.solvers.negatives import COLUMNS
 from vse.train.training import train
+from vse.train.use.embed import load_run
 
 
 def test_early_stop_waits_for_a_better_rsum(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ A ranking loss is a function of
 - ``settings``: the experiment's group ``loss``, with the ``margin`` (the alpha of the VSE++ paper) and a ``temperature``,
 
 and returns a scalar, summed over the batch. A loss of single pairs is a function of ``scores`` (n,) and ``labels`` (n,), +1
-for a right pair and -1 for a wrong one; :mod:`vse.train.objective` draws as many wrong pairs as there are right ones.
+for a right pair and -1 for a wrong one; :mod:`vse.train.losses.objective` draws as many wrong pairs as there are right ones.
 """
 
 from __future__ import annotations

@@ -1,0 +1,160 @@
+"""The test set of MS-COCO with more right answers than its own captions: the protocols ``cxc`` and ``eccv``.
+
+``cxc``: R@K, Med r and mean r with the right answers that people judged to be right in Crisscrossed Captions (Parekh et
+al., EACL 2021). ``eccv``: mAP@R, R-Precision and R@1 of ECCV Caption (Chun et al., ECCV 2022), for the queries that it
+annotates. Both need whole rankings, and take the answers from the package eccv-caption, which names images by ``cocoid``
+and captions by their number in COCO, which is the ``sentid`` of the Karpathy split. Its captions, five of each image, are
+the candidates; a sixth or seventh is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from io import BytesIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.ranking.metrics import Fold, Queries
+from vse.eval.ranking.ranks import ScoreBlock
+from vse.pipeline.errors import UserError
+
+COCO_PROTOCOLS = ("cxc", "eccv")
+_CAPTIONS = 2500  # that search all images at once
+
+Rows = NDArray[np.int64]
+
+
+def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
+    """Whether all test images of COCO are here with their captions, and the package with the right answers is there."""
+    if not find_spec("eccv_caption"):
+        return False
+    return bool(np.isin(_test_captions(), caption_ids).all() and np.isin(_test_images(), coco_ids).all())
+
+
+def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, block: ScoreBlock, size: int) -> Fold:
+    """The queries of ``cxc`` or ``eccv``; ties count against the model.
+
+    Parameters
+    ----------
+    coco_ids : (n_images,) number of each image in COCO
+    caption_ids : (n_captions,) number of each caption in COCO
+    owners : (n_captions,) for each caption the row of its image
+    block : their scores, at most ``size`` image rows at once
+    """
+    images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
+    candidates = _test_captions()
+    columns = torch.from_numpy(_found(captions, candidates, "caption"))
+    figures = _first_answers if protocol == "cxc" else _precisions
+
+    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
+    positions = []
+    for start in range(0, len(coco_ids), size):
+        here = np.flatnonzero((asked >= start) & (asked < start + size))
+        scores = block(slice(start, min(start + size, len(coco_ids))), columns).numpy()
+        positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
+    i2t = figures(positions, asked)
+
+    candidates = _test_images()
+    rows = _found(images, candidates, "image")
+    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
+    positions = []
+    for part, scores in _of_captions(asked, len(coco_ids), block, size):
+        positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+    return {"i2t": i2t, "t2i": figures(positions, owners[asked])}
+
+
+def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
+    """The 0-based positions of a query's right answers among all candidates, ascending.
+
+    ``scores`` is (n_candidates,), ``right`` the rows of the right ones, one of them at least. A wrong one that scores as
+    high comes before. Row -1 is no candidate and never found: its position is ``n_candidates``, behind all.
+    """
+    there = right[right >= 0]
+    goals = np.sort(scores[there])[::-1]
+    wrong = scores.copy()
+    wrong[there] = -np.inf
+    likely = wrong[wrong >= goals[-1]]
+    positions = np.full(len(right), len(scores))
+    positions[: len(there)] = np.arange(len(there)) + len(likely) - np.searchsorted(np.sort(likely), goals, side="left")
+    return positions
+
+
+def average_precision_at_r(positions: Rows) -> float:
+    """AP@R = 1/R sum over the right answers among the first R of the precision there, R being how many are right.
+
+    Musgrave et al., "A Metric Learning Reality Check", ECCV 2020, Eq. 1.
+    """
+    n_right = len(positions)
+    precision = (1 + np.arange(n_right)) / (1 + positions)
+    return float(precision[positions < n_right].sum() / n_right)
+
+
+def _first_answers(positions: Sequence[Rows], images: Rows) -> Queries:
+    """R@K, Med r and mean r; the rank of a query is the number of wrong answers before its first right one."""
+    return Queries.ranked(np.array([found[0] for found in positions]), images)
+
+
+def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
+    values = {
+        "map_at_r": np.array([100 * average_precision_at_r(found) for found in positions]),
+        "rprecision": np.array([100 * np.mean(found < len(found)) for found in positions]),
+        "r1": np.array([100.0 * (found[0] == 0) for found in positions]),
+    }
+    return Queries(images, values)
+
+
+def _of_captions(asked: Rows, n_images: int, block: ScoreBlock, size: int) -> Iterator[tuple[Rows, NDArray[np.float32]]]:
+    """The scores of all images (n_images, n) with some of the captions asked, and which of them these are."""
+    for start in range(0, len(asked), _CAPTIONS):
+        part = np.arange(start, min(start + _CAPTIONS, len(asked)))
+        columns = torch.from_numpy(asked[part])
+        rows = (slice(first, min(first + size, n_images)) for first in range(0, n_images, size))
+        yield part, np.concatenate([block(some, columns).numpy().copy() for some in rows])
+
+
+def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
+    """The rows of the queries of a file of right answers, ascending, and the rows of the answers to each.
+
+    An answer that is no candidate has row -1: ECCV Caption judged two captions to be right that it does not rank.
+    """
+    content = {int(query): right for query, right in json.loads(_data(name)).items()}
+    rows = _found(queries, list(content), kind)
+    answers = [np.array([candidates.get(int(number), -1) for number in right]) for right in content.values()]
+    order = np.argsort(rows)
+    return rows[order], [answers[k] for k in order]
+
+
+def _test_captions() -> Rows:
+    """The numbers (25000,) of the captions that are searched."""
+    ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
+    return ids
+
+
+def _test_images() -> Rows:
+    """The numbers (5000,) of the images that are searched."""
+    return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
+
+
+def _data(name: str) -> bytes:
+    if not find_spec("eccv_caption"):
+        raise UserError("the protocols cxc and eccv need a package: pip install 'vse-pipeline[eccv]'")
+    return (files("eccv_caption") / "data" / name).read_bytes()
+
+
+def _rows_by_id(ids: Rows) -> dict[int, int]:
+    return {int(number): row for row, number in enumerate(ids)}
+
+
+def _found(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
+    try:
+        return np.array([rows[int(number)] for number in ids], np.int64)
+    except KeyError as missing:
+        raise UserError(
+            f"the protocols cxc and eccv are of the 5,000 test images of COCO, and {kind} {missing} of it is not there "
+            "(images go by coco_ids, captions by caption_ids)"
+        ) from None

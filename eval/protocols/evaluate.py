@@ -1,0 +1,216 @@
+"""From embeddings files to the result file: every protocol, over one or several seeds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+
+import vse
+from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.files.results import VERSION, content_sha256, noted
+from vse.eval.protocols.ensemble import ensemble
+from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
+from vse.eval.ranking.bootstrap import SAMPLES, intervals
+from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
+from vse.eval.search.approximate import approximate_recalls
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import check_out, write_json
+
+log = logging.getLogger(__name__)
+
+
+def evaluate(
+    files: Sequence[Path],
+    out: Path,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    bootstrap: int = SAMPLES,
+    together: bool = False,
+    index: str | None = None,
+    index_parameters: str = "",
+) -> Path:
+    """Write the result file of one model's embeddings, a file per seed; returns ``out``.
+
+    ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
+    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see :mod:`vse.eval.protocols.coco`), or
+    ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds every figure becomes
+    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the figures stand their 95% intervals, ``ci95``,
+    from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
+
+    With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
+    scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
+    R@K over the whole split, go into the result beside the exact figures, of the first file if there are several (see
+    :func:`vse.eval.search.approximate.approximate_recalls`).
+    """
+    check_out(out, files)
+    runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
+    for path, run in zip(files, runs, strict=False):
+        _say_lengths(path, run)
+    first, names = runs[0], chosen(files, runs, protocol)
+    tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
+    found: dict[str, Any] = {}
+    for name in names:
+        folds = all_queries(files, runs, name, cross_check)
+        found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
+        if bootstrap:
+            found[name]["ci95"] = intervals(folds, bootstrap)
+    result = {
+        "version": VERSION,
+        "dataset": first.dataset,
+        "experiment": first.experiment,
+        "split": first.split,
+        "n_images": len(first.image_ids),
+        "n_captions": len(first.caption_ids),
+        "seeds": [run.seed for run in runs],
+        "protocols": found,
+        **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
+        **tried,
+        **({"ensemble": _members(files)} if together else {}),
+        "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
+    }
+    return write_json(out, {**result, "sha256": content_sha256(result)})
+
+
+def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
+    """The embeddings of one model, a file per seed; :class:`UserError` if they are not of one split and experiment."""
+    runs = [read_embeddings(path) for path in files]
+    for path, run in zip(files, runs, strict=True):
+        same_split(files[0], runs[0], path, run, of=("experiment", "similarity"))
+    of_seed: dict[int, Path] = {}
+    for path, run in zip(files, runs, strict=True):
+        if of_seed.setdefault(run.seed, path) != path or list(files).count(path) > 1:
+            raise UserError(f"{path} and {of_seed[run.seed]} are of the same seed {run.seed}")
+    return runs
+
+
+def chosen(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
+    """The protocols that all runs can serve; :class:`UserError` names the file that cannot serve one that was asked for."""
+    asked, found = named_protocols(protocol), []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            found.append(protocols_of(run, asked))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return [name for name in found[0] if all(name in others for others in found)]
+
+
+def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
+    """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
+    found = []
+    for path, run in zip(files, runs, strict=False):
+        try:
+            found.append(queries_of(run, protocol, cross_check))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+    return found
+
+
+def _say_lengths(path: Path, run: Embeddings) -> None:
+    """A line if the inner products of ``cosine`` are no cosines on the side of captions: some model forgot to divide."""
+    if run.similarity != "cosine" or run.scores is not None or run.captions is None:
+        return
+    squares = np.einsum("nd,nd->n", run.captions, run.captions)
+    low, high = float(squares.min()) ** 0.5, float(squares.max()) ** 0.5
+    if low < 0.99 or high > 1.01:
+        log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
+
+
+def summary_line(result: Mapping[str, Any], protocol: str) -> str:
+    """The recalls of each way, or what a protocol has in their place, and rsum where there is one; for a person."""
+    found = result["protocols"][protocol]
+    parts = []
+    for way in ("i2t", "t2i", "s2s"):
+        names = [name for name in found.get(way, {}) if name not in ("medr", "meanr")]
+        if names:
+            labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
+            parts.append(f"{way} {labels} " + " / ".join(f"{_mean(found[way][name]):.1f}" for name in names))
+    if "rsum" in found:
+        low, high = found.get("ci95", {}).get("rsum", (None, None))
+        interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
+        parts.append(f"rsum {_mean(found['rsum']):.1f}{interval}")
+    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
+
+
+def index_line(result: Mapping[str, Any]) -> str:
+    """What an approximate index finds, for a person."""
+    index = result["index"]
+    what = " ".join(filter(None, [index["factory"], index["parameters"]]))
+    ways = [
+        f"{way}{' (Flat)' if index[way]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[way])}, "
+        f"{index[way]['recall_at_10']:.1f}% of the exact top 10"
+        for way in ("i2t", "t2i")
+    ]
+    reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
+    return f"index {what}: {', '.join(ways)}{reranked}"
+
+
+def _slashed(recalls: Mapping[str, Any]) -> str:
+    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
+
+
+def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
+    members = [read_embeddings(path) for path in files]
+    return [{"experiment": member.experiment, "seed": member.seed} for member in members]
+
+
+def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
+    if run.images is None or run.captions is None or run.scores is not None:
+        raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
+    return approximate_recalls(run.images, run.captions, run.owners(), run.similarity, factory, parameters)
+
+
+def _mean(figure: Any) -> float:
+    return float(figure["mean"] if isinstance(figure, Mapping) else figure)
+
+
+def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
+    """The figures of one seed."""
+    found = [fold_metrics(fold) for fold in folds]
+    if protocol == "1k":
+        return {"folds": len(found), **averaged(found), "per_fold": found}
+    if protocol == "sentence":
+        return {**found[0], "n_queries": len(folds[0]["s2s"].images)}
+    asked = {way: len(queries.images) for way, queries in folds[0].items()}
+    every = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
+    return found[0] if asked == every else {**found[0], "n_queries": asked}
+
+
+def _over_seeds(results: Sequence[Any]) -> Any:
+    """One seed's figures as they are; of several, mean and standard deviation of each that is no count."""
+    first = results[0]
+    if len(results) == 1:
+        return first
+    if isinstance(first, dict):
+        counts = ("folds", "n_queries")
+        return {key: first[key] if key in counts else _over_seeds([r[key] for r in results]) for key in first}
+    if isinstance(first, list):
+        return [_over_seeds(list(items)) for items in zip(*results, strict=True)]
+    return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
+
+
+def _provenance(run: Embeddings) -> dict[str, Any]:
+    versions = {
+        "vse": vse.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "faiss": faiss.__version__,
+        "python": platform.python_version(),
+    }
+    try:
+        said = json.loads(run.provenance, parse_constant=_no_number)
+    except (ValueError, RecursionError):  # any program may have written it
+        said = {}
+    said = said if isinstance(said, dict) else {"note": said}
+    return {"features": {}, "config": {}, **said, "versions": versions}
+
+
+def _no_number(constant: str) -> None:
+    """What JSON does not know, NaN and infinities, becomes null."""

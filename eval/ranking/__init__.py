@@ -1,0 +1,1 @@
+"""Scores, exact ranks, metrics and their intervals: pure functions of tensors and arrays. Imports the pipeline room alone."""

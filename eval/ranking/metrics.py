@@ -1,0 +1,149 @@
+"""R@K, Med r, mean r and rsum from what became of each query, over the whole split or over folds of 1,000 images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from vse.eval.ranking.ranks import Ranks
+
+RECALLS = (1, 5, 10)
+# What ways and figures are called, where people read them.
+WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
+NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
+    "medr": "Med r",
+    "meanr": "mean r",
+    "map_at_r": "mAP@R",
+    "rprecision": "R-Precision",
+    "rsum": "rsum",
+    "mean_recall": "mean recall",
+}
+FOLD = 1000
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What became of the queries of one way.
+
+    images : (n,) the row of the image that each query is or belongs to, with which it is resampled
+    values : of each figure that is a mean over queries, such as R@K in percent, the value (n,) of each query
+    ranks : (n,) 0-based, where the median is a figure, too
+    """
+
+    images: NDArray[np.int64]
+    values: Mapping[str, NDArray[np.float64]]
+    ranks: NDArray[np.int64] | None = None
+
+    @classmethod
+    def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:
+        """Queries whose figures are R@K, mean r and Med r of their 0-based ranks."""
+        values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in RECALLS}
+        values["meanr"] = (ranks + 1).astype(np.float64)
+        return cls(images, values, ranks)
+
+
+# The queries of each way among the same candidates: the whole split, or a fold of it.
+Fold = Mapping[str, Queries]
+
+
+def fold_of(ranks: Ranks, owners: NDArray[np.int64]) -> Fold:
+    """The queries both ways of a set of images and all their captions; ``owners`` (n_captions,) are the captions' images."""
+    return {"i2t": Queries.ranked(ranks.i2t, np.unique(owners)), "t2i": Queries.ranked(ranks.t2i, owners)}
+
+
+def fold_metrics(fold: Fold) -> dict[str, Any]:
+    """The figures of each way; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
+    found: dict[str, Any] = {way: _figures(queries) for way, queries in fold.items()}
+    return {**found, **_sums(found)}
+
+
+def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
+    """Metrics of one direction from 0-based ranks.
+
+    ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
+    ``meanr`` = mean + 1.
+    """
+    return _figures(Queries.ranked(ranks, np.arange(len(ranks))))
+
+
+def metrics(ranks: Ranks) -> dict[str, Any]:
+    """Both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
+    found: dict[str, Any] = {"i2t": direction_metrics(ranks.i2t), "t2i": direction_metrics(ranks.t2i)}
+    return {**found, **_sums(found)}
+
+
+def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The mean of every figure over folds."""
+    first = results[0]
+    return {
+        key: averaged([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
+        for key, value in first.items()
+    }
+
+
+def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """Every figure of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
+
+    ``weights`` is (n_samples, n_images), of whole numbers. A figure becomes (n_samples,); one of no query at all is NaN.
+    """
+    results = []
+    for fold in folds:
+        images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
+        own = np.ascontiguousarray(weights[:, images].T)
+        found: dict[str, Any] = {
+            way: _weighted(queries, np.searchsorted(images, queries.images), own) for way, queries in fold.items()
+        }
+        results.append({**found, **_sums(found)})
+    return averaged(results)
+
+
+def _figures(queries: Queries) -> dict[str, float]:
+    if not len(queries.images):
+        raise ValueError("no queries")
+    found = {name: float(np.mean(values)) for name, values in queries.values.items()}
+    if queries.ranks is None:
+        return found
+    return _ordered(found, float(np.floor(np.median(queries.ranks)) + 1))
+
+
+def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+    """Means and the median of queries that count as often as their ``images`` weigh (n_images, n_samples)."""
+    n_images = len(weights)
+    counts = np.bincount(images, minlength=n_images)
+    sums = [np.bincount(images, values, n_images) for values in queries.values.values()]
+    count, *totals = np.stack([counts, *sums]) @ weights
+    with np.errstate(invalid="ignore"):
+        found = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
+    if queries.ranks is None:
+        return found
+    return _ordered(found, _weighted_median_rank(queries.ranks, images, weights))
+
+
+def _weighted_median_rank(
+    ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """floor(median) + 1 of ranks that count as often as their images weigh."""
+    values, which = np.unique(ranks, return_inverse=True)
+    of_each_rank = csr_array((np.ones(len(ranks)), (which, images)), shape=(len(values), len(weights)))
+    up_to = np.cumsum(of_each_rank @ weights, axis=0)
+    total = up_to[-1]
+    middle = [values[(up_to > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
+    return np.where(total > 0, np.floor((middle[0] + middle[1]) / 2) + 1, np.nan)
+
+
+def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
+    """Recalls first, then Med r, then mean r, as result files have them."""
+    return {**{name: value for name, value in means.items() if name != "meanr"}, "medr": medr, "meanr": means["meanr"]}
+
+
+def _sums(found: Mapping[str, Any]) -> dict[str, Any]:
+    recalls = [found.get(way, {}).get(f"r{k}") for way in ("i2t", "t2i") for k in RECALLS]
+    if any(recall is None for recall in recalls):
+        return {}
+    rsum = sum(recalls)
+    return {"rsum": rsum, "mean_recall": rsum / 6}

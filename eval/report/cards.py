@@ -1,0 +1,207 @@
+"""The gallery of a report: queries with what one or two models find for them, as pictures and captions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.ranking.ranks import Ranks
+from vse.eval.report.gallery import NEAR, Found, Hit, Way, chosen, chosen_of_two, retrieved
+from vse.eval.report.html_page import thumbnail
+from vse.pipeline.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import BadImage
+
+log = logging.getLogger(__name__)
+_SIDE = 208  # pixels of the longer side of a picture
+_NEGATIVES = 4  # shown each way
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture to show, with a caption of its own; ``source`` is None if it cannot be read."""
+
+    source: str | None
+    file: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A candidate as it is shown: a caption, or a picture with one of its captions. ``rank`` is 1-based."""
+
+    rank: int
+    score: str
+    right: bool
+    caption: str
+    picture: Picture | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """What one model finds; ``answer`` is the best right candidate if it is not among ``answers``. ``rank`` is 1-based."""
+
+    rank: int
+    answers: Sequence[Answer]
+    answer: Answer | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """A query, which is a picture or a caption, and a column per model."""
+
+    picture: Picture | None
+    caption: str
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cards with something in common; none if there are no such queries."""
+
+    title: str
+    cards: Sequence[Card]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The queries of one way. ``counts``: of how many the first model, the second, and neither is better, if there are two."""
+
+    way: Way
+    groups: Sequence[Group]
+    counts: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Negative:
+    """A pair of the training set and a wrong candidate that scored high; of a wrong picture there is the ``picture``."""
+
+    cost: str
+    right: Picture
+    caption: str
+    wrong: Picture
+    wrong_caption: str
+
+
+@dataclass
+class Pictures:
+    """The pictures and captions of a data set, each picture read once; ``unreadable`` are the files that cannot be."""
+
+    dataset: Dataset
+    unreadable: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._images = {image.imgid: image for image in self.dataset.images}
+        self._captions = {caption.sentid: caption for image in self.dataset.images for caption in image.captions}
+        self._sources: dict[int, str | None] = {}
+
+    def check(self, run: Embeddings) -> None:
+        """:class:`UserError` if the embeddings are not of this data set: its name, an id, or whose caption it is."""
+        path = self.dataset.path
+        if run.dataset != self.dataset.name:
+            raise UserError(f"{path} is the data set {self.dataset.name!r}, the embeddings are of {run.dataset!r}; see --data")
+        for imgid in run.image_ids.tolist():
+            if imgid not in self._images:
+                raise UserError(f"{path}: has no image {imgid}, of which there is an embedding; see --data")
+        for sentid, imgid in zip(run.caption_ids.tolist(), run.caption_image_ids.tolist(), strict=True):
+            if sentid not in self._captions or self._captions[sentid].imgid != imgid:
+                raise UserError(
+                    f"{path}: has no caption {sentid} of image {imgid}, of which there is an embedding; see --data"
+                )
+
+    def picture(self, imgid: int) -> Picture:
+        """A picture of the data set; without a source if it has no such image, either."""
+        image = self._images.get(imgid)
+        if image is None:
+            return Picture(None, f"image {imgid}", "")
+        if imgid not in self._sources:
+            self._sources[imgid] = self._read(image)
+        return Picture(self._sources[imgid], image.file, image.captions[0].raw)
+
+    def caption(self, sentid: int) -> str:
+        """A caption as it was written."""
+        return self._captions[sentid].raw
+
+    def _read(self, image: Image) -> str | None:
+        if not self.dataset.pictures:
+            return None
+        try:
+            return thumbnail(self.dataset.image_path(image), _SIDE)
+        except BadImage as error:
+            log.warning("%s", error)
+            self.unreadable.add(image.file)
+            return None
+
+
+def gallery(way: Way, runs: Sequence[Embeddings], ranks: Sequence[Ranks], pictures: Pictures, n: int, seed: int) -> Gallery:
+    """``n`` queries of one model, or of two whose embeddings are in the same order."""
+    owners = runs[0].owners()
+    asking = np.unique(owners) if way == "i2t" else np.arange(len(owners))  # an image without a caption is no query
+    images = asking if way == "i2t" else owners
+    found = [getattr(one, way) for one in ranks]
+    if len(found) == 1:
+        titles = ["Found at once", f"Near misses: right answer at rank 2 to {NEAR}", "Failures: the largest ranks of all"]
+        picked: Sequence[list[int]] = chosen(found[0], images, n, seed)
+        counts = None
+    else:
+        titles = ["A ranks the right answer higher", "B ranks the right answer higher"]
+        picked = chosen_of_two(found[0], found[1], images, n)
+        better, worse = (int(np.count_nonzero(one)) for one in (found[0] < found[1], found[0] > found[1]))
+        counts = (better, worse, len(asking) - better - worse)
+    queries = [asking[group].tolist() for group in picked]
+    everything = [query for group in queries for query in group]
+    results = [dict(zip(everything, retrieved(run, way, everything), strict=True)) for run in runs]
+    groups = [
+        Group(title, [_card(way, runs[0], pictures, [one[query] for one in results]) for query in group])
+        for title, group in zip(titles, queries, strict=True)
+    ]
+    return Gallery(way, [group for group in groups if group.cards], counts)
+
+
+def hardest_negatives(table: pd.DataFrame, pictures: Pictures) -> tuple[int, dict[str, list[Negative]]]:
+    """The last epoch, and the costliest negatives of it for queries that are an ``image`` or a ``caption``."""
+    numbers = ["epoch", "cost", "imgid", "negative_imgid"]
+    table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)
+    if table.empty:
+        return 0, {}
+    epoch = int(table["epoch"].max())
+    table = table[table["epoch"] == epoch].sort_values("cost", ascending=False, kind="stable")
+    found = {}
+    for query in ("image", "caption"):
+        rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
+        if rows:
+            found[query] = [_negative(row, pictures) for row in rows]
+    return epoch, found
+
+
+def _negative(row: Any, pictures: Pictures) -> Negative:
+    right, wrong = pictures.picture(int(row["imgid"])), pictures.picture(int(row["negative_imgid"]))
+    return Negative(f"{row['cost']:#.3g}", right, str(row["caption"]), wrong, str(row["negative_caption"]))
+
+
+def _card(way: Way, run: Embeddings, pictures: Pictures, results: Sequence[Found]) -> Card:
+    query = results[0].query
+    columns = []
+    for found in results:
+        shown = [_answer(way, run, pictures, hit) for hit in found.hits]
+        among = found.answer.rank < len(shown)
+        best = None if among else _answer(way, run, pictures, found.answer)
+        columns.append(Column(found.answer.rank + 1, shown, best))
+    if way == "i2t":
+        picture = pictures.picture(int(run.image_ids[query]))
+        return Card(picture, picture.caption, columns)
+    return Card(None, pictures.caption(int(run.caption_ids[query])), columns)
+
+
+def _answer(way: Way, run: Embeddings, pictures: Pictures, hit: Hit) -> Answer:
+    score = f"{hit.score + 0.0:#.3g}".replace("-", "−")
+    if way == "i2t":
+        return Answer(hit.rank + 1, score, hit.right, pictures.caption(int(run.caption_ids[hit.row])), None)
+    picture = pictures.picture(int(run.image_ids[hit.row]))
+    return Answer(hit.rank + 1, score, hit.right, picture.caption, picture)

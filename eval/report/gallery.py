@@ -1,0 +1,154 @@
+"""Which queries a report shows, and what a model finds for them: its best candidates, by exact scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings, ranks_from_scores, score_blocks
+from vse.eval.ranking.scores import similarity_by_name
+
+TOP = 5  # candidates shown of each query
+NEAR = 10  # a right answer up to this (1-based) rank is a near miss
+
+Way = Literal["i2t", "t2i"]
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A candidate: its ``row`` among captions (i2t) or images (t2i), its 0-based ``rank``, and whether it is ``right``."""
+
+    row: int
+    rank: int
+    score: float
+    right: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a model finds for a query, a row of images or captions: its best candidates, and the ``answer``, the right one
+    that it ranks first.
+
+    Of equal scores a wrong candidate comes first, as the ranks count them.
+    """
+
+    query: int
+    hits: tuple[Hit, ...]
+    answer: Hit
+
+
+def all_ranks(run: Embeddings) -> Ranks:
+    """The ranks of all queries of a split, both ways."""
+    owners = torch.from_numpy(run.owners())
+    if run.scores is not None:
+        return ranks_from_scores(torch.from_numpy(run.scores), owners)
+    return ranks_from_embeddings(*_sides(run), owners, run.similarity)
+
+
+def retrieved(run: Embeddings, way: Way, queries: Sequence[int], top: int = TOP) -> list[Found]:
+    """What the model finds for some rows of images (``i2t``) or of captions (``t2i``) among the whole split."""
+    owners = run.owners()
+    rows_of_scores = _scores_of_images(run, queries) if way == "i2t" else _scores_of_captions(run, queries)
+    found = []
+    for query, scores in zip(queries, rows_of_scores, strict=True):
+        right = owners == query if way == "i2t" else np.arange(len(run.image_ids)) == owners[query]
+        found.append(_found(query, scores, right, top))
+    return found
+
+
+def chosen(ranks: Rows, pictures: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
+    """Up to ``n`` queries, in thirds: successes, near misses, failures.
+
+    Successes (rank 0) and near misses (below :data:`NEAR`) are drawn with ``seed``, failures are the largest ranks. Of a
+    picture, whose row each query has in ``pictures`` (n_queries,), one query is shown.
+    """
+    parts = [n // 3 + (part < n % 3) for part in range(3)]
+    drawn = np.random.default_rng(seed).permutation(len(ranks))
+    worst = np.argsort(-ranks, kind="stable")
+    shown: set[int] = set()
+    failures = _of_new_pictures(worst[ranks[worst] > 0], pictures, parts[2], shown)
+    near = drawn[(ranks[drawn] > 0) & (ranks[drawn] < NEAR)]
+    near_misses = _of_new_pictures(near, pictures, parts[1], shown)
+    successes = _of_new_pictures(drawn[ranks[drawn] == 0], pictures, parts[0], shown)
+    near_misses.sort(key=lambda query: int(ranks[query]))
+    return successes, near_misses, failures
+
+
+def chosen_of_two(first: Rows, second: Rows, pictures: Rows, n: int) -> tuple[list[int], list[int]]:
+    """Up to ``n`` queries whose ranks in two results differ most, as a ratio: half that the first ranks better, then half that
+    the second does.
+    """
+    gain = np.log1p(second) - np.log1p(first)
+    shown: set[int] = set()
+    halves = []
+    for sign, size in ((1, n - n // 2), (-1, n // 2)):
+        order = np.argsort(-sign * gain, kind="stable")
+        halves.append(_of_new_pictures(order[sign * gain[order] > 0], pictures, size, shown))
+    return halves[0], halves[1]
+
+
+def _of_new_pictures(queries: Rows, pictures: Rows, n: int, shown: set[int]) -> list[int]:
+    """The first ``n`` queries of pictures that are not among those ``shown``, to which theirs are added."""
+    found: list[int] = []
+    for query in queries.tolist():
+        if len(found) == n:
+            break
+        if pictures[query] not in shown:
+            shown.add(int(pictures[query]))
+            found.append(query)
+    return found
+
+
+def _found(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> Found:
+    wrong_first = torch.from_numpy(np.argsort(right, kind="stable"))
+    order = wrong_first[torch.argsort(scores[wrong_first], descending=True, stable=True)].numpy()
+
+    def hit(rank: int) -> Hit:
+        row = int(order[rank])
+        return Hit(row, rank, float(scores[row]), bool(right[row]))
+
+    best = tuple(hit(rank) for rank in range(min(top, len(order))))
+    return Found(query, best, hit(int(np.argmax(right[order]))))
+
+
+def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+    """Scores (n_captions,) of each of some images with all captions."""
+    if run.scores is not None:
+        yield from torch.from_numpy(run.scores[list(queries)])
+        return
+    images, captions = _sides(run)
+    block = score_blocks(images[list(queries)], captions, run.similarity)
+    for rows in _slices(len(queries), similarity_by_name(run.similarity).tile_images):
+        yield from block(rows, None)
+
+
+def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
+    """Scores (n_images,) of each of some captions with all images."""
+    if run.scores is not None:
+        yield from torch.from_numpy(run.scores[:, list(queries)].T)
+        return
+    images, captions = _sides(run)
+    block = score_blocks(images, captions, run.similarity)
+    columns = torch.tensor(list(queries), dtype=torch.int64)
+    size = similarity_by_name(run.similarity).tile_images
+    parts = [block(rows, columns).clone() for rows in _slices(len(images), size)]  # a block overwrites the one before
+    yield from torch.cat(parts).T
+
+
+def _sides(run: Embeddings) -> tuple[Tensor, Tensor]:
+    assert run.images is not None
+    assert run.captions is not None
+    return torch.from_numpy(run.images), torch.from_numpy(run.captions)
+
+
+def _slices(n: int, size: int) -> Iterator[slice]:
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))

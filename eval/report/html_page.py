@@ -1,0 +1,38 @@
+"""HTML pages of one file: pictures and charts inside, no script, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from PIL import Image
+
+from vse.pipeline.files import write_text
+from vse.pipeline.image_files import decode
+
+THUMBNAIL = 240  # pixels of the longer side
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def write_page(out: Path, template: str, **values: Any) -> Path:
+    """Write a template of ``eval/report/templates``, filled in with everything escaped; returns ``out``."""
+    return write_text(out, _ENVIRONMENT.get_template(template).render(**values))
+
+
+def thumbnail(picture: Path, side: int = THUMBNAIL) -> str:
+    """A small JPEG of an image file, as the ``src`` of an ``img``; ``BadImage`` if it cannot be read."""
+    small = decode(picture)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    content = BytesIO()
+    small.save(content, "JPEG", quality=82, optimize=True)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

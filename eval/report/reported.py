@@ -1,0 +1,206 @@
+"""What a report is made from: a result file, and all that lies where the result says, checked to be of that result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vse.eval.files.embeddings import Embeddings, read_embeddings
+from vse.eval.files.results import read_result
+from vse.eval.protocols.ensemble import ensemble
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, sha256_file
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """A result and what was found of it.
+
+    ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``; ``curves`` has a table per seed
+    that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
+    ``missing`` says in a sentence each what was not found, without naming folders, since others will read it.
+    """
+
+    path: Path
+    result: dict[str, Any]
+    run: Embeddings | None = None
+    captions: Path | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+    curves: tuple[pd.DataFrame, ...] = ()
+    negatives: pd.DataFrame | None = None
+    missing: tuple[str, ...] = ()
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        """What the evaluator noted; empty if it is no mapping."""
+        found = self.result.get("provenance")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The settings of the experiment, if they were noted."""
+        found = self.provenance.get("config")
+        return found if isinstance(found, Mapping) else {}
+
+
+def read_reported(path: Path, embeddings: Path | None = None) -> Reported:
+    """A result, its embeddings (or those of its first seed at another place) and the files of their run.
+
+    :class:`UserError` if embeddings are there but are not those that the result was made from.
+    """
+    result = read_result(path)
+    found = Reported(path, result)
+    noted = _noted(found)
+    files = [_beside(path, entry["file"]) for entry in noted]
+    if embeddings:
+        files[:1] = [embeddings]
+    # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
+    together = "ensemble" in result
+    found = _with_embeddings(found, noted, files if together else files[:1], given=embeddings is not None)
+    if together:
+        return _lacking(found, "the result is of an ensemble: its members' training curves are in their own reports")
+    return _with_runs(found, files)
+
+
+def _noted(found: Reported) -> list[Mapping[str, str]]:
+    entries = found.provenance.get("embeddings")
+    entries = entries if isinstance(entries, list) else []
+    if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
+        raise UserError(f"{found.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")
+    return entries
+
+
+def _with_embeddings(found: Reported, noted: list[Mapping[str, str]], files: list[Path], given: bool) -> Reported:
+    """Adds the embeddings of one file, or of an ensemble of several, if all are there."""
+    if not files:
+        return _lacking(found, "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery")
+    lost = [file for file in files if not file.is_file()]
+    if lost and not (given and files[0] in lost):
+        log.warning("%s: no such file", lost[0])
+        return _lacking(found, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
+    first = read_embeddings(files[0])
+    for file, entry in zip(files, noted, strict=False):
+        if sha256_file(file) != entry["sha256"]:
+            raise UserError(
+                f"{file}: not the embeddings that {found.path} was made from, their sha256 is another; "
+                "evaluate them again, or give the right ones with --embeddings"
+            )
+    run = ensemble(files) if len(files) > 1 else first
+    result = found.result
+    for name, ours in (("n_images", len(run.image_ids)), ("n_captions", len(run.caption_ids))):
+        if result[name] != ours:
+            raise UserError(f"{files[0]}: of {name} {ours}, {found.path} of {result[name]}")
+    for name in ("dataset", "split", "experiment"):
+        if result[name] != getattr(run, name):
+            raise UserError(f"{files[0]}: of {name} {getattr(run, name)!r}, {found.path} of {result[name]!r}")
+    return replace(found, run=run, captions=_captions_of(files[0], first))
+
+
+def _captions_of(file: Path, run: Embeddings) -> Path | None:
+    """Where the embeddings say that ``dataset.json`` is."""
+    try:
+        captions = json.loads(run.provenance)["captions"]
+    except (json.JSONDecodeError, TypeError, KeyError):
+        return None
+    return _beside(file, captions) if isinstance(captions, str) else None
+
+
+def _beside(file: Path, relative: str) -> Path:
+    """A path as seen from a file's folder; by names alone, as it was written, even if the folder is a link."""
+    return Path(os.path.normpath(file.parent / relative))
+
+
+def _with_runs(found: Reported, files: list[Path]) -> Reported:
+    """Adds what lies in the folders of the embeddings, where these are the runs that the result is of."""
+    records = [_record(found, file.parent, seed) for file, seed in zip(files, found.result["seeds"], strict=False)]
+    folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
+    curves = [table for folder in folders if (table := _table(folder / "metrics.csv", ["epoch"])) is not None]
+    if not curves:
+        found = _lacking(found, "there is no metrics.csv of the run beside the embeddings: no training curves")
+    if not records or records[0] is None:
+        return replace(found, curves=tuple(curves))
+    columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
+    negatives = _table(folders[0] / "negatives.csv", columns)
+    return replace(found, curves=tuple(curves), record=records[0], negatives=negatives)
+
+
+def _record(found: Reported, folder: Path, seed: Any) -> Mapping[str, Any] | None:
+    """``run.json`` of a folder; empty if there is none, and None if the folder is another run's."""
+    file = folder / "run.json"
+    if not file.is_file():
+        return {}
+    record = read_json(file)
+    ours = {"dataset": found.result["dataset"], "experiment": found.result["experiment"], "seed": seed}
+    if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
+        log.warning("%s is of another run than %s: left out", folder, found.path)
+        return None
+    return record
+
+
+def _table(file: Path, columns: list[str]) -> pd.DataFrame | None:
+    """A CSV file of these columns and perhaps others; None if it is not there or empty."""
+    if not file.is_file():
+        return None
+    try:
+        table = pd.read_csv(file, encoding="utf-8", keep_default_na=False)  # a caption may read NA
+    except pd.errors.EmptyDataError:
+        return None
+    except (ValueError, OSError) as error:  # ParserError and UnicodeDecodeError are ValueErrors
+        raise UserError(f"{file}: not a readable CSV file ({error})") from None
+    lacking = [name for name in columns if name not in table]
+    if lacking:
+        raise UserError(f"{file}: lacks the column {lacking[0]!r}")
+    return None if table.empty else table
+
+
+def _lacking(found: Reported, what: str) -> Reported:
+    log.warning("%s: %s", found.path, what)
+    return replace(found, missing=(*found.missing, what))
+
+
+def on_the_same_queries(first: Reported, second: Reported) -> Reported:
+    """``second`` with its embeddings in the order of ``first``'s; :class:`UserError` if they are not of the same queries."""
+    for name in ("dataset", "split"):
+        if first.result[name] != second.result[name]:
+            raise UserError(
+                f"{second.path} is of {name} {second.result[name]!r}, {first.path} of {first.result[name]!r}: "
+                "side by side stand results on the same queries"
+            )
+    if first.run is None or second.run is None:
+        return second
+    rows = {}
+    for name in ("image_ids", "caption_ids"):
+        ours, theirs = getattr(first.run, name), getattr(second.run, name)
+        differing = np.setxor1d(ours, theirs)
+        if len(differing):
+            raise UserError(f"{second.path} and {first.path} are of different queries: {differing[0]} is in the {name} of one")
+        order = np.argsort(theirs)
+        rows[name] = order[np.searchsorted(theirs[order], ours)]
+    run = _reordered(second.run, rows["image_ids"], rows["caption_ids"])
+    if not np.array_equal(run.caption_image_ids, first.run.caption_image_ids):
+        raise UserError(f"{second.path} and {first.path} disagree on which image a caption belongs to")
+    return replace(second, run=run)
+
+
+def _reordered(run: Embeddings, images: Any, captions: Any) -> Embeddings:
+    if np.array_equal(images, np.arange(len(images))) and np.array_equal(captions, np.arange(len(captions))):
+        return run
+    return replace(
+        run,
+        image_ids=run.image_ids[images],
+        caption_ids=run.caption_ids[captions],
+        caption_image_ids=run.caption_image_ids[captions],
+        images=None if run.images is None else run.images[images],
+        captions=None if run.captions is None else run.captions[captions],
+        scores=None if run.scores is None else run.scores[np.ix_(images, captions)],
+    )

@@ -1,0 +1,105 @@
+"""How much an approximate index finds of what an exact search finds, both ways, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.eval.ranking.metrics import RECALLS
+from vse.eval.search.exact import BLOCK, Found, Rows, Scores, exact_scores, exact_search
+from vse.eval.search.index import build_index, on_gpu, rows_needed, set_parameters
+from vse.eval.search.top_k import CANDIDATES, search
+from vse.pipeline.errors import UserError
+
+
+def approximate_recalls(
+    images: NDArray[np.float32],
+    captions: NDArray[np.float32],
+    owners: NDArray[np.int64],
+    similarity: str = "cosine",
+    factory: str = "Flat",
+    parameters: str = "",
+    ks: tuple[int, ...] = RECALLS,
+    *,
+    candidates: int = CANDIDATES,
+    seed: int = 0,
+    block: int = BLOCK,
+) -> dict[str, Any]:
+    """Figures of an index made and searched as told, for a result file; recalls in percent.
+
+    Of each way, ``i2t`` and ``t2i``: ``r1`` ... are R@K by what the index returns, a wrong answer that scores as high as the
+    right one counted as before it; ``recall_at_1`` ... are the share of the exact top K, by the true similarity, that the
+    index returned as its top K, where a row that ties with the last of the exact ones is as good. For ``order`` the index
+    proposes ``reranked`` candidates, put in order by their exact scores. Times are wall seconds of this machine. Where one
+    side has too few rows to train the index, it has a ``Flat`` one, and its ``factory`` says so.
+
+    Parameters
+    ----------
+    images : embeddings (n_images, dim); a memory map stays on disk
+    captions : embeddings (n_captions, dim)
+    owners : for each caption the row of its image; an image that has none is found by captions, and is no query
+    factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_parameters`
+    """
+    if len(owners) != len(captions) or not len(owners) or owners.min() < 0 or owners.max() >= len(images):
+        raise UserError(f"{len(owners)} owners, in {len(images)} images, for {len(captions)} captions")
+    asking = np.unique(owners)
+    needed = rows_needed(factory, images.shape[1])
+    figures: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
+    if similarity != "cosine":
+        figures["reranked"] = candidates
+    for way, name, corpus, label, queries, wanted in (
+        ("i2t", "captions", captions, owners, images[asking], asking),
+        ("t2i", "images", images, np.arange(len(images)), captions, owners),
+    ):
+        # As many results more as a query can have right answers: K wrong ones that tie with these are then seen.
+        depth = max(ks) + int(np.bincount(label).max())
+        times = [time.perf_counter()]
+        small = len(corpus) < needed <= max(len(images), len(captions))
+        built = build_index(corpus, "Flat" if small else factory, seed=seed, block=block, name=name)
+        if not small:
+            set_parameters(built.index, parameters)
+        times.append(time.perf_counter())
+        index = on_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
+        found = search(corpus, queries, depth, similarity, way=way, candidates=candidates, index=index)
+        times.append(time.perf_counter())
+        del index
+        exact = exact_search(corpus, queries, max(ks), similarity, way=way, block=block)
+        times.append(time.perf_counter())
+        build_s, search_s, exact_s = np.diff(times).round(3).tolist()
+        first = found.rows[:, : max(ks)]
+        true = exact_scores(corpus, queries, first, similarity, way)
+        best = exact_scores(corpus, queries, exact.rows, similarity, way)
+        agreed = {f"recall_at_{k}": 100.0 * _share(first, exact.rows, true, best, k) for k in ks}
+        figures[way] = {
+            "n_queries": len(queries),
+            "n_corpus": len(corpus),
+            "factory": built.factory,
+            "trained_on": built.trained_on,
+            "build_s": build_s,
+            "search_s": search_s,
+            "exact_s": exact_s,
+            **{f"r{k}": 100.0 * float(np.mean(_ranks(found, label, wanted) < k)) for k in ks},
+            **agreed,
+        }
+    return figures
+
+
+def _ranks(found: Found, label: NDArray[np.int64], wanted: NDArray[np.int64]) -> Rows:
+    """How many wrong rows score as high as each query's (m,) best right one; their number at least, if none was found."""
+    there = found.rows >= 0
+    right = there & (label[found.rows] == wanted[:, None])
+    best = np.where(right, found.scores, -np.inf).max(1, keepdims=True)
+    ahead = (there & ~right & (found.scores >= best)).sum(1)
+    ranks: Rows = np.where(right.any(1), ahead, np.iinfo(np.int64).max)
+    return ranks
+
+
+def _share(found: Rows, exact: Rows, found_scores: Scores, exact_scores: Scores, k: int) -> float:
+    """The share of the top ``k`` of an exact search (m, >= k) that is among the top ``k`` of another; ties are as good."""
+    found, exact = found[:, :k], exact[:, :k]
+    same = (found[:, :, None] == exact[:, None, :]).any(2)
+    good = (found >= 0) & (same | (found_scores[:, :k] >= exact_scores[:, :k].min(1, keepdims=True)))
+    return float(good.sum()) / exact.size

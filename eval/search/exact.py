@@ -1,0 +1,161 @@
+"""Exact search of a corpus in blocks: one may be larger than memory, such as a memory map."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import faiss
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.ranking.scores import Similarity, similarity_by_name
+from vse.pipeline.errors import UserError
+
+BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
+GPU_RESULTS = 2048  # of a query, the most that FAISS finds on a GPU
+
+Scores = NDArray[np.float32]
+Rows = NDArray[np.int64]
+
+
+class Corpus(Protocol):
+    """Vectors (n, dim), sliced a block at a time: an array, a memory map, a dataset of HDF5."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
+class Found(NamedTuple):
+    """Of each query the best rows, best first: ``scores`` (m, k) and ``rows`` (m, k), -inf and -1 where there are no more."""
+
+    scores: Scores
+    rows: Rows
+
+
+def exact_search(
+    corpus: Corpus,
+    queries: NDArray[np.float32],
+    k: int,
+    similarity: str = "cosine",
+    *,
+    way: str | None = None,
+    block: int = BLOCK,
+) -> Found:
+    """The ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim), all rows being scored.
+
+    ``block`` rows are held at a time, and the best of them merged with the best so far; rows that score the same stand in
+    ascending order, but which of those that tie with the last are found is left to FAISS. ``way`` is as for
+    :func:`vse.eval.search.top_k.search`. :class:`UserError` names a row that is not finite.
+    """
+    scorer = similarity_by_name(similarity)
+    queries = checked_queries(corpus, queries)
+    if similarity != "cosine":
+        check_way(similarity, way)
+    best = Found(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+    for start, rows in blocks_of(corpus, block):
+        few = min(k, len(rows))
+        near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, way)
+        best = merged(k, best, Found(near.scores, near.rows + start))
+    return best
+
+
+def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, similarity: str, way: str | None) -> Scores:
+    """The score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf where the row is -1."""
+    scorer = similarity_by_name(similarity)
+    scores = np.full(rows.shape, -np.inf, np.float32)
+    for query, near, out in zip(queries, rows, scores, strict=True):
+        there = near >= 0
+        if not there.any():
+            continue
+        wanted, where = np.unique(near[there], return_inverse=True)  # in ascending order, as files are read fastest
+        entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
+        asked = torch.from_numpy(np.array(query[None], np.float32))
+        found = torch.empty(len(wanted))
+        if way == "i2t":
+            scorer.score(asked, entries, found[None])
+        else:
+            scorer.score(entries, asked, found[:, None])
+        out[there] = found.numpy()[where]
+    return scores
+
+
+def checked_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Queries as FAISS takes them; :class:`UserError` if they are of other dimensions or a row is not finite."""
+    if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
+        raise UserError(f"queries of shape {queries.shape} do not suit a corpus of shape {corpus.shape}")
+    queries = np.ascontiguousarray(queries, np.float32)
+    _check_finite("queries", queries, 0)
+    return queries
+
+
+def check_way(similarity: str, way: str | None) -> None:
+    """``ValueError`` unless it is said who is who."""
+    if way not in ("i2t", "t2i"):
+        raise ValueError(f"search by {similarity} needs to know whether the way is i2t or t2i, not {way!r}")
+
+
+def blocks_of(corpus: Corpus, block: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """The corpus, ``block`` rows at a time, each with the number of its first row; the rows are checked to be finite."""
+    if block < 1:
+        raise ValueError(f"blocks of {block} rows")
+    for start in range(0, len(corpus), block):
+        rows = np.ascontiguousarray(corpus[start : start + block], np.float32)
+        _check_finite("corpus", rows, start)
+        yield start, rows
+
+
+def merged(k: int, *parts: Found) -> Found:
+    """The best ``k`` of several findings of the same queries; equal scores in the order of rows."""
+    scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
+    scores = np.where(rows < 0, np.float32(-np.inf), scores)
+    order = np.lexsort((rows, -scores), axis=1)[:, :k]
+    return Found(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
+
+
+@cache
+def gpu() -> Any:
+    """What FAISS needs to compute on a GPU; None if there is none, or this FAISS was built for processors alone."""
+    return faiss.StandardGpuResources() if faiss.get_num_gpus() else None
+
+
+def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> Found:
+    """The highest inner products."""
+    if gpu() is not None and k <= GPU_RESULTS:
+        return Found(*faiss.knn_gpu(gpu(), queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+    return Found(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+
+
+def _top(scorer: Similarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, way: str | None) -> Found:
+    """The highest scores of any similarity, a tile of images and captions at a time."""
+    asked, entries = (torch.from_numpy(np.require(values, requirements="W")) for values in (queries, rows))
+    n_asked, n_entries = scorer.tile_images, scorer.tile_captions
+    if way == "t2i":
+        n_asked, n_entries = n_entries, n_asked
+    found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+    for first in range(0, len(asked), n_asked):
+        part = asked[first : first + n_asked]
+        scores = torch.empty(len(part), len(entries))
+        for start in range(0, len(entries), n_entries):
+            near = entries[start : start + n_entries]
+            if way == "i2t":
+                scorer.score(part, near, scores[:, start : start + n_entries])
+            else:
+                out = torch.empty(len(near), len(part))
+                scorer.score(near, part, out)
+                scores[:, start : start + n_entries] = out.T
+        best = torch.topk(scores, k, dim=1)
+        found.scores[first : first + n_asked], found.rows[first : first + n_asked] = best.values.numpy(), best.indices.numpy()
+    return found
+
+
+def _check_finite(name: str, rows: NDArray[np.float32], start: int) -> None:
+    finite = np.isfinite(rows.sum(1, dtype=np.float64))
+    if not finite.all():
+        raise UserError(f"{name} row {start + int(np.argmin(finite))} is not finite (NaN)")

@@ -1,0 +1,118 @@
+"""An index kept in a file, ``x.faiss``, with a note beside it, ``x.faiss.json``, of what it is an index of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.eval.search.index import Built, faiss_reason
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, sha256_file, write_json, written
+
+FORMAT = "vse-index"
+VERSION = 1
+_ANEW = "remove it to build it anew, or name another file"
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What an index is of: ``ids_sha256`` of the ids of its ``count`` rows, and ``of`` all that decides their vectors.
+
+    ``of`` maps names that a person understands, such as ``split``, to texts.
+    """
+
+    count: int
+    dim: int
+    similarity: str
+    ids_sha256: str
+    of: Mapping[str, str]
+
+
+def ids_sha256(ids: NDArray[np.int64]) -> str:
+    """SHA-256 of ids in their order."""
+    return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
+
+
+def note_file(path: Path) -> Path:
+    """Where the note of an index lies."""
+    return path.with_name(f"{path.name}.json")
+
+
+def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
+    """Write the index, and then its note, each of them atomically; returns ``path``."""
+    digest = hashlib.sha256()
+    with written(path) as stream:
+
+        def put(content: bytes) -> int:
+            digest.update(content)
+            return stream.write(content)
+
+        faiss.write_index(built.index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
+    note = {
+        "format": FORMAT,
+        "version": VERSION,
+        "factory": built.factory,
+        "trained_on": built.trained_on,
+        "count": indexed.count,
+        "dim": indexed.dim,
+        "similarity": indexed.similarity,
+        "ids_sha256": indexed.ids_sha256,
+        "of": dict(indexed.of),
+        "faiss": faiss.__version__,
+        "sha256": digest.hexdigest(),
+    }
+    write_json(note_file(path), note)
+    return path
+
+
+def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Built:
+    """The index in a file, its vectors mapped from there where FAISS can.
+
+    :class:`UserError` if it is not there, if it is an index of something else than ``indexed`` or of another ``factory``
+    than asked for (the message names what differs), if it was changed or cut short, or if FAISS cannot read it.
+    """
+    note = _read_note(path)
+    differs = [name for name in {**indexed.of, **note["of"]} if indexed.of.get(name) != note["of"].get(name)]
+    differs += [name for name in ("similarity", "count", "dim", "ids_sha256") if getattr(indexed, name) != note[name]]
+    if differs:
+        name = differs[0]
+        there, here = str(note["of"].get(name, note.get(name, ""))), str(indexed.of.get(name, getattr(indexed, name, "")))
+        hashes = max(len(there), len(here)) >= 64
+        what = f"other {name.removesuffix('_sha256')}" if hashes else f"{name}: {there or 'none'} there, {here or 'none'} here"
+        raise UserError(f"{path}: was built of something else ({what}); {_ANEW}")
+    if factory not in (None, note["factory"]):
+        raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_ANEW}")
+    try:
+        if sha256_file(path) != note["sha256"]:
+            raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_ANEW}")
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_ANEW}") from None
+    if (index.ntotal, index.d) != (indexed.count, indexed.dim):
+        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_ANEW}")
+    return Built(index, note["factory"], note["trained_on"])
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"{path}: no such index file")
+    file = note_file(path)
+    if not file.is_file():
+        raise UserError(f"{path}: not an index of ours, there is no {file.name} beside it; name another file")
+    note = read_json(file)
+    kinds = {"version": int, "factory": str, "trained_on": int, "count": int, "dim": int, "similarity": str}
+    kinds |= {"ids_sha256": str, "of": dict, "sha256": str}
+    if not isinstance(note, dict) or note.get("format") != FORMAT:
+        raise UserError(f"{file}: not the note of an index; name another file")
+    wrong = [name for name, kind in kinds.items() if not isinstance(note.get(name), kind)]
+    if wrong or note["version"] != VERSION or not all(isinstance(value, str) for value in note["of"].values()):
+        what = wrong[0] if wrong else "version" if note["version"] != VERSION else "of"
+        raise UserError(f"{file}: its field {what!r} is missing or not as this version writes it; {_ANEW}")
+    return note

@@ -1,0 +1,123 @@
+"""Tables of result files, as CSV and LaTeX."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from vse.eval.files.results import distinct, read_result, without_comparisons
+from vse.eval.ranking.metrics import NAMES, RECALLS, WAYS
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_text
+
+TABLES = ("summary", "significance")
+_DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+_NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
+_WAYS = WAYS | {"phrase": "phrase to region"}  # of which papers have figures
+_NO_INTERVAL = (math.nan, math.nan)
+_FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
+_COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
+
+
+def summary(results: Sequence[Path]) -> pd.DataFrame:
+    """A row per result and protocol: R@K, Med r and mean r both ways, rsum, each with its 95% interval (``_low``, ``_high``)
+    where the result has one; with several seeds also standard deviations.
+
+    A test set of one fold has one row, ``full``, since ``1k`` would repeat it. Of captions that query captions the
+    figures stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
+    """
+    rows = []
+    for result in map(read_result, without_comparisons(results)):
+        protocols = distinct(result["protocols"], result["n_images"])
+        if {"full", "sentence"} <= set(protocols):
+            sentence = protocols.pop("sentence")
+            intervals = {"ci95": protocols["full"].get("ci95", {}) | sentence["ci95"]} if "ci95" in sentence else {}
+            protocols["full"] = protocols["full"] | {"s2s": sentence["s2s"]} | intervals
+        rows += [_row(result, protocol, found) for protocol, found in protocols.items()]
+    if not rows:
+        raise UserError("no result among the files, so there is no table")
+    return pd.DataFrame(rows)
+
+
+def write_summary(table: pd.DataFrame, out: Path) -> Path:
+    """Write what :func:`summary` returned as ``.csv``, all of it, or as ``.tex``: recalls, Med r and rsum, each with its
+    standard deviation if there is one; returns ``out``.
+    """
+    if out.suffix != ".tex":
+        return write_table(table, out)
+    figures = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
+    described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
+    lines = []
+    for row in table.to_dict("records"):
+        cells = [figure_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in figures]
+        lines.append([*(str(row[name]) for name in described), *cells])
+    titles = [("", name) for name in described] + [title_of(name) for name in figures]
+    same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
+    return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
+
+
+def write_table(table: pd.DataFrame, out: Path) -> Path:
+    """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
+    if out.suffix != ".csv":
+        raise UserError(f"{out}: a table is written as .csv or .tex")
+    return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+
+
+def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
+    """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
+
+    ``notes`` become comments above.
+    """
+    grouped = any(group for group, _ in titles)
+    columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
+    frame = pd.DataFrame(lines, columns=columns)
+    aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
+    text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
+    comments = [f"% {note}" for note in notes if note]
+    for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
+        text = text.replace(sign, latex)
+    return "\n".join(["% \\usepackage{booktabs}", *comments, text])
+
+
+def title_of(figure: str) -> tuple[str, str]:
+    """A figure's column, ``i2t_r1`` say, as a table prints it: the way, and the name."""
+    way, _, name = figure.partition("_")
+    return (_WAYS[way], NAMES.get(name, name)) if way in _WAYS else ("", NAMES.get(figure, figure))
+
+
+def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
+    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
+    if math.isnan(figure):
+        return ""
+    text = f"{figure:{sign}.{digits}f}".replace("-", "−")
+    return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
+
+
+def interval_of(found: Mapping[str, Any], name: str) -> tuple[float, float]:
+    """The 95% interval of a figure of a protocol, ``i2t_r1`` say; NaN where the result has none."""
+    way, _, rest = name.partition("_")
+    intervals = found.get("ci95", {})
+    low, high = intervals[name] if name in intervals else intervals.get(way, {}).get(rest, _NO_INTERVAL)
+    return low, high
+
+
+def _row(result: Mapping[str, Any], protocol: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    row: dict[str, Any] = {name: result[name] for name in ("dataset", "experiment", "split")}
+    row |= {"protocol": protocol, "n_images": result["n_images"], "n_captions": result["n_captions"]}
+    row["seeds"] = len(result["seeds"])
+    figures = dict.fromkeys(_COLUMNS, math.nan)
+    for way in ("i2t", "t2i", "s2s"):
+        figures |= {f"{way}_{name}": figure for name, figure in found.get(way, {}).items()}
+    figures |= {name: found[name] for name in ("rsum",) if name in found}
+    for name, figure in figures.items():
+        if isinstance(figure, Mapping):
+            row[name], row[f"{name}_std"] = figure["mean"], figure["std"]
+        else:
+            row[name] = figure
+        if "ci95" in found:
+            row[f"{name}_low"], row[f"{name}_high"] = interval_of(found, name)
+    return row

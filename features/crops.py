@@ -1,0 +1,143 @@
+"""From a picture to the crops that a CNN reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vse.pipeline.feature_config import CnnConfig
+from vse.pipeline.image_files import MAX_PIXELS
+
+MIN_SIDE = 16  # the stride of the maps that regions are read from
+
+RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+Mean = tuple[float, float, float]
+
+
+class UnfitSize(ValueError):
+    """A picture so long and narrow that what a network should read of it is too large or too small."""
+
+
+def crops_of(
+    picture: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
+) -> UInt8[Tensor, "n_crops 3 crop crop"]:
+    """Resize ``picture`` and cut its crops, as ``config.crops`` says.
+
+    Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed``,
+    ``image_id`` and ``visit`` alone.
+    """
+    if config.crops == "rc_bank" and config.random_crop == "resized":
+        return _stacked([_random_resized(picture, config, chance) for chance in _chances(config, image_id, visit)])
+    if config.resize_mode == "square":
+        width = height = config.resize
+    else:
+        width, height = scaled(picture.size, config.resize)
+    small = np.asarray(picture.resize((width, height), RESAMPLING[config.interpolation]))
+    right, bottom = width - config.crop, height - config.crop
+    if config.crops == "rc_bank":
+        views = []
+        for chance in _chances(config, image_id, visit):
+            top, left = int(chance.integers(bottom + 1)), int(chance.integers(right + 1))
+            views.append(_mirrored(_cut(small, top, left, config.crop), chance))
+        return _stacked(views)
+    centre = (round(bottom / 2), round(right / 2))
+    if config.crops == "1c":
+        return _stacked([_cut(small, *centre, config.crop)])
+    corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
+    views = [_cut(small, top, left, config.crop) for top, left in corners]
+    return _stacked([*views, *(view[:, ::-1] for view in views)])
+
+
+def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
+    """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more.
+
+    :class:`UnfitSize` if that is more than ``MAX_PIXELS`` in all, or a side less than ``MIN_SIDE``.
+    """
+    scale = shorter / min(size)
+    if longer is not None:
+        scale = min(scale, longer / max(size))
+    at_least = shorter if longer is None else 1
+    width, height = (max(at_least, round(side * scale)) for side in size)
+    if width * height > MAX_PIXELS or min(width, height) < MIN_SIDE:
+        raise UnfitSize(f"{size[0]} x {size[1]} pixels, of which the network would see {width} x {height}")
+    return width, height
+
+
+def as_tensor(picture: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """A picture's pixels, 0-255."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+    """Pixels 0-255 (n, 3, height, width) as the network's input: minus the mean, over the deviation, channels last."""
+    images = pixels.to(device, non_blocking=True).to(torch.float32, memory_format=torch.channels_last)
+    shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
+    scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
+    return (images - shift) / scale
+
+
+def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Found], workers: int, ahead: int) -> Iterator[_Found]:
+    """``load`` of every item in order, by ``workers`` threads that are ``ahead`` items ahead at most.
+
+    Pillow and numpy release the interpreter lock while they decode and resize, so threads are enough.
+    """
+    if workers == 0:
+        yield from map(load, items)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            waiting: list[Future[_Found]] = [pool.submit(load, item) for item in items[:ahead]]
+            for k in range(len(items)):
+                result = waiting[k % ahead].result()
+                if k + ahead < len(items):
+                    waiting[k % ahead] = pool.submit(load, items[k + ahead])
+                yield result
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _chances(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
+    """A generator per random crop, so that more crops leave the first ones as they are."""
+    seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
+    return [np.random.default_rng(seed) for seed in seeds]
+
+
+def _random_resized(picture: Image.Image, config: CnnConfig, chance: np.random.Generator) -> NDArray[np.uint8]:
+    """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
+    width, height = picture.size
+    for _ in range(10):
+        area = width * height * chance.uniform(0.08, 1)
+        aspect = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(chance.integers(width - w + 1)), int(chance.integers(height - h + 1))
+            break
+    else:
+        w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+        left, top = (width - w) // 2, (height - h) // 2
+    box = (left, top, left + w, top + h)
+    return _mirrored(np.asarray(picture.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), chance)
+
+
+def _mirrored(view: NDArray[np.uint8], chance: np.random.Generator) -> NDArray[np.uint8]:
+    return view[:, ::-1] if chance.random() < 0.5 else view
+
+
+def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:
+    return pixels[top : top + side, left : left + side]
+
+
+def _stacked(views: Sequence[NDArray[np.uint8]]) -> Tensor:
+    return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)

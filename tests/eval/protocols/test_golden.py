@@ -1,0 +1,149 @@
+"""Three images with one, three and seven captions, ties and duplicates among them: every figure by hand.
+
+The images are the first three axes, so a caption's numbers are its scores. For each caption the rank of its image, and for
+each image the rank of its best caption, equal scores against the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.protocols.evaluate import evaluate
+from vse.eval.search.top_k import search
+
+#          scores with A, B, C    image  rank of it
+CAPTIONS = [
+    ((0.50, 0.50, 0.25), "A", 1),  # B ties
+    ((0.25, 0.75, 0.50), "B", 0),
+    ((0.75, 0.25, 0.50), "B", 2),
+    ((0.25, 0.75, 0.50), "B", 0),  # twice the same
+    ((0.50, 0.50, 0.50), "C", 2),  # all tie
+    ((0.00, 0.00, 1.00), "C", 0),
+    ((0.00, 0.00, 1.00), "C", 0),  # twice the same
+    ((0.75, 0.50, 0.50), "C", 2),
+    ((0.25, 0.50, 0.25), "C", 2),
+    ((0.00, 0.25, 0.25), "C", 1),
+    ((1.00, 0.00, 0.50), "C", 1),
+]
+OF_IMAGES = {"A": 4, "B": 0, "C": 0}  # to A, four captions of others are as near as its own, or nearer
+I2T = {"r1": 200 / 3, "r5": 100, "r10": 100, "medr": 1, "meanr": 1 + 4 / 3}
+T2I = {"r1": 400 / 11, "r5": 100, "r10": 100, "medr": 2, "meanr": 2}
+
+
+def golden() -> Embeddings:
+    captions = np.array([[*scores, 0.5] for scores, _, _ in CAPTIONS], np.float32)
+    return Embeddings(
+        image_ids=np.array([30, 10, 20]),
+        caption_ids=np.arange(len(CAPTIONS)) + 100,
+        caption_image_ids=np.array([{"A": 30, "B": 10, "C": 20}[image] for _, image, _ in CAPTIONS]),
+        images=np.eye(3, 4, dtype=np.float32),
+        captions=captions,
+        scores=None,
+        dataset="golden",
+        split="test",
+        experiment="by_hand",
+        seed=0,
+    )
+
+
+def as_scores(run: Embeddings) -> Embeddings:
+    assert run.images is not None
+    assert run.captions is not None
+    return replace(run, images=None, captions=None, scores=run.images @ run.captions.T, similarity="network")
+
+
+def shuffled(run: Embeddings) -> Embeddings:
+    assert run.captions is not None
+    order = np.random.default_rng(0).permutation(len(run.caption_ids))
+    return replace(
+        run,
+        captions=run.captions[order],
+        caption_ids=run.caption_ids[order],
+        caption_image_ids=run.caption_image_ids[order],
+    )
+
+
+def figures(tmp_path: Path, *runs: Embeddings, arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """What the command writes; it asks FAISS, too, where there are embeddings."""
+    files = [str(write_embeddings(tmp_path / f"{k}.h5", run)) for k, run in enumerate(runs)]
+    with pytest.raises(SystemExit) as stop:
+        eval_main([*files, *arguments, "--out", str(tmp_path / "result.json")])
+    assert stop.value.code == 0
+    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
+    return result
+
+
+@pytest.mark.parametrize("form", [lambda run: run, as_scores, shuffled])
+def test_every_figure_is_the_one_by_hand(form: Any, tmp_path: Path) -> None:
+    result = figures(tmp_path, form(golden()))
+    assert (result["n_images"], result["n_captions"], result["split"]) == (3, 11, "test")
+    full = result["protocols"]["full"]
+    assert full["i2t"] == pytest.approx(I2T)
+    assert full["t2i"] == pytest.approx(T2I)
+    assert full["rsum"] == pytest.approx(200 / 3 + 400 / 11 + 400)
+    assert full["mean_recall"] == pytest.approx(full["rsum"] / 6)
+    assert [rank for _, _, rank in CAPTIONS].count(0) == 4  # of 11 captions
+    assert list(OF_IMAGES.values()).count(0) == 2  # of 3 images
+
+
+def test_the_top_of_a_search_is_the_one_by_hand() -> None:
+    run = golden()
+    assert run.images is not None
+    assert run.captions is not None
+    scores, rows = search(run.captions, run.images, 3)
+    assert scores[0].tolist() == [1.0, 0.75, 0.75]
+    assert rows[0, 0] == 10
+    assert set(rows[0, 1:].tolist()) == {2, 7}
+    assert set(rows[2, :2].tolist()) == {5, 6}
+
+
+def test_an_image_without_a_caption_is_one_more_wrong_answer(tmp_path: Path) -> None:
+    run = golden()
+    assert run.images is not None
+    # It scores 0.5 with every caption.
+    more = replace(run, image_ids=np.array([30, 10, 20, 5]), images=np.eye(4, dtype=np.float32))
+    full = figures(tmp_path, more)["protocols"]["full"]
+    assert full["n_queries"] == {"i2t": 3, "t2i": 11}
+    assert full["i2t"] == pytest.approx(I2T)
+    own = [scores["ABC".index(image)] for scores, image, _ in CAPTIONS]
+    ranks = np.array([rank + (score <= 0.5) for (_, _, rank), score in zip(CAPTIONS, own, strict=True)])
+    assert full["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+    assert full["t2i"]["r1"] == pytest.approx(100 * np.mean(ranks == 0))
+
+
+def test_an_interval_holds_its_figure_and_nothing_is_drawn_but_whole_images(tmp_path: Path) -> None:
+    full = figures(tmp_path, golden())["protocols"]["full"]
+    for way in ("i2t", "t2i"):
+        for name, (low, high) in full["ci95"][way].items():
+            assert low <= full[way][name] <= high
+    # t2i R@1 of A alone is 0; no sample is below the worst image, or above the best.
+    low, high = full["ci95"]["t2i"]["r1"]
+    assert low == 0
+    assert high == pytest.approx(200 / 3)  # B alone
+
+
+def test_one_caption_each(tmp_path: Path) -> None:
+    run = golden()
+    assert run.captions is not None
+    keep = [0, 1, 4]
+    one = replace(
+        run,
+        captions=run.captions[keep],
+        caption_ids=run.caption_ids[keep],
+        caption_image_ids=run.caption_image_ids[keep],
+    )
+    full = json.loads(evaluate([write_embeddings(tmp_path / "e.h5", one)], tmp_path / "r.json").read_text())["protocols"][
+        "full"
+    ]
+    # A: its caption ties with the third; B is alone at the top; C ties with the second.
+    assert full["i2t"] == pytest.approx({"r1": 100 / 3, "r5": 100, "r10": 100, "medr": 2, "meanr": 5 / 3})
+    assert full["t2i"] == pytest.approx({"r1": 100 / 3, "r5": 100, "r10": 100, "medr": 2, "meanr": 2})

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vse.eval.ranking.bootstrap import differences, intervals
+from vse.eval.ranking.metrics import RECALLS, Fold, Queries, direction_metrics, fold_metrics, resampled
+
+
+def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fold:
+    """Ranks drawn at random; image k has 1, 2 or 3 captions."""
+    rng = np.random.default_rng(seed)
+    images = first + np.arange(n_images)
+    owners = first + np.repeat(np.arange(n_images), 1 + np.arange(n_images) % 3)
+    return {
+        "i2t": Queries.ranked(rng.integers(0, highest, n_images), images),
+        "t2i": Queries.ranked(rng.integers(0, highest, len(owners)), owners),
+    }
+
+
+def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
+    """The figures of the queries of the drawn images, each written out as often as its image was drawn."""
+    found: dict[str, Any] = {}
+    for way, queries in fold.items():
+        assert queries.ranks is not None
+        ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
+        found[way] = direction_metrics(np.array(ranks))
+    found["rsum"] = sum(found[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS)
+    return {**found, "mean_recall": found["rsum"] / 6}
+
+
+@given(st.integers(1, 6), st.integers(0, 1000), st.data())
+def test_a_sample_is_what_its_images_written_out_give(n_images: int, seed: int, data: st.DataObject) -> None:
+    fold = made_fold(n_images, seed)
+    drawn = data.draw(st.lists(st.integers(0, n_images - 1), min_size=1, max_size=8))
+    weights = np.bincount(drawn, minlength=n_images)[None].astype(float)
+    found = resampled([fold], weights)
+    slow = slow_resampled(fold, drawn)
+    assert found["rsum"] == pytest.approx([slow["rsum"]])
+    assert found["mean_recall"] == pytest.approx([slow["mean_recall"]])
+    for way in ("i2t", "t2i"):
+        assert {name: values.tolist() for name, values in found[way].items()} == {
+            name: pytest.approx([value]) for name, value in slow[way].items()
+        }
+
+
+def test_folds_count_alike_however_many_captions_they_have() -> None:
+    first, second = made_fold(4, 0), made_fold(3, 1, first=4)
+    found = resampled([first, second], np.array([[1.0, 1, 2, 0, 0, 1, 2]]))
+    slow = [slow_resampled(first, [0, 1, 2, 2]), slow_resampled(second, [5, 6, 6])]
+    assert found["t2i"]["r5"][0] == pytest.approx(np.mean([one["t2i"]["r5"] for one in slow]))
+    assert found["rsum"][0] == pytest.approx(np.mean([one["rsum"] for one in slow]))
+
+
+def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
+    # With 3 images there are 27 samples, alike in probability: many drawn at random have nearly their percentiles.
+    fold = made_fold(3, 3, highest=12)
+    every = [slow_resampled(fold, list(drawn)) for drawn in product(range(3), repeat=3)]
+    found = intervals([[fold]], samples=20_000)
+    for way, name in (("i2t", "r5"), ("t2i", "r10"), ("t2i", "medr")):
+        values = np.sort([one[way][name] for one in every])
+        low, high = found[way][name]
+        # 2.5% of 27 lies within the first value, and 97.5% within the last.
+        assert values[0] <= low <= values[1]
+        assert values[-2] <= high <= values[-1]
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    """100 test sets of 80 images are drawn from a population whose R@1 is 40: 95 of their intervals should hold it."""
+    rng = np.random.default_rng(5)
+    covered = 0
+    for k in range(100):
+        hit = rng.random(80) < 0.4
+        fold = {"i2t": Queries.ranked(np.where(hit, 0, 20), np.arange(80))}
+        low, high = intervals([[fold]], samples=400, seed=k)["i2t"]["r1"]
+        covered += low <= 40 <= high
+    assert 88 <= covered <= 100
+
+
+def test_captions_of_an_image_move_together() -> None:
+    """Five captions that always agree tell as much as one, so their interval is as wide as the images'."""
+    hit = np.arange(40) % 2 == 0
+    images = Queries.ranked(np.where(hit, 0, 20), np.arange(40))
+    captions = Queries.ranked(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))  # type: ignore[arg-type]
+    found = intervals([[{"i2t": images, "t2i": captions}]])
+    assert found["t2i"]["r1"] == found["i2t"]["r1"]
+    low, high = found["i2t"]["r1"]
+    assert 28 < high - low < 34  # 2 x 1.96 x 100 x sqrt(0.25 / 40) = 31
+
+
+def test_seeds_are_averaged_sample_by_sample() -> None:
+    one, other = made_fold(30, 0), made_fold(30, 1)
+    same = intervals([[one], [one]])
+    assert same == intervals([[one]])
+    both = intervals([[one], [other]])
+    mean = [(fold_metrics(one)["rsum"] + fold_metrics(other)["rsum"]) / 2]
+    assert both["rsum"][0] < mean[0] < both["rsum"][1]
+
+
+def test_samples_depend_on_the_seed_alone() -> None:
+    fold = made_fold(30, 0)
+    assert intervals([[fold]], samples=700) == intervals([[fold]], samples=700)
+    assert intervals([[fold]], seed=1) != intervals([[fold]], seed=2)
+
+
+def test_images_without_queries_are_not_drawn() -> None:
+    fold = made_fold(20, 0)
+    far = {way: Queries.ranked(q.ranks, q.images * 1000) for way, q in fold.items() if q.ranks is not None}
+    assert intervals([[far]]) == intervals([[fold]])
+
+
+def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """The difference of each figure, and the share of all 2^n swaps that make it as large."""
+    found = {}
+    swaps = []
+    for swap in product([False, True], repeat=n_images):
+        sides = []
+        for flipped in (swap, [not s for s in swap]):
+            side = {}
+            for way in first:
+                a, b = first[way], second[way]
+                assert a.ranks is not None
+                assert b.ranks is not None
+                taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.images)]
+                side[way] = direction_metrics(np.array(taken))
+            sides.append(side)
+        swaps.append(sides)
+    for way in first:
+        for name in ("r1", "r5", "r10", "medr", "meanr"):
+            observed = swaps[0][0][way][name] - swaps[0][1][way][name]
+            as_large = [abs(x[way][name] - y[way][name]) >= abs(observed) - 1e-9 for x, y in swaps]
+            found[way, name] = observed, float(np.mean(as_large))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_p_is_the_share_of_swaps_that_make_as_large_a_difference(seed: int) -> None:
+    first, second = made_fold(8, seed, highest=8), made_fold(8, seed + 100)
+    found = differences([[first]], [[second]], samples=4000)
+    for (way, name), (difference, p) in slow_differences(first, second, 8).items():
+        leaf = found[way][name]
+        assert leaf["difference"] == pytest.approx(difference)
+        assert leaf["p"] == pytest.approx(p, abs=0.035)  # 4 deviations of 4,000 tosses
+        assert leaf["a"] == pytest.approx(fold_metrics(first)[way][name])
+        assert leaf["b"] == pytest.approx(fold_metrics(second)[way][name])
+
+
+def test_a_model_does_not_differ_from_itself() -> None:
+    fold = made_fold(20, 0)
+    found = differences([[fold]], [[fold]], samples=500)
+    for leaf in (found["rsum"], found["i2t"]["r1"], found["t2i"]["medr"]):
+        assert (leaf["difference"], leaf["ci95"], leaf["p"]) == (0, [0, 0], 1)
+
+
+def test_a_paired_difference_is_surer_than_two_intervals() -> None:
+    """Two models that fail on the same images, but for three that one of them gets right."""
+    hit = np.arange(200) % 2 == 0
+    better = hit.copy()
+    better[[1, 3, 5, 7, 9, 11, 13]] = True
+    a, b = ({"i2t": Queries.ranked(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
+    leaf = differences([[a]], [[b]], samples=4000)["i2t"]["r1"]
+    assert leaf["difference"] == pytest.approx(3.5)
+    assert leaf["ci95"][0] > 0
+    assert leaf["p"] == pytest.approx(2 / 2**7, abs=0.01)  # all seven on one side, or on the other
+    (_, high_b), (low_a, _) = intervals([[b]])["i2t"]["r1"], intervals([[a]])["i2t"]["r1"]
+    assert low_a < high_b  # unpaired, they overlap
+
+
+def test_chance_differences_are_significant_as_rarely_as_they_should_be() -> None:
+    rng = np.random.default_rng(1)
+    low = 0
+    for k in range(100):
+        a, b = ({"i2t": Queries.ranked(rng.integers(0, 3, 60), np.arange(60))} for _ in range(2))
+        low += differences([[a]], [[b]], samples=200, seed=k)["i2t"]["r1"]["p"] < 0.05
+    assert low <= 12

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.eval.slow_ranks import slow_order_scores, slow_ranks
+from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
+from vse.eval.ranking.scores import SIMILARITIES
+from vse.pipeline.errors import UserError
+
+
+def check(scores: np.ndarray, owners: list[int]) -> None:
+    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(owners))
+    assert (found.i2t.tolist(), found.t2i.tolist()) == slow_ranks(scores, owners)
+
+
+def test_three_images_with_one_three_and_seven_captions_by_hand() -> None:
+    owners = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    scores = np.zeros((3, 11), np.float32)
+    scores[0, [0, 4]] = 1.0, 1.0  # a wrong caption ties with the right one
+    scores[1, 2] = 0.5
+    scores[2, 10] = 0.2
+    scores[1, 10] = 0.3
+    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(owners))
+    assert found.i2t.tolist() == [1, 0, 0]
+    assert found.t2i.tolist() == [0, 2, 0, 2, 2, 2, 2, 2, 2, 2, 1]
+
+
+def test_one_image_is_always_found() -> None:
+    found = ranks_from_embeddings(torch.rand(1, 4), torch.rand(3, 4), torch.zeros(3, dtype=torch.int64))
+    assert (found.i2t.tolist(), found.t2i.tolist()) == ([0], [0, 0, 0])
+
+
+def test_captions_may_stand_in_any_order() -> None:
+    check(np.random.default_rng(0).random((3, 7)).astype(np.float32), [2, 0, 1, 0, 2, 1, 0])
+
+
+@given(st.data())
+def test_ranks_equal_the_slow_count_with_ties_and_any_number_of_captions(data: st.DataObject) -> None:
+    n_images = data.draw(st.integers(1, 6))
+    extra = data.draw(st.lists(st.integers(0, n_images - 1), max_size=8))
+    owners = data.draw(st.permutations([*range(n_images), *extra]))
+    values = hnp.arrays(np.float32, (n_images, len(owners)), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0]))
+    check(data.draw(values), owners)
+
+
+SLOW = {"cosine": lambda images, captions: images @ captions.T, "order": slow_order_scores}
+
+
+def listed(ranks: Ranks) -> tuple[list[int], list[int]]:
+    return ranks.i2t.tolist(), ranks.t2i.tolist()
+
+
+def whole_numbers(n_images: int, n_captions: int, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Embeddings whose scores have no rounding but many ties, and owners in any order."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(-3, 4, (n_images, dim), generator=generator).float()
+    captions = torch.randint(-3, 4, (n_captions, dim), generator=generator).float()
+    owners = torch.randint(0, n_images, (n_captions,), generator=generator)
+    owners[:n_images] = torch.arange(n_images)
+    return images, captions, owners[torch.randperm(n_captions, generator=generator)]
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@given(data=st.data())
+def test_embeddings_rank_like_their_score_matrix(similarity: str, data: st.DataObject) -> None:
+    n_images, n_each = data.draw(st.integers(1, 7)), data.draw(st.sampled_from([1, 3, 7]))
+    small = st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0])
+    images = data.draw(hnp.arrays(np.float32, (n_images, 3), elements=small))
+    captions = data.draw(hnp.arrays(np.float32, (n_images * n_each, 3), elements=small))
+    owners = [k // n_each for k in range(n_images * n_each)]
+    found = ranks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), torch.tensor(owners), similarity)
+    assert listed(found) == slow_ranks(SLOW[similarity](images, captions), owners)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_ranks_of_more_images_and_captions_than_a_tile_holds(similarity: str) -> None:
+    images, captions, owners = whole_numbers(70, 200)
+    found = ranks_from_embeddings(images, captions, owners, similarity)
+    assert listed(found) == slow_ranks(SLOW[similarity](images.numpy(), captions.numpy()), owners.tolist())
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@given(tile_images=st.integers(1, 12), tile_captions=st.integers(1, 30))
+def test_the_size_of_a_tile_does_not_matter(similarity: str, tile_images: int, tile_captions: int) -> None:
+    images, captions, owners = whole_numbers(10, 25)
+    tile = SIMILARITIES[similarity]._replace(tile_images=tile_images, tile_captions=tile_captions)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIMILARITIES, similarity, tile)
+        found = ranks_from_embeddings(images, captions, owners, similarity)
+    assert listed(found) == listed(ranks_from_embeddings(images, captions, owners, similarity))
+
+
+@given(st.integers(0, 1000))
+def test_a_monotone_form_of_order_ranks_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    images, captions = rng.integers(0, 5, (6, 4)).astype(np.float32), rng.integers(0, 5, (18, 4)).astype(np.float32)
+    owners = torch.arange(18) // 3
+    norms = torch.from_numpy(-np.sqrt(-slow_order_scores(images, captions)))
+    found = ranks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), owners, "order")
+    assert listed(found) == listed(ranks_from_scores(norms, owners))
+
+
+def test_order_and_cosine_disagree_about_length() -> None:
+    images = torch.tensor([[1.0, 1.0], [9.0, 0.0]])
+    captions = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
+    owners = torch.tensor([0, 1])
+    # The long second image has the larger inner product with both captions, but does not reach the first one's height.
+    assert listed(ranks_from_embeddings(images, captions, owners, "cosine")) == ([1, 0], [1, 0])
+    assert listed(ranks_from_embeddings(images, captions, owners, "order")) == ([0, 0], [0, 0])
+
+
+def test_under_order_the_caption_is_the_general_one() -> None:
+    specific, general = torch.tensor([[3.0, 1.0], [1.0, 3.0]]), torch.tensor([[2.0, 0.0], [0.0, 2.0]])
+    both = torch.tensor([0, 1])
+    assert listed(ranks_from_embeddings(specific, general, both, "order")) == ([0, 0], [0, 0])
+    # A caption of nothing follows from every image, so it ties for all of them and finds none.
+    nothing = torch.tensor([[0.0, 0.0], [0.0, 2.0]])
+    assert listed(ranks_from_embeddings(specific, nothing, both, "order")) == ([0, 1], [1, 0])
+
+
+@pytest.mark.parametrize("n_images", [3, 700])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_a_collapsed_model_gets_no_credit(similarity: str, n_images: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image, caption = torch.nn.functional.normalize(torch.rand(2, 1, 64, generator=generator), dim=2)
+    owners = torch.arange(n_images).repeat_interleave(5)
+    found = ranks_from_embeddings(image.repeat(n_images, 1), caption.repeat(5 * n_images, 1), owners, similarity)
+    assert set(found.i2t.tolist()) == {5 * n_images - 5}
+    assert set(found.t2i.tolist()) == {n_images - 1}
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_the_second_of_two_equal_images_ties_with_the_first(similarity: str) -> None:
+    rng = torch.Generator().manual_seed(0)
+    images = torch.rand(100, 33, generator=rng)
+    captions = images.clone()  # every caption is dominated by its own image, and nearest to it in direction
+    images[99] = images[0]
+    images, captions = (torch.nn.functional.normalize(x, dim=1) for x in (images, captions))
+    found = ranks_from_embeddings(images, captions, torch.arange(100), similarity)
+    assert found.t2i[:99].tolist() == [1] + [0] * 98
+
+
+def test_an_image_without_a_caption_is_found_but_does_not_ask() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.2], [0.95, 0.3, 0.1], [0.1, 0.2, 0.8]])  # the second image has none
+    found = ranks_from_scores(scores, torch.tensor([0, 2, 2]))
+    assert found.i2t.tolist() == [0, 0]
+    assert found.t2i.tolist() == [1, 1, 0]
+
+
+def test_what_cannot_be_ranked_is_named() -> None:
+    owners = torch.tensor([0, 1])
+    with pytest.raises(UserError, match="image row 1 are not finite"):
+        ranks_from_scores(torch.tensor([[0.0, 1.0], [float("nan"), 1.0]]), owners)
+    with pytest.raises(UserError, match="image row 1, but there are 1 images"):
+        ranks_from_scores(torch.zeros(1, 2), owners)
+    with pytest.raises(UserError, match="images have 3 dimensions, captions 4"):
+        ranks_from_embeddings(torch.zeros(2, 3), torch.zeros(2, 4), owners)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_embeddings_that_are_not_finite_are_named(similarity: str, bad: float) -> None:
+    owners = torch.arange(70)
+    spoiled = torch.zeros(70, 3)
+    spoiled[66, 1] = bad
+    with pytest.raises(UserError, match="images row 66 is not finite"):
+        ranks_from_embeddings(spoiled, torch.zeros(70, 3), owners, similarity)
+    with pytest.raises(UserError, match="captions row 66 is not finite"):
+        ranks_from_embeddings(torch.zeros(70, 3), spoiled, owners, similarity)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_scores_that_overflow_are_named(similarity: str) -> None:
+    images = torch.zeros(70, 3)
+    images[66] = -3e38
+    with pytest.raises(UserError, match="the scores of image row 66 are not finite"):
+        ranks_from_embeddings(images, torch.ones(70, 3), torch.arange(70), similarity)
+
+
+def test_an_unknown_similarity_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown similarity 'cosinus'.*did you mean 'cosine'"):
+        ranks_from_embeddings(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([0]), "cosinus")

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.eval.slow_ranks import slow_order_scores
+from vse.eval.ranking.scores import SIMILARITIES, similarity_by_name
+from vse.pipeline.errors import UserError
+
+
+def scores(name: str, images: np.ndarray, captions: np.ndarray) -> np.ndarray:
+    out = torch.full((len(images), len(captions)), torch.nan)
+    SIMILARITIES[name].score(torch.from_numpy(images), torch.from_numpy(captions), out)
+    return out.numpy()
+
+
+def random(n_images: int, n_captions: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n_images, dim)).astype(np.float32), rng.normal(size=(n_captions, dim)).astype(np.float32)
+
+
+def test_order_by_hand() -> None:
+    images = np.float32([[2, 2], [1, 0], [-1, 3]])
+    captions = np.float32([[1, 1], [2, 0], [0, -5]])
+    expected = [
+        [0, 0, 0],  # the first image dominates every caption
+        [-1, -1, 0],
+        [-4, -9, -1],
+    ]
+    np.testing.assert_array_equal(scores("order", images, captions), expected)
+
+
+def test_order_is_not_symmetric() -> None:
+    small, large = np.float32([[0, 1]]), np.float32([[2, 4]])
+    assert scores("order", large, small) == 0
+    assert scores("order", small, large) == -(2**2 + 3**2)
+
+
+def test_cosine_is_the_inner_product() -> None:
+    images, captions = random(3, 4, 5)
+    np.testing.assert_allclose(scores("cosine", images, captions), images @ captions.T, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 3, 7), (1, 9, 1024), (9, 1, 1024), (11, 32, 1024), (3, 5, 70_000)])
+def test_order_equals_a_loop_over_all_pairs(shape: tuple[int, int, int]) -> None:
+    images, captions = random(*shape)
+    np.testing.assert_allclose(scores("order", images, captions), slow_order_scores(images, captions), rtol=1e-5)
+
+
+FEW = st.sampled_from([-1.5, -0.1, 0.0, 0.1, 0.3, 2.0])
+
+
+@given(st.data())
+def test_order_is_never_positive_and_zero_exactly_if_the_image_dominates(data: st.DataObject) -> None:
+    dim = data.draw(st.integers(1, 4))
+    images = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
+    captions = data.draw(hnp.arrays(np.float32, (data.draw(st.integers(1, 4)), dim), elements=FEW))
+    found = scores("order", images, captions)
+    assert (found <= 0).all()
+    np.testing.assert_array_equal(found == 0, (images[:, None] >= captions).all(2))
+
+
+@pytest.mark.parametrize("dim", [1, 3, 17, 300, 1024])
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_equal_embeddings_score_the_same_wherever_they_stand_in_a_tile(name: str, dim: int) -> None:
+    image, caption = random(1, 1, dim)
+    tile = SIMILARITIES[name]
+    found = scores(name, np.repeat(image, tile.tile_images, 0), np.repeat(caption, tile.tile_captions, 0))
+    assert len(np.unique(found)) == 1
+
+
+def test_a_similarity_is_named_like_those_that_there_are() -> None:
+    with pytest.raises(UserError, match="unknown similarity 'ordr' \\(did you mean 'order'\\? known: cosine, order\\)"):
+        similarity_by_name("ordr")

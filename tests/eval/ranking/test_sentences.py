@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
+from vse.eval.ranking.metrics import RECALLS, direction_metrics
+from vse.eval.ranking.scores import SIMILARITIES
+from vse.eval.ranking.sentences import SentenceRanks, sentence_ranks, unit_rows
+from vse.eval.search.top_k import check_sentences_against_search
+from vse.pipeline.errors import UserError
+
+
+def ranked(captions: np.ndarray, owners: np.ndarray | list[int]) -> SentenceRanks:
+    return sentence_ranks(torch.from_numpy(captions), torch.as_tensor(owners))
+
+
+def listed(found: SentenceRanks) -> dict[int, int]:
+    return dict(zip(found.queries.tolist(), found.ranks.tolist(), strict=True))
+
+
+def made(n_images: int = 30, n_each: int = 3, noise: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Captions that are a direction of their image plus noise, of any length, in any order; and their owners."""
+    rng = np.random.default_rng(seed)
+    owners = rng.permutation(np.repeat(np.arange(n_images), n_each))
+    captions = rng.normal(size=(n_images, 16))[owners] + noise * rng.normal(size=(len(owners), 16))
+    return (captions * rng.uniform(0.1, 9.0, (len(owners), 1))).astype(np.float32), owners
+
+
+# Their lengths are powers of two, so no cosine is rounded and equal ones tie in every arithmetic.
+SIGNS = [np.float32(signs) for signs in itertools.product((-1, 1), repeat=4)]
+EXACT = [*SIGNS, *(4 * row for row in SIGNS), *np.eye(4, dtype=np.float32), *(-2 * np.eye(4, dtype=np.float32)), np.zeros(4)]
+
+
+def exact(n_captions: int, n_images: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Captions with many ties, of images that have some, one or none of them."""
+    rng = np.random.default_rng(seed)
+    captions = np.float32([EXACT[k] for k in rng.integers(0, len(EXACT), n_captions)])
+    return captions, rng.integers(0, n_images, n_captions)
+
+
+def test_images_with_one_three_and_seven_captions_by_hand() -> None:
+    owners = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    degrees = np.radians([0, 10, 30, 31, 90, 92, 94, 100, 110, 130, 20])
+    captions = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
+    # The caption at 20 degrees is the last one of image 2, whose next one is at 90.
+    assert listed(ranked(captions, owners)) == {1: 2, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0, 10: 4}
+
+
+def test_the_query_is_no_candidate() -> None:
+    # Each is nearest to itself, then to the caption of the other image, then to the right one.
+    captions = np.float32([[1, 0], [0, 1], [2, 1], [1, 2]])
+    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 2, 1: 2, 2: 1, 3: 1}
+
+
+def test_the_other_captions_of_the_image_are_never_counted() -> None:
+    captions = np.float32([[1, 0], [1, 0], [1, 0], [1, 0], [1, 1], [1, -1]])
+    assert listed(ranked(captions, [0, 0, 0, 0, 1, 1])) == {0: 0, 1: 0, 2: 0, 3: 0, 4: 4, 5: 4}
+
+
+def test_a_wrong_caption_that_ties_with_the_right_one_stands_before_it() -> None:
+    captions = np.float32([[3, 0], [1, 1], [2, 2], [0, 5]])
+    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 1, 1: 2, 2: 2, 3: 1}
+
+
+def test_a_caption_that_two_images_share_is_found_by_neither() -> None:
+    captions = np.float32([[1, 2, 3], [2, 4, 6], [1, 2, 3], [3, 2, 1]])
+    assert listed(ranked(captions, [0, 0, 1, 1])) == {0: 1, 1: 1, 2: 2, 3: 2}
+
+
+def test_the_only_caption_of_an_image_is_a_candidate_but_no_query() -> None:
+    captions = np.float32([[1, 0], [9, 1], [0, 1], [1, 1]])
+    assert listed(ranked(captions, [5, 2, 2, 9])) == {1: 2, 2: 1}
+    with pytest.raises(UserError, match="the protocol sentence needs images with two captions or more"):
+        ranked(captions, [0, 1, 2, 3])
+
+
+def test_captions_of_one_image_are_always_found() -> None:
+    assert listed(ranked(made(1, 5)[0], [0] * 5)) == dict.fromkeys(range(5), 0)
+
+
+def test_only_the_direction_of_a_caption_counts() -> None:
+    captions, owners = made()
+    longer = captions * np.float32([2.0**k for k in range(-60, 30)])[:, None]
+    assert listed(ranked(longer, owners)) == listed(ranked(captions, owners))
+
+
+@pytest.mark.parametrize("n_each", [2, 3, 7])
+def test_ranks_equal_the_slow_count(n_each: int) -> None:
+    captions, owners = made(n_images=12, n_each=n_each)
+    assert listed(ranked(captions, owners)) == slow_sentence_ranks(slow_cosines(captions), owners.tolist())
+
+
+@given(st.data())
+def test_ranks_equal_the_slow_count_with_ties_and_any_number_of_captions(data: st.DataObject) -> None:
+    owners = [0, 0, *data.draw(st.lists(st.integers(0, 5), max_size=12))]
+    owners = data.draw(st.permutations(owners))
+    captions = np.float32([EXACT[data.draw(st.integers(0, len(EXACT) - 1))] for _ in owners])
+    assert listed(ranked(captions, owners)) == slow_sentence_ranks(slow_cosines(captions), owners)
+
+
+@given(rows=st.integers(1, 70), columns=st.integers(1, 70))
+def test_the_size_of_a_block_does_not_matter(rows: int, columns: int) -> None:
+    captions, owners = exact(60, 25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SIMILARITIES, "cosine", SIMILARITIES["cosine"]._replace(tile_images=rows, tile_captions=columns))
+        found = ranked(captions, owners)
+    assert listed(found) == slow_sentence_ranks(slow_cosines(captions), owners.tolist())
+
+
+@given(st.integers(0, 1000))
+def test_the_order_of_the_captions_does_not_matter(seed: int) -> None:
+    captions, owners = exact(40, 15)
+    order = np.random.default_rng(seed).permutation(40)
+    straight, mixed = listed(ranked(captions, owners)), listed(ranked(captions[order], owners[order]))
+    assert {int(order[row]): rank for row, rank in mixed.items()} == straight
+
+
+def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
+    captions, owners = made(n_images=1500, n_each=3)
+    owners[np.random.default_rng(1).integers(0, len(owners), 1100)] = 7
+    units = unit_rows(torch.from_numpy(captions)).double().numpy()
+    scores = units @ units.T
+    own = owners[:, None] == owners
+    best = np.where(own & ~np.eye(len(owners), dtype=bool), scores, -np.inf).max(1)
+    expected = ((scores >= best[:, None]) & ~own).sum(1)
+    found = ranked(captions, owners)
+    np.testing.assert_array_equal(found.queries, np.flatnonzero(own.sum(1) > 1))
+    # In single precision the nearest of thousands of others may change places.
+    assert np.mean(found.ranks == expected[found.queries]) > 0.99
+    assert np.abs(found.ranks - expected[found.queries]).max() <= 2
+
+
+@pytest.mark.parametrize("n_images", [3, 1000])
+def test_a_collapsed_model_gets_no_credit(n_images: int) -> None:
+    caption = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
+    found = ranked(np.repeat(caption, 5 * n_images, 0), np.arange(5 * n_images) // 5)
+    assert set(found.ranks.tolist()) == {5 * n_images - 5}
+    nothing = ranked(np.zeros((5 * n_images, 4), np.float32), np.arange(5 * n_images) // 5)
+    assert set(nothing.ranks.tolist()) == {5 * n_images - 5}
+
+
+@pytest.mark.parametrize("dim", [1, 3, 33, 300])
+def test_equal_captions_tie_wherever_they_stand(dim: int) -> None:
+    """Both captions of each image are equal, and the last image repeats the first one."""
+    rng = np.random.default_rng(0)
+    captions = np.repeat(rng.normal(size=(2200, dim)).astype(np.float32), 2, axis=0)
+    captions[-2:] = captions[:2]
+    order = rng.permutation(len(captions))
+    found = listed(ranked(captions[order], (np.arange(len(captions)) // 2)[order]))
+    ranks = [found[int(row)] for row in np.argsort(order)]
+    if dim == 1:
+        assert min(ranks) > 1000
+    else:
+        assert [row for row, rank in enumerate(ranks) if rank] == [0, 1, len(ranks) - 2, len(ranks) - 1]
+        assert set(ranks) == {0, 2}
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1.0, 1e30, 3e38])
+def test_unit_rows_have_unit_length_however_long_they_were(scale: float) -> None:
+    rows = torch.tensor([[1.0, -1.0, 1.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]) * scale
+    expected = torch.tensor([[3**-0.5, -(3**-0.5), 3**-0.5], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    torch.testing.assert_close(unit_rows(rows), expected)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_captions_that_are_not_finite_are_named(bad: float) -> None:
+    captions, owners = made()
+    captions[66, 1] = bad
+    with pytest.raises(UserError, match="captions row 66 is not finite"):
+        ranked(captions, owners)
+
+
+@pytest.mark.parametrize("n_each", [2, 3, 7])
+def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
+    captions, owners = made(n_each=n_each)
+    owners[:4] = [100, 101, 102, 103]  # nothing to find
+    found = ranked(captions, owners)
+    exact = direction_metrics(found.ranks)
+    assert 0 < exact["r1"] < exact["r10"]
+    recalls = check_sentences_against_search(captions, owners, found, RECALLS)
+    assert recalls == pytest.approx({f"r{k}": exact[f"r{k}"] for k in RECALLS})
+
+
+@given(seed=st.integers(0, 1000), n_captions=st.integers(2, 60))
+def test_ties_and_duplicates_do_not_trouble_the_check(seed: int, n_captions: int) -> None:
+    captions, owners = exact(n_captions, n_captions // 2, seed)
+    owners[:2] = 0
+    recalls = check_sentences_against_search(captions, owners, ranked(captions, owners), RECALLS)
+    assert list(recalls) == ["r1", "r5", "r10"]
+
+
+WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "all found": np.zeros_like,
+    "none found": lambda ranks: np.full_like(ranks, 80),
+    "the worst is first": lambda ranks: np.where(np.arange(len(ranks)) == np.argmax(ranks), 0, ranks),
+    "the best is lost": lambda ranks: np.where(np.arange(len(ranks)) == np.argmin(ranks), 80, ranks),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_rank_that_faiss_contradicts_is_a_fault_of_the_program(wrong: str) -> None:
+    captions, owners = made()
+    found = ranked(captions, owners)
+    with pytest.raises(RuntimeError, match="s2s query .* by exact count, .* by FAISS"):
+        check_sentences_against_search(captions, owners, found._replace(ranks=WRONG[wrong](found.ranks)), RECALLS)

@@ -1,0 +1,135 @@
+"""An index kept in a file: what comes back, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from vse.eval.search.index import build_index, search_index
+from vse.eval.search.index_file import Indexed, ids_sha256, note_file, read_index, write_index
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_file
+
+Edit = Callable[[Path, Callable[[Any], None]], Path]
+CORPUS = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
+INDEXED = Indexed(500, 8, "cosine", ids_sha256(np.arange(500)), {"side": "images", "split": "test", "weights": 64 * "a"})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
+
+
+@pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "PCA4,IVF4,SQ8"])
+def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> None:
+    built = build_index(CORPUS, factory)
+    path = write_index(tmp_path / "made" / "x.faiss", built, INDEXED)
+    for asked in (None, factory):
+        found = read_index(path, INDEXED, asked)
+        assert (found.factory, found.trained_on) == (factory, built.trained_on)
+        for here, there in zip(search_index(found.index, CORPUS, 5), search_index(built.index, CORPUS, 5), strict=True):
+            np.testing.assert_array_equal(here, there)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["x.faiss", "x.faiss.json"]
+    assert faiss.read_index(str(path)).ntotal == 500, "any program can read it"
+    note = json.loads(note_file(path).read_text())
+    assert (note["factory"], note["count"], note["dim"], note["similarity"]) == (factory, 500, 8, "cosine")
+    assert note["sha256"] == sha256_file(path)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (replace(INDEXED, of={**INDEXED.of, "side": "captions"}), "side: images there, captions here"),
+        (replace(INDEXED, of={**INDEXED.of, "split": "val"}), "split: test there, val here"),
+        (replace(INDEXED, of={**INDEXED.of, "weights": 64 * "b"}), r"\(other weights\)"),
+        (replace(INDEXED, of={"side": "images", "split": "test"}), r"\(other weights\)"),
+        (replace(INDEXED, of={**INDEXED.of, "corpus": "new"}), "corpus: none there, new here"),
+        (replace(INDEXED, ids_sha256=ids_sha256(np.arange(500)[::-1])), r"\(other ids\)"),
+        (replace(INDEXED, similarity="order"), "similarity: cosine there, order here"),
+        (replace(INDEXED, count=499), "count: 500 there, 499 here"),
+        (replace(INDEXED, dim=9), "dim: 8 there, 9 here"),
+    ],
+)
+def test_an_index_of_something_else_is_refused_with_what_differs(other: Indexed, what: str, file: Path) -> None:
+    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; remove it to build it anew"):
+        read_index(file, other)
+
+
+def test_an_index_of_another_type_is_refused(file: Path) -> None:
+    with pytest.raises(UserError, match="an index of type IVF4,Flat, not HNSW32; remove it"):
+        read_index(file, INDEXED, "HNSW32")
+
+
+def test_a_file_that_was_changed_or_cut_short_is_refused(file: Path) -> None:
+    content = file.read_bytes()
+    for spoilt in (content[:-1], content[:100], b"", content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
+        file.write_bytes(spoilt)
+        with pytest.raises(UserError, match=r"was changed or cut short since it was built \(its SHA-256 differs\); remove it"):
+            read_index(file, INDEXED)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 200])
+def test_what_faiss_cannot_read_is_one_line_even_with_a_note_that_fits(keep: int, file: Path, edit: Edit) -> None:
+    file.write_bytes(file.read_bytes()[:keep])
+    edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+    with pytest.raises(UserError, match="FAISS cannot read it .*; remove it") as caught:
+        read_index(file, INDEXED)
+    assert "/project/" not in str(caught.value)
+
+
+def test_a_note_of_another_index_is_refused(file: Path, edit: Edit) -> None:
+    other = write_index(file.with_name("y.faiss"), build_index(CORPUS[:499]), replace(INDEXED, count=499))
+    file.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match="was changed or cut short"):
+        read_index(file, INDEXED)
+    edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+    with pytest.raises(UserError, match="has 499 rows of 8 dimensions, not what its note says"):
+        read_index(file, INDEXED)
+
+
+def test_a_foreign_file_is_refused(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none.faiss: no such index file"):
+        read_index(tmp_path / "none.faiss", INDEXED)
+    with pytest.raises(UserError, match="no such index file"):
+        read_index(tmp_path, INDEXED)
+    note_file(file).unlink()
+    with pytest.raises(UserError, match="not an index of ours, there is no x.faiss.json beside it; name another file"):
+        read_index(file, INDEXED)
+
+
+NOTES: dict[str, tuple[Any, str]] = {
+    "no note": ([], "not the note of an index"),
+    "another format": ({"format": "else"}, "not the note of an index"),
+    "a later version": ({"version": 2}, "its field 'version'"),
+    "a count as text": ({"count": "500"}, "its field 'count'"),
+    "of as text": ({"of": "test"}, "its field 'of'"),
+    "numbers in of": ({"of": {"side": 3}}, "its field 'of'"),
+    "no factory": ({"factory": None}, "its field 'factory'"),
+}
+
+
+@pytest.mark.parametrize("which", NOTES)
+def test_a_note_that_is_none_is_one_line(which: str, file: Path) -> None:
+    change, message = NOTES[which]
+    note = json.loads(note_file(file).read_text())
+    note_file(file).write_text(json.dumps({**note, **change} if isinstance(change, dict) else change))
+    with pytest.raises(UserError, match=f"x.faiss.json: .*{message}"):
+        read_index(file, INDEXED)
+    note_file(file).write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        read_index(file, INDEXED)
+
+
+def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.faiss").mkdir()
+    (tmp_path / "x.faiss" / "in the way").touch()
+    with pytest.raises(UserError, match="cannot write"):
+        write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]

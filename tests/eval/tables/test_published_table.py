@@ -1,0 +1,417 @@
+"""Published tables with measured figures beside the printed ones."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from vse.eval.cli import table_main
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.protocols.evaluate import evaluate
+from vse.eval.tables.printed import published_rows, published_tables
+from vse.eval.tables.published_table import compared, write_compared
+from vse.eval.tables.summary import summary
+from vse.pipeline import presets
+from vse.pipeline.errors import UserError
+
+MEASURED = ("_ours", "_std", "_difference")
+
+
+@dataclass
+class Results:
+    """Results of made embeddings, by the evaluator itself; ``config`` is what a training would have noted."""
+
+    folder: Path
+
+    def __call__(
+        self,
+        experiment: str,
+        dataset: str = "coco",
+        n_images: int = 1000,
+        n_each: int = 1,
+        seeds: Sequence[int] = (0,),
+        split: str = "test",
+        protocol: str | Sequence[str] = "auto",
+        config: dict[str, Any] | None = None,
+    ) -> Path:
+        files = []
+        for seed in seeds:
+            rng = np.random.default_rng(seed)
+            images = rng.normal(size=(n_images, 8)).astype(np.float32)
+            captions = np.repeat(images, n_each, axis=0) + rng.normal(size=(n_images * n_each, 8)).astype(np.float32)
+            made = Embeddings(
+                image_ids=np.arange(n_images),
+                caption_ids=np.arange(n_images * n_each),
+                caption_image_ids=np.repeat(np.arange(n_images), n_each),
+                images=images / np.linalg.norm(images, axis=1, keepdims=True),
+                captions=captions / np.linalg.norm(captions, axis=1, keepdims=True),
+                scores=None,
+                dataset=dataset,
+                split=split,
+                experiment=experiment,
+                seed=seed,
+                provenance=json.dumps({"config": config} if config else {}),
+            )
+            files.append(write_embeddings(self.folder / f"{seed}.h5", made))
+        return evaluate(files, self.folder / f"{dataset}_{experiment}.json", protocol, cross_check=False)
+
+
+@pytest.fixture
+def result(tmp_path: Path) -> Results:
+    return Results(tmp_path)
+
+
+def settings(preset: str, dataset: str | None = None, /, **changes: Any) -> dict[str, Any]:
+    return presets.merged(presets.load_experiment(preset, dataset).model_dump(mode="json"), changes)
+
+
+def found(path: Path, protocol: str) -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads(path.read_text())["protocols"][protocol]
+    return figures
+
+
+def line(table: pd.DataFrame, row: str) -> pd.Series:
+    return table.set_index("row").loc[row]
+
+
+def filled(table: pd.DataFrame) -> list[str]:
+    """The rows with any measured figure."""
+    columns = [name for name in table if str(name).endswith(MEASURED)]
+    return list(table["row"][table[columns].notna().any(axis=1)])
+
+
+@pytest.mark.parametrize("name", published_tables())
+def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_path: Path) -> None:
+    table = compared(name, [])
+    assert filled(table) == []
+    with pytest.raises(SystemExit) as stop:
+        table_main([name, "--out", str(tmp_path / "t.csv")])
+    assert stop.value.code == 0
+    read = pd.read_csv(tmp_path / "t.csv")
+    assert list(read["row"]) == list(table["row"])
+    for column in read:
+        if str(column).endswith("_published"):
+            pd.testing.assert_series_equal(read[column], table[column])
+    assert (
+        read[[column for column in read if str(column).endswith(MEASURED) or column in ("experiment", "seeds")]]
+        .isna()
+        .all(axis=None)
+    )
+
+
+def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
+    path = result("vsepp_10c_rv")
+    table = compared("vsepp_4", [path])
+    assert filled(table) == ["vsepp 4.4"]
+    row, ours = line(table, "vsepp 4.4"), found(path, "1k")
+    assert (row["experiment"], row["seeds"], row["our_dataset"], row["our_images"]) == ("vsepp_10c_rv", "0", "coco", 1000)
+    assert (row["system"], row["setting"], row["dataset"], row["protocol"]) == ("VSE++", "10C+rV", "coco", "1k")
+    for figure, printed in (("i2t_r1", 51.3), ("i2t_medr", 1.2), ("t2i_r10", 86.1)):
+        way, name = figure.split("_")
+        assert row[f"{figure}_published"] == printed
+        assert row[f"{figure}_ours"] == ours[way][name]
+        assert row[f"{figure}_difference"] == pytest.approx(ours[way][name] - printed)
+        assert np.isnan(row[f"{figure}_std"])
+
+
+def test_several_seeds_give_mean_and_deviation(result: Results) -> None:
+    path = result("orderpp_10c_rv", seeds=(0, 3, 5))
+    row, ours = line(compared("vsepp_4", [path]), "vsepp 4.5"), found(path, "1k")["t2i"]["r5"]
+    assert row["seeds"] == "0 3 5"
+    assert ours["std"] > 0
+    assert (row["t2i_r5_ours"], row["t2i_r5_std"]) == (ours["mean"], ours["std"])
+    assert row["t2i_r5_difference"] == pytest.approx(ours["mean"] - 77.4)
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_a_row_of_one_fold_is_the_first_fold(seeds: tuple[int, ...], result: Results) -> None:
+    path = result("vsepp", n_images=2000, seeds=seeds)
+    fold = found(path, "1k")["per_fold"][0]["i2t"]["r1"]
+    ours = line(compared("vsepp_1", [path]), "vsepp 1.6")["i2t_r1_ours"]
+    assert ours == (fold if len(seeds) == 1 else fold["mean"])
+    assert ours != (found(path, "1k")["i2t"]["r1"] if len(seeds) == 1 else found(path, "1k")["i2t"]["r1"]["mean"])
+
+
+def test_one_result_may_be_rows_of_two_protocols(result: Results) -> None:
+    path = result("vsepp_ft_rv", n_images=5000)
+    table = compared("vsepp_1", [path])
+    assert filled(table) == ["vsepp 1.9", "vsepp 1.13"]
+    assert line(table, "vsepp 1.9")["i2t_r1_difference"] == pytest.approx(found(path, "1k")["i2t"]["r1"] - 57.2)
+    row = line(table, "vsepp 1.13")
+    assert (row["our_images"], row["i2t_r1_ours"]) == (5000, found(path, "full")["i2t"]["r1"])
+    assert row["i2t_r1_difference"] == pytest.approx(found(path, "full")["i2t"]["r1"] - 32.9)
+
+
+def test_among_more_or_fewer_images_there_is_no_difference(result: Results) -> None:
+    """Retrieval among 2,000 images is easier than among the 5,000 of the row."""
+    table = compared("vsepp_1", [result("vsepp_ft_rv", n_images=2000)])
+    assert line(table, "vsepp 1.9")["i2t_r1_difference"] != 0
+    row = line(table, "vsepp 1.13")
+    assert (row["images"], row["our_images"]) == (5000, 2000)
+    assert row["i2t_r1_ours"] > 0
+    assert np.isnan(row["i2t_r1_difference"])
+
+
+def test_sentence_figures_go_to_the_rows_of_their_data_set(result: Results) -> None:
+    paths = [result("twobranch", name, n, 2, protocol=["auto", "sentence"]) for name, n in (("f30k", 1000), ("coco", 1200))]
+    table = compared("twobranch_4", paths)
+    assert filled(table) == ["twobranch 4.f1", "twobranch 4.c1"]
+    for key, path in zip(filled(table), paths, strict=True):
+        assert line(table, key)["s2s_r5_ours"] == found(path, "sentence")["s2s"]["r5"]
+    assert line(table, "twobranch 4.f1")["s2s_r5_difference"] == pytest.approx(found(paths[0], "sentence")["s2s"]["r5"] - 81.4)
+    assert np.isnan(line(table, "twobranch 4.c1")["s2s_r5_difference"]), "the paper has 1,000 test images"
+
+
+def test_a_repeated_row_is_filled_in_both_tables(result: Results) -> None:
+    path = result("vsepp")
+    assert filled(compared("vsepp_1", [path])) == filled(compared("vsepp_2", [path])) == ["vsepp 1.6"]
+
+
+def test_one_result_may_be_two_rows(result: Results) -> None:
+    assert filled(compared("twobranch_2", [result("cca", "f30k")])) == ["twobranch 2.a5", "twobranch 2.a7"]
+
+
+def test_mean_recall_is_compared_too(result: Results) -> None:
+    path = result("mine", config={"rows": ["todnet 1.1"]})
+    row = line(compared("todnet_1", [path]), "todnet 1.1")
+    assert row["mean_recall_ours"] == found(path, "1k")["mean_recall"]
+    assert row["mean_recall_difference"] == pytest.approx(found(path, "1k")["mean_recall"] - 80.5)
+
+
+def test_figures_of_another_data_set_are_shown_without_differences(result: Results) -> None:
+    names = ("vse0_10c_rv", "order0_10c_rv", "vsepp_10c_rv", "orderpp_10c_rv")
+    table = compared("vsepp_4", [result(name, "demo") for name in names], "demo")
+    assert filled(table) == [f"vsepp 4.{row}" for row in (2, 3, 4, 5)]
+    assert list(table["our_dataset"]) == ["", *["demo"] * 4]
+    assert set(table["dataset"]) == {"coco"}
+    assert table[[name for name in table if str(name).endswith("_difference")]].isna().all(axis=None)
+    both = compared("twobranch_4", [result("twobranch", "demo", 50, 2, protocol="sentence")], "demo")
+    assert filled(both) == ["twobranch 4.f1", "twobranch 4.c1"]
+    same = compared("vsepp_4", [result("vsepp_10c_rv")], "coco")
+    assert same["i2t_r1_difference"].notna().any()
+
+
+def test_the_rows_of_a_run_are_those_that_its_settings_name(result: Results) -> None:
+    own = settings("vsepp_10c_rv", rows=["vsepp 4.2"], name="mine")
+    assert filled(compared("vsepp_4", [result("mine", config=own)])) == ["vsepp 4.2"]
+
+
+def test_a_run_that_is_older_than_the_row_s_name_is_that_row_if_its_settings_are(result: Results) -> None:
+    older = settings("vsepp_10c_rv", rows=[])
+    assert filled(compared("vsepp_4", [result("vsepp_10c_rv", config=older)])) == ["vsepp 4.4"]
+    other = result("vsepp_10c_rv", config={**older, "loss": {"margin": 0.5}})
+    with pytest.raises(UserError, match="no result is of a row of vsepp_4"):
+        compared("vsepp_4", [other])
+
+
+def test_changed_settings_are_named(result: Results) -> None:
+    config = settings("vsepp_10c_rv")
+    row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
+    assert row["changed"] == ""
+    config = settings("vsepp_10c_rv", loss={"margin": 0.1}, train={"precision": "bf16", "memory_gb": 9.0})
+    row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
+    assert row["changed"] == "loss.margin: 0.2 -> 0.1; train.precision: fp32 -> bf16"
+    config = settings("vsepp_10c_rv", "demo")
+    row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
+    assert row["changed"] == "", "what the data set's preset changes is not the user's change"
+    config = {**config, "unheard": 1}
+    row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
+    assert row["changed"] == "settings of another version"
+
+
+def test_results_of_other_tables_are_left_out_and_said(result: Results, caplog: pytest.LogCaptureFixture) -> None:
+    mine, other = result("vsepp_10c_rv"), result("vse0_rc")
+    assert filled(compared("vsepp_4", [other, mine])) == ["vsepp 4.4"]
+    assert f"{other} is left out: no row of vsepp_4 is the experiment vse0_rc" in caplog.text
+    with pytest.raises(
+        UserError, match="its rows are the experiments vse0_10c_rv, order0_10c_rv, vsepp_10c_rv, orderpp_10c_rv"
+    ):
+        compared("vsepp_4", [other])
+    with pytest.raises(UserError, match="its rows are the experiments none of the presets"):
+        compared("ace_1", [other])
+
+
+def scale(content: dict[str, Any]) -> None:
+    content["protocols"]["1k"]["i2t"]["r1"] += 0.1
+
+
+EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a figure": scale,
+    "the data set": lambda content: content.update(dataset="coco"),
+    "the experiment": lambda content: content.update(experiment="vse0_10c_rv"),
+    "the split": lambda content: content.update(split="test"),
+    "the settings": lambda content: content["provenance"]["config"].update(rows=["vsepp 4.5"]),
+    "a protocol": lambda content: content["protocols"].update({"1k": content["protocols"]["full"]}),
+    "a seed": lambda content: content["seeds"].append(1),
+    "something more": lambda content: content.update(note="mine"),
+}
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_an_edited_result_is_refused(what: str, result: Results, edit: Callable[..., Path], fails: Callable[..., str]) -> None:
+    path = edit(result("vsepp_10c_rv", "f30k", split="val"), EDITS[what])
+    out = path.parent / "t.csv"
+    for command in (("vsepp_4",), ("vsepp_4", "--dataset", "f30k"), ("summary",)):
+        message = fails(table_main, *command, path, "--out", out)
+        assert f"{path}: was edited after vse-eval wrote it" in message
+        assert "evaluate again" in message
+    assert not out.exists()
+
+
+def test_another_layout_of_the_same_content_is_no_edit(result: Results) -> None:
+    path = result("vsepp_10c_rv")
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(content.items())), indent=4))
+    assert filled(compared("vsepp_4", [path])) == ["vsepp 4.4"]
+
+
+def test_a_result_without_a_hash_is_refused_but_in_a_summary(
+    result: Results, edit: Callable[..., Path], fails: Callable[..., str]
+) -> None:
+    path = edit(result("vsepp_10c_rv"), lambda content: content.pop("sha256"))
+    assert f"{path}: has no sha256" in fails(table_main, "vsepp_4", path, "--out", path.parent / "t.csv")
+    assert len(summary([path])) == 1
+
+
+def test_a_truncated_result_is_refused(result: Results, fails: Callable[..., str]) -> None:
+    path = result("vsepp_10c_rv")
+    path.write_bytes(path.read_bytes()[:-40])
+    assert f"{path}: not valid JSON" in fails(table_main, "vsepp_4", path, "--out", path.parent / "t.csv")
+
+
+def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(result: Results, fails: Callable[..., str]) -> None:
+    def refused(table: str, path: Path, *options: str) -> str:
+        message = fails(table_main, table, path, *options, "--out", path.parent / "t.csv")
+        assert str(path) in message
+        assert not (path.parent / "t.csv").exists()
+        return message
+
+    of_f30k = refused("vsepp_4", result("vsepp_10c_rv", "f30k"))
+    assert "made from the data set 'f30k', and the table asks for vsepp 4.4 of coco" in of_f30k
+    assert "--dataset f30k makes a table of that instead" in of_f30k
+    of_coco = refused("vsepp_4", result("vsepp_10c_rv"), "--dataset", "demo")
+    assert "made from the data set 'coco', and the table asks for vsepp 4.4 of demo" in of_coco
+    assert "of f30k and coco" in refused("twobranch_4", result("twobranch", "demo", 50, 2, protocol="sentence"))
+    assert "made from the split 'val'" in refused("vsepp_4", result("vsepp_10c_rv", split="val"))
+    lacking = refused("vsepp_4", result("vsepp_10c_rv", protocol="full"))
+    assert "lacks the protocol 1k, which vsepp 4.4 asks for (there is full); evaluate again with --protocol 1k" in lacking
+    assert "it takes 1000 images, not 50" in refused("vsepp_4", result("vsepp_10c_rv", n_images=50))
+    assert "--protocol sentence" in refused("twobranch_4", result("twobranch", "f30k"))
+    phrase = refused("twobranch_1", result("mine", "flickr30k_entities", config={"rows": ["twobranch 1.b1"]}))
+    assert "lacks the protocol phrase" in phrase
+
+
+def test_two_results_of_one_row_are_refused(result: Results) -> None:
+    first, second = result("vsepp_10c_rv"), result("mine", config={"rows": ["vsepp 4.4"]})
+    with pytest.raises(UserError, match="are both of the row vsepp 4.4; give one of them"):
+        compared("vsepp_4", [first, second])
+
+
+def test_the_command_names_its_tables(tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "'vsepp_9' is not one of 'summary', 'significance', 'ace_1'" in fails(
+        table_main, "vsepp_9", "--out", tmp_path / "t.csv"
+    )
+    assert "written as .csv or .tex" in fails(table_main, "vsepp_4", "--out", tmp_path / "t.xls")
+    assert "summary needs result files" in fails(table_main, "summary", "--out", tmp_path / "t.csv")
+    assert "summary takes no --dataset" in fails(
+        table_main, "summary", "a.json", "--dataset", "demo", "--out", tmp_path / "t.csv"
+    )
+
+
+def latex(folder: Path, result: Results) -> dict[str, str]:
+    """Every table as LaTeX: some with figures of one seed, of several, with changed settings, of another data set."""
+    result_files = {
+        "vsepp_4": [result("vsepp_10c_rv", seeds=(0, 1), config=settings("vsepp_10c_rv", loss={"margin": 0.1}))],
+        "twobranch_4": [result("twobranch", "coco", 50, 2, protocol="sentence")],
+        "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
+    }
+    names = published_tables()
+    return {
+        name: write_compared(compared(name, result_files.get(name, [])), folder / f"{name}.tex").read_text() for name in names
+    }
+
+
+def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, result: Results) -> None:
+    texts = latex(tmp_path, result)
+    ours = found(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
+    lines = texts["vsepp_4"].splitlines()
+    k = next(k for k, text in enumerate(lines) if text.startswith("4.4 & VSE++ & 10C+rV & coco & 1k & 51.3 & 82.2"))
+    assert lines[k + 1].startswith(" & ours: vsepp\\_10c\\_rv & seeds 0 1, changed settings & coco & 1k & ")
+    assert f"& {ours['mean']:.1f} $\\pm$ {ours['std']:.1f} &" in lines[k + 1]
+    sign = "$-$" if ours["mean"] < 51.3 else "+"
+    assert lines[k + 2].startswith(f" & difference &  &  &  & {sign}{abs(ours['mean'] - 51.3):.1f} & ")
+    assert lines[k + 3].startswith("4.5 & Order++")
+    assert "% vsepp 4.4: Faghri et al., BMVC 2018, Table 4, row 4.4" in lines
+    assert "ours: my\\_100\\%\\_\\&\\_best & seed 0 & coco" in texts["todnet_1"]
+    assert "ours: twobranch & seed 0 & coco & sentence, 50 images & " in texts["twobranch_4"]
+    assert "difference" not in texts["twobranch_4"]
+    assert "& 51.05 & 70.30 & 75.04 \\\\" in texts["twobranch_1"], "as many digits as were printed"
+    for text in texts.values():
+        rules = [rule for rule in ("\\toprule", "\\midrule", "\\bottomrule") if text.count(rule) == 1]
+        assert len(rules) == 3
+        assert "nan" not in text.lower()
+        body = text[text.index("\\midrule") : text.index("\\bottomrule")].splitlines()[1:]
+        assert len({row.replace("\\&", "").count("&") for row in body}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles(tmp_path: Path, result: Results) -> None:
+    names = list(latex(tmp_path, result))
+    lines = ["\\documentclass{article}", "\\usepackage[landscape,paperwidth=30in]{geometry}", "\\usepackage{booktabs}"]
+    lines += ["\\begin{document}", *(f"\\noindent\\input{{{name}.tex}}\n\\par" for name in names), "\\end{document}"]
+    (tmp_path / "all.tex").write_text("\n".join(lines))
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert (tmp_path / "all.pdf").stat().st_size > 10_000
+
+
+def test_a_preset_of_one_s_own_is_a_row_in_the_workflow_s_way(
+    tmp_path: Path, result: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.2"]}))
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    assert filled(compared("ace_1", [result("mine")])) == ["ace 1.2"]
+
+
+def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
+    (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
+    target = printed.figures["i2t_r1"]
+    assert target is not None
+    # As many images as printed find their caption first, the others only after all captions.
+    n = 1000
+    scores = np.zeros((n, n), np.float32)
+    scores[np.arange(n), np.arange(n)] = np.where(np.arange(n) < 10 * target, 1, -1)
+    ids = np.arange(n)
+    run = Embeddings(ids, ids, ids, None, None, scores, "coco", "test", "vsepp", 0, "network")
+    file = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
+    table = compared("vsepp_1", [file])
+    (row,) = table[table["experiment"] == "vsepp"].to_dict("records")
+    low, high = json.loads(file.read_text())["protocols"]["1k"]["ci95"]["i2t"]["r1"]
+    assert (row["i2t_r1_low"], row["i2t_r1_high"]) == (low, high)
+    assert low < target < high
+    assert row["i2t_r1_significant"] == "no"
+    assert row["i2t_r5_significant"] == row["i2t_r10_significant"] == "yes"  # the same recall, far below the printed ones
+    assert set(table.loc[table["experiment"] == "", "i2t_r1_significant"]) == {""}
+    text = write_compared(table, tmp_path / "t.tex").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith(" & difference")]
+    assert line.startswith(
+        f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
+    )
+    assert "% (in parentheses): a difference whose printed figure lies within our 95% interval" in text
+
+
+def _signed(difference: float) -> str:
+    return f"{difference:+.1f}".replace("-", "$-$")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from vse.eval.cli import table_main
+from vse.eval.tables.summary import summary, write_summary, write_table
+
+NAMES = ("r1", "r5", "r10", "medr", "meanr")
+S2S = [f"s2s_{name}" for name in NAMES]
+CROSS = [*(f"{way}_{name}" for way in ("i2t", "t2i") for name in NAMES), "rsum"]
+
+
+def way(first: float, n_seeds: int) -> dict[str, Any]:
+    figures = dict(zip(NAMES, (first, 50.0, 75.0, 3.0, 9.5), strict=True))
+    return dict(figures) if n_seeds == 1 else {name: {"mean": figure, "std": 0.5} for name, figure in figures.items()}
+
+
+def made(path: Path, protocols: list[str], n_images: int = 2000, n_seeds: int = 1) -> Path:
+    """A result file: R@1 is 10 in the protocol 1k, 20 in full, and 30 of captions that query captions."""
+    found: dict[str, Any] = {}
+    for name in protocols:
+        if name == "sentence":
+            found[name] = {"s2s": way(30.0, n_seeds), "n_queries": 5 * n_images}
+        else:
+            r1 = {"1k": 10.0, "full": 20.0}[name]
+            found[name] = {"i2t": way(r1, n_seeds), "t2i": way(r1, n_seeds), "rsum": way(290.0, n_seeds)["r1"]}
+    result = {"version": 1, "dataset": "demo", "experiment": path.stem, "split": "test", "n_images": n_images}
+    result |= {"n_captions": 5 * n_images, "seeds": list(range(n_seeds)), "protocols": found}
+    path.write_text(json.dumps(result))
+    return path
+
+
+def test_sentence_figures_stand_in_the_row_of_the_full_split(tmp_path: Path) -> None:
+    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence"])])
+    assert list(table["protocol"]) == ["1k", "full"]
+    assert list(table.columns[-11:]) == [*CROSS[-6:], *S2S]
+    assert table[S2S].loc[0].isna().all()
+    assert table[S2S].loc[1].tolist() == [30.0, 50.0, 75.0, 3.0, 9.5]
+    assert table["i2t_r1"].tolist() == [10.0, 20.0]
+
+
+def test_there_are_sentence_columns_only_if_a_result_has_the_protocol(tmp_path: Path) -> None:
+    without, having = made(tmp_path / "a.json", ["full"]), made(tmp_path / "b.json", ["full", "sentence"])
+    assert not [column for column in summary([without]) if column.startswith("s2s")]
+    table = summary([without, having])
+    assert list(table.columns[-6:]) == ["rsum", *S2S]
+    assert table[S2S].loc[0].isna().all()
+    assert table["s2s_r1"][1] == 30.0
+
+
+def test_without_the_full_split_sentence_figures_have_a_row_of_their_own(tmp_path: Path) -> None:
+    table = summary([made(tmp_path / "a.json", ["sentence"])])
+    assert list(table["protocol"]) == ["sentence"]
+    assert list(table.columns[-16:]) == [*CROSS, *S2S]
+    assert table[CROSS].loc[0].isna().all()
+    assert table[S2S].loc[0].tolist() == [30.0, 50.0, 75.0, 3.0, 9.5]
+    both = summary([made(tmp_path / "b.json", ["1k", "sentence"], n_images=1000)])
+    assert list(both["protocol"]) == ["1k", "sentence"]
+    assert both["i2t_r1"].isna().tolist() == both["rsum"].isna().tolist() == [False, True]
+    assert both["s2s_r1"].isna().tolist() == [True, False]
+
+
+def test_a_test_set_of_one_fold_has_one_row_with_sentence_figures(tmp_path: Path) -> None:
+    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence"], n_images=1000)])
+    assert list(table["protocol"]) == ["full"]
+    assert table["s2s_r1"].tolist() == [30.0]
+
+
+def test_sentence_figures_of_several_seeds_have_deviations(tmp_path: Path) -> None:
+    table = summary([made(tmp_path / "a.json", ["full", "sentence"], n_seeds=3)])
+    for name in (*CROSS, *S2S):
+        assert table[f"{name}_std"].tolist() == [0.5]
+    assert table["s2s_r1"].tolist() == [30.0]
+    assert "s2s_n_queries" not in table
+
+
+def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
+    files = [made(tmp_path / f"{k}.json", protocols) for k, protocols in enumerate((["full"], ["sentence"]))]
+    lines = write_table(summary(files), tmp_path / "t.csv").read_text().splitlines()
+    assert lines[1].endswith(",290.00,,,,,")
+    assert lines[2] == "demo,1,test,sentence,2000,10000,1" + 12 * "," + "30.00,50.00,75.00,3.00,9.50"
+    assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
+    text = write_summary(summary(files), tmp_path / "t.tex").read_text()
+    assert "\\multicolumn{4}{c}{sentence to sentence}" in text
+    assert " & 290.0 &  &  &  &  \\\\" in text
+    assert "nan" not in text.lower()
+
+
+def test_the_command_writes_sentence_columns(tmp_path: Path) -> None:
+    result = made(tmp_path / "a.json", ["full", "sentence"], n_seeds=2)
+    with pytest.raises(SystemExit) as stop:
+        table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
+    assert stop.value.code == 0
+    text = (tmp_path / "t.tex").read_text()
+    assert "\\multicolumn{4}{c}{sentence to sentence}" in text
+    assert "30.0 $\\pm$ 0.5" in text

@@ -1,0 +1,122 @@
+"""Processes that train together give what one process gives, to rounding."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train.conftest import COMMAND, experiment, state
+from vse.train.run.processes import Processes
+from vse.train.training import train
+
+CASES = {
+    "max of hinges": ["train.batch_size=50"],  # the last batch has 40 pairs
+    "sum of hinges, masked": ["loss.name=sum", "loss.same_image=mask", "train.batch_size=34"],  # the last one has 2
+    "order embeddings": ["model.similarity=order", "train.batch_size=50"],
+    "two linear branches, neighbourhood sampling": [
+        "model.branches.layers=linear",
+        "model.branches.image_widths=[9]",
+        "model.branches.caption_widths=[9]",
+        "model.recurrent=lstm",
+        "model.similarity=euclidean",
+        "loss.name=top",
+        "loss.lambda4=0.1",
+        "train.sampling=neighbourhood",
+        "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
+    ],
+    "similarity network": ["model.similarity=network", "model.network_widths=[6]", "loss.name=logistic"],
+    "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
+}
+
+
+def command(cache: Path, out: Path, sets: list[str], processes: int = 1, *options: str) -> list[str]:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "vse.train"]
+    if processes == 1:
+        launcher = ["-m", "vse.train"]
+    arguments = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
+    return [sys.executable, *launcher, "--features", str(cache), "--out", str(out), "--threads", "1", *arguments, *options]
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [
+        ("max of hinges", 2),
+        ("max of hinges", 3),
+        ("sum of hinges, masked", 3),
+        ("order embeddings", 2),
+        ("two linear branches, neighbourhood sampling", 2),
+        ("similarity network", 2),
+        ("fine-tuning", 2),
+    ],
+)
+def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
+    train(cache, experiment("train.epochs=2", *CASES[name]), out=tmp_path / "one")
+    done = run(cache, tmp_path / "several", CASES[name], processes)
+    assert done.returncode == 0, done.stderr
+    one, several = state(tmp_path / "one"), state(tmp_path / "several")
+    assert_close(one["rows"], several["rows"])
+    assert_close(one["model"], several["model"])
+    assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
+    assert done.stderr.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+
+
+def assert_close(a: Any, b: Any) -> None:
+    """Within 1e-5, whatever is nested in it."""
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    elif isinstance(a, dict):
+        for key in a:
+            assert_close(a[key], b[key])
+    elif isinstance(a, list):
+        for x, y in zip(a, b, strict=True):
+            assert_close(x, y)
+    else:
+        assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
+    sets = ["train.batch_size=50", "train.epochs=30"]
+    with subprocess.Popen(command(cache, tmp_path / "run", sets, 2), stderr=subprocess.PIPE, text=True) as both:
+        while both.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
+            with suppress(subprocess.TimeoutExpired):
+                both.wait(timeout=0.05)
+        both.send_signal(signal.SIGTERM)
+        _, log = both.communicate()
+    assert both.returncode != 0
+    assert "stopped in epoch" in log
+    train(cache, experiment(*sets), out=tmp_path / "run", resume=True)
+    train(cache, experiment(*sets), out=tmp_path / "one")
+    assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
+
+
+@pytest.mark.slow
+def test_a_refusal_ends_all_processes(cache: Path, tmp_path: Path) -> None:
+    train(cache, experiment(), out=tmp_path / "run")
+    done = run(cache, tmp_path / "run", ["loss.margin=0.3"], 2)
+    assert done.returncode != 0
+    assert done.stderr.count("vse-train: error:") == 2
+    assert "loss.margin: 0.2 -> 0.3" in done.stderr
+    assert "the first process refused" in done.stderr
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 128])
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
+    batch = np.arange(n) + 100
+    shares = [Processes(rank, size).share(batch) for rank in range(size)]
+    assert np.concatenate(shares).tolist() == batch.tolist()
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

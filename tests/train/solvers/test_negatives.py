@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import csv
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vse.pipeline.dataset import Caption
+from vse.train.losses import negative_pairs
+from vse.train.losses.hinges import hinge_costs
+from vse.train.solvers.negatives import HardNegatives
+
+MARGIN = 0.2
+COLUMNS = "epoch,query,cost,imgid,sentid,negative_imgid,negative_sentid,caption,negative_caption"
+CAPTIONS = [Caption(100 + k, k // 2, f'the "{k}" of them, and\nmore', ()) for k in range(60)]
+
+Batch = tuple[list[int], Tensor, Tensor]
+
+
+def draw(sizes: list[int], seed: int, mask: bool = False) -> list[Batch]:
+    """Batches of different pairs: their numbers, their scores, and which pairs are wrong."""
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(CAPTIONS), generator=generator)[: sum(sizes)].split(sizes)
+    return [
+        (pairs.tolist(), torch.rand(len(pairs), len(pairs), generator=generator), negative_pairs(pairs // 2, mask))
+        for pairs in order
+    ]
+
+
+def listed(n: int, batches: list[Batch], epoch: int = 1) -> HardNegatives:
+    listing = HardNegatives(n, CAPTIONS)
+    for pairs, scores, negatives in batches:
+        listing.add(epoch, pairs, scores, negatives, MARGIN)
+    return listing
+
+
+def slow_hardest(query: str, batches: list[Batch]) -> dict[int, tuple[float, int]]:
+    """For each query, by sentence: the cost of its hardest negative, and the sentence of that; loops over all pairs."""
+    found: dict[int, tuple[float, int]] = {}
+    for pairs, scores, negatives in batches:
+        for i, pair in enumerate(pairs):
+            for j, other in enumerate(pairs):
+                wrong, score = (negatives[i, j], scores[i, j]) if query == "image" else (negatives[j, i], scores[j, i])
+                cost = max(0.0, float(MARGIN + score - scores[i, i])) if wrong else 0.0
+                if cost > found.get(100 + pair, (0.0, 0))[0]:
+                    found[100 + pair] = (cost, 100 + other)
+    return found
+
+
+@pytest.mark.parametrize("query", ["image", "caption"])
+@settings(deadline=None)
+@given(
+    n=st.integers(1, 12),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    seed=st.integers(0, 99),
+    mask=st.booleans(),
+)
+def test_the_costliest_hardest_negatives_are_kept(query: str, n: int, sizes: list[int], seed: int, mask: bool) -> None:
+    batches = draw(sizes, seed, mask)
+    rows = [row for row in listed(n, batches).running if row[1] == query]
+    slow = slow_hardest(query, batches)
+    costs = sorted((cost for cost, _ in slow.values()), reverse=True)[:n]
+    assert [row[2] for row in rows] == pytest.approx(costs, abs=1e-4), "the costliest first, as many as there are"
+    assert len({row[4] for row in rows}) == len(rows), "one for each query"
+    for _, _, cost, imgid, sentid, negative_imgid, negative_sentid, text, negative_text in rows:
+        assert (cost, negative_sentid) == (pytest.approx(slow[sentid][0], abs=1e-4), slow[sentid][1])
+        right, wrong = CAPTIONS[sentid - 100], CAPTIONS[negative_sentid - 100]
+        assert (imgid, text, negative_imgid, negative_text) == (right.imgid, right.raw, wrong.imgid, wrong.raw)
+        assert not mask or imgid != negative_imgid
+
+
+def test_costs_are_those_that_the_losses_see() -> None:
+    pairs, scores, negatives = draw([8], 3)[0]
+    wrong_caption, wrong_image = hinge_costs(scores, negatives, MARGIN)
+    costs = {"image": wrong_caption, "caption": wrong_image.T}
+    rows = listed(100, [(pairs, scores, negatives)]).running
+    assert len(rows) > 8
+    for _, query, cost, _, sentid, _, negative_sentid, *_ in rows:
+        of_query = costs[query][pairs.index(sentid - 100)]
+        assert cost == pytest.approx(float(of_query[pairs.index(negative_sentid - 100)]), abs=1e-4)
+        assert cost == pytest.approx(float(of_query.max()), abs=1e-4)
+
+
+def test_what_costs_nothing_is_not_listed() -> None:
+    pairs, _, negatives = draw([6], 0)[0]
+    assert listed(3, [(pairs, 5 * torch.eye(6), negatives)]).running == []
+    scores = 5 * torch.eye(6)
+    scores[2, 4] = 4.9  # within the margin of both its image and its caption
+    rows = listed(3, [(pairs, scores, negatives)]).running
+    sentences = [[row[1], round(row[2], 4), row[4], row[6]] for row in rows]
+    assert sentences == [["image", 0.1, 100 + pairs[2], 100 + pairs[4]], ["caption", 0.1, 100 + pairs[4], 100 + pairs[2]]]
+
+
+def test_scores_may_need_gradients() -> None:
+    pairs, scores, negatives = draw([6], 0)[0]
+    assert listed(3, [(pairs, scores.clone().requires_grad_(), negatives)]).running == listed(3, draw([6], 0)).running
+
+
+def test_each_epoch_has_its_own() -> None:
+    batches = [draw([7, 7, 2], seed) for seed in range(3)]
+    listing = HardNegatives(4, CAPTIONS)
+    alone = []
+    for epoch, of_epoch in enumerate(batches, start=1):
+        for pairs, scores, negatives in of_epoch:
+            listing.add(epoch, pairs, scores, negatives, MARGIN)
+        listing.end_epoch()
+        alone += listed(4, of_epoch, epoch).running
+    assert listing.running == []
+    assert listing.finished == alone
+    assert [row[0] for row in listing.finished] == [epoch for epoch in (1, 2, 3) for _ in range(8)]
+
+
+def test_the_state_survives_a_checkpoint() -> None:
+    batches = draw([9, 9, 9, 9], 5)
+    whole = listed(4, batches[:1])
+    whole.end_epoch()
+    for pairs, scores, negatives in batches[1:3]:
+        whole.add(2, pairs, scores, negatives, MARGIN)
+    file = BytesIO()
+    torch.save([whole.finished, whole.running], file)
+    file.seek(0)
+    resumed = HardNegatives(4, CAPTIONS)
+    resumed.finished, resumed.running = torch.load(file, weights_only=True)
+    for listing in (whole, resumed):
+        listing.add(2, *batches[3], MARGIN)
+        listing.end_epoch()
+    assert resumed.finished == whole.finished
+    assert len(whole.finished) == 2 * 8
+
+
+def test_the_table_has_a_row_for_each_finding(tmp_path: Path) -> None:
+    listing = listed(5, draw([9, 9], 1))
+    listing.end_epoch()
+    listing.add(2, *draw([9], 2)[0], MARGIN)  # of an epoch that is not over
+    listing.write(tmp_path / "negatives.csv")
+    content = (tmp_path / "negatives.csv").read_text()
+    assert content.splitlines()[0] == COLUMNS
+    rows = list(csv.reader(content.splitlines(keepends=True)))[1:]
+    assert rows == [[f"{value:.4g}" if k == 2 else str(value) for k, value in enumerate(row)] for row in listing.finished]
+    assert len(rows) == 2 * 5

@@ -1,0 +1,128 @@
+"""A training that is stopped anywhere and resumed ends with the same bits, whatever its options."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.conftest import assert_same, experiment, state
+from vse.pipeline.errors import Interrupted
+from vse.train.run.folder import RunFolder
+from vse.train.solvers import adam as trainer_module
+from vse.train.training import train
+
+STEPS = 24  # three epochs of eight
+
+BRANCHES = [
+    "model.branches.layers=nonlinear",
+    "model.branches.image_widths=[12, 6]",
+    "model.branches.caption_widths=[10, 6]",
+    "model.similarity=euclidean",
+    "loss.name=top",
+    "loss.same_image=mask",
+    "train.sampling=neighbourhood",
+]
+OPTIONS = {
+    "max of hinges": [],
+    "warm-up": ["warmup.epochs=1"],
+    "order embeddings": ["model.similarity=order", "model.absolute=true", "loss.name=sum"],
+    "bf16": ["train.precision=bf16"],
+    "infonce, masked": ["loss.name=infonce", "loss.same_image=mask"],
+    "features read from the disk": ["train.features_in_memory=false"],
+    "pictures, threads": ["images.source=pictures", "images.workers=3"],
+    "fine-tuning": ["images.source=pictures", "images.finetune=true", "images.workers=0", "train.learning_rate=1e-3"],
+    "fine-tuning, trained batch norms": ["images.source=pictures", "images.finetune=true", "images.batch_norm=train"],
+    "neighbourhood sampling": ["train.sampling=neighbourhood"],
+    "neighbourhood sampling on top": ["train.sampling=neighbourhood_added", "loss.same_image=mask"],
+    "branches with dropout, cached captions": [*BRANCHES, "caption_feature=tfidf", "loss.lambda4=0.05"],
+    "branches as in the authors' code, captions on the disk": [
+        *BRANCHES,
+        "caption_feature=tfidf",
+        "model.branches.batch_norm=after_first",
+        "model.branches.batch_norm_momentum=0.9",
+        "model.distance_floor=1e-4",
+        "loss.reduction=mean_topk",
+        "train.clip=null",
+        "train.features_in_memory=false",
+    ],
+    "branches on an LSTM, constraints on both sides": [
+        *BRANCHES,
+        "model.recurrent=lstm",
+        "loss.lambda3=0.1",
+        "loss.lambda4=0.1",
+    ],
+    "similarity network": [*BRANCHES, "model.similarity=network", "model.network_widths=[5]", "loss.name=logistic"],
+}
+
+
+def listed(sets: list[str]) -> int:
+    """How many hard negatives are listed: a loss of single pairs finds none."""
+    return 0 if "loss.name=logistic" in sets else 3
+
+
+def train_with_stops(cache: Path, sets: list[str], out: Path, stops: list[int]) -> None:
+    """Train, with a SIGTERM in each of these steps, counted over all; resume after each."""
+    options: dict[str, Any] = {"resume": True, "log_negatives": listed(sets)}
+    with pytest.MonkeyPatch.context() as patch:
+        real, done = trainer_module.Trainer.step, iter(range(10**6))
+
+        def step(self: trainer_module.Trainer, *arguments: object) -> object:
+            if next(done) in stops:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(trainer_module.Trainer, "step", step)
+        for _ in stops:
+            with suppress(Interrupted):
+                train(cache, experiment(*sets), out=out, **options)
+    train(cache, experiment(*sets), out=out, **options)
+
+
+@pytest.mark.usefixtures("tfidf")
+@pytest.mark.parametrize("name", OPTIONS)
+def test_stopped_at_random_steps(name: str, cache: Path, tmp_path: Path) -> None:
+    stops = sorted(random.Random(name).sample(range(STEPS), 3))
+    train(cache, experiment(*OPTIONS[name]), out=tmp_path / "whole", log_negatives=listed(OPTIONS[name]))
+    train_with_stops(cache, OPTIONS[name], tmp_path / "cut", stops)
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
+    whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
+    assert whole.best_file.read_bytes() == cut.best_file.read_bytes()
+    if listed(OPTIONS[name]):
+        assert whole.negatives_file.read_bytes() == cut.negatives_file.read_bytes()
+
+
+@pytest.mark.parametrize("stops", [[0], [7], [8], [23], [3, 4, 5]])
+def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, tmp_path: Path) -> None:
+    train(bank, experiment(), out=tmp_path / "whole", log_negatives=3)
+    train_with_stops(bank, [], tmp_path / "cut", stops)
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
+
+
+def test_a_signal_in_validation_loses_no_step(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train(cache, experiment(), out=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues there"):
+            train(cache, experiment(), out=tmp_path / "cut")
+    assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
+    train(cache, experiment(), out=tmp_path / "cut", resume=True)
+    assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
+
+
+def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    real = RunFolder.save_checkpoint
+
+    def note(self: RunFolder, content: dict[str, object]) -> None:
+        saved.append(int(str(content["step"])))
+        real(self, content)
+
+    monkeypatch.setattr(RunFolder, "save_checkpoint", note)
+    train(cache, experiment("train.epochs=1", "train.save_minutes=1e-9"), out=tmp_path / "run")
+    assert saved == [1, 2, 3, 4, 5, 6, 7, 8, 0]

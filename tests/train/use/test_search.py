@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import html
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import faiss
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.train.conftest import experiment
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.report.html_page import thumbnail
+from vse.eval.search.index_file import note_file
+from vse.eval.search.top_k import CANDIDATES
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.files import sha256_file
+from vse.pipeline.vocabulary import tokenize
+from vse.train.cli import embed_main, search_main
+from vse.train.run.folder import RunFolder
+from vse.train.training import train
+from vse.train.use.search import Hit, search_split
+from vse.train.use.search_page import write_search_page
+
+NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
+FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
+
+
+@pytest.fixture(scope="module", params=[[], ["model.similarity=order"], FINETUNE], ids=["cosine", "order", "fine-tuned"])
+def run(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with the embeddings of its test split."""
+    out = train(cache, experiment(*request.param), out=tmp_path_factory.mktemp("runs") / "run")
+    with pytest.raises(SystemExit):
+        embed_main([str(out)])
+    return out
+
+
+def order_or_product(run: Path, images: np.ndarray, captions: np.ndarray) -> np.ndarray:
+    if RunFolder(run).experiment().model.similarity == "order":
+        return -(np.maximum(0, captions[None] - images[:, None]) ** 2).sum(2)
+    return images @ captions.T
+
+
+def test_a_caption_finds_the_images_that_its_embedding_is_nearest_to(run: Path, demo: Path) -> None:
+    images = load_dataset_file(demo).split("test")
+    with h5py.File(run / "test.h5") as file:
+        scores = order_or_product(run, file["images"][:], file["captions"][:])[:, 7]
+    text = " ".join(images[1].captions[2].tokens)  # caption 7 of the split
+    hits = search_split(run, text, k=4)
+    assert [hit.picture.name for hit in hits] == [images[k].file for k in np.argsort(-scores)[:4]]
+    np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=1e-4)
+
+
+def test_a_picture_finds_the_captions_that_its_embedding_is_nearest_to(run: Path, demo: Path) -> None:
+    dataset = load_dataset_file(demo)
+    captions = [caption for image in dataset.split("test") for caption in image.captions]
+    with h5py.File(run / "test.h5") as file:
+        scores = order_or_product(run, file["images"][:], file["captions"][:])[3]
+    hits = search_split(run, dataset.image_path(dataset.split("test")[3]), k=5)
+    found = [hit.score for hit in hits]
+    np.testing.assert_allclose(found, np.sort(scores)[::-1][:5], atol=2e-3)  # the cache holds float16
+    every = search_split(run, dataset.image_path(dataset.split("test")[3]), k=60)
+    assert sorted((hit.caption_id, hit.caption) for hit in every) == sorted((c.sentid, c.raw) for c in captions)
+    assert [hit.picture.name for hit in every] == [f"demo_{hit.image_id:06}.jpg" for hit in every]
+
+
+def test_the_command_prints_a_line_per_result(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        search_main([str(run), "A red square!", "-k", "3", "--split", "val"])
+    assert stop.value.code == 0
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["1", "2", "3"]
+    assert all(Path(line[2]).is_file() for line in lines)
+
+
+def test_what_cannot_be_searched_for_is_one_line(run: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "'?!': no word to search for" in fails(search_main, run, "?!")
+    assert "no such image file" in fails(search_main, run, tmp_path / "none.jpg")
+    assert "no images in split 'tset'" in fails(search_main, run, "a dog", "--split", "tset")
+    Image.new("RGB", (20, 20)).save(tmp_path / "black.png")
+    assert len(search_split(run, tmp_path / "black.png", k=2)) == 2
+
+
+def test_a_cache_of_captions_for_a_run_that_reads_words_is_one_line(run: Path, tfidf: Path, fails: Callable[..., str]) -> None:
+    for main, *query in ((embed_main,), (search_main, "a disc")):
+        line = fails(main, run, *query, "--caption-features", tfidf)
+        assert "reads captions as words, not from a cache; leave --caption-features out" in line
+
+
+def test_words_are_cut_as_the_captions_were() -> None:
+    assert tokenize("A Dog, on the beach.") == ["a", "dog", "on", "the", "beach"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[list[str]], str]:
+    """The lines of a search, cut at tabs, and what it says besides."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        search_main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert stop.value.code == 0, captured.err
+    return [line.split("\t") for line in captured.out.splitlines()], captured.err
+
+
+@pytest.fixture
+def picture(demo: Path) -> Path:
+    dataset = load_dataset_file(demo)
+    return dataset.image_path(dataset.split("test")[3])
+
+
+@pytest.mark.parametrize("kind", ["Flat", "HNSW32", "IVF1,Flat"])
+def test_an_index_finds_what_a_search_of_the_split_finds(
+    run: Path, kind: str, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    for query, searched in (("a red square", "12 images"), (picture, "60 captions")):
+        index = tmp_path / f"{searched}.faiss"
+        expected, _ = printed(capsys, run, query, "-k", 4)
+        options = ("-k", 4, "--index", index, *(["--index-parameters", "efSearch=100"] if kind == "HNSW32" else []))
+        if (kind, searched) == ("IVF1,Flat", "12 images"):
+            assert "39 rows to be trained, and images has 12" in fails(search_main, run, query, *options, "--index-type", kind)
+            assert not index.exists()
+            continue
+        built, told = printed(capsys, run, query, *options, "--index-type", kind)
+        assert f"{index}: built a {kind} index of {searched}" in told
+        again, told = printed(capsys, run, query, *options)
+        assert "built" not in told
+        assert built == again == expected
+
+
+def test_the_index_is_searched_and_not_the_split(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], edit: Callable[[Path, Callable[[Any], None]], Path]
+) -> None:
+    index = tmp_path / "x.faiss"
+    expected, _ = printed(capsys, run, "a red square", "-k", 12, "--index", index)
+    turned = faiss.read_index(str(index))
+    vectors = turned.reconstruct_n(0, 12)[::-1].copy()
+    turned.reset()
+    turned.add(vectors)
+    faiss.write_index(turned, str(index))
+    edit(note_file(index), lambda note: note.update(sha256=sha256_file(index)))
+    found, _ = printed(capsys, run, "a red square", "-k", 12, "--index", index)
+    names = [line[2] for line in printed(capsys, run, "a red square", "-k", 12)[0]]
+    assert sorted(names) == sorted(line[2] for line in found)
+    order = sorted(names)
+    assert [line[2] for line in found] == [order[11 - order.index(name)] for name in names]
+    assert [line[1] for line in found] == [line[1] for line in expected]
+
+
+def test_an_index_of_something_else_is_one_line(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    index = tmp_path / "x.faiss"
+    printed(capsys, run, "a disc", "--index", index)
+    options = ("a disc", "--index", index)
+    assert "side: images there, captions here" in fails(search_main, run, picture, "--index", index)
+    assert "split: test there, val here" in fails(search_main, run, *options, "--split", "val")
+    assert "an index of type Flat, not HNSW8" in fails(search_main, run, *options, "--index-type", "HNSW8")
+    assert "side: images" not in fails(search_main, run, *options, "--corpus", run / "test.h5")
+    trained = Path(shutil.copytree(run, run.with_name("trained anew")))
+    weights = RunFolder(trained).best_weights()
+    RunFolder(trained).save_best({name: 1.01 * values for name, values in weights.items()})
+    assert "(other weights)" in fails(search_main, trained, *options)
+    shutil.rmtree(trained)
+    index.write_bytes(index.read_bytes()[:-1])
+    assert "was changed or cut short" in fails(search_main, run, *options)
+    assert "it is missing" in fails(search_main, run, "a disc", "--index-type", "Flat")
+    assert "it is missing" in fails(search_main, run, "a disc", "--index-parameters", "nprobe=1")
+    new = ("--index", tmp_path / "y.faiss")
+    assert "could not parse index string Flt" in fails(search_main, run, "a disc", *new, "--index-type", "Flt")
+    assert "no parameter 'nprobe'" in fails(search_main, run, "a disc", *new, "--index-parameters", "nprobe=1")
+
+
+def test_order_says_that_it_re_ranks_and_needs_vectors_as_they_are(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    order = RunFolder(run).experiment().model.similarity == "order"
+    _, told = printed(capsys, run, "a disc")
+    assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
+    options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
+    if order:
+        assert "keeps vectors roughly, and order scores need them as they are" in fails(search_main, run, *options)
+        assert not (tmp_path / "x.faiss").exists()
+    else:
+        assert len(printed(capsys, run, *options)[0]) == 10
+
+
+def test_k_beyond_the_corpus_gives_all(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ((), ("--index", tmp_path / "x.faiss"), ("--corpus", run / "test.h5")):
+        assert len(printed(capsys, run, "a disc", "-k", 100, *options)[0]) == 12
+
+
+def test_a_file_of_embeddings_is_searched_in_place_of_the_split(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for query in ("a red square", picture):
+        index = tmp_path / f"{type(query).__name__}.faiss"
+        expected, _ = printed(capsys, run, query)
+        for options in ((), ("--index", index), ("--index", index)):
+            found, _ = printed(capsys, run, query, "--split", "val", "--corpus", run / "test.h5", *options)
+            assert found == expected
+
+
+def test_ids_that_the_data_set_does_not_know_are_printed_as_ids(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = read_embeddings(run / "test.h5")
+    more = replace(found, image_ids=found.image_ids + 9000, caption_ids=found.caption_ids + 7000)
+    more = replace(more, caption_image_ids=found.caption_image_ids + 9000)
+    corpus = write_embeddings(tmp_path / "more.h5", more)
+    page = tmp_path / "page.html"
+    lines, told = printed(capsys, run, "a disc", "--corpus", corpus, "--html", page)
+    assert all(len(line) == 3 and int(line[2]) in more.image_ids for line in lines)
+    assert page.read_text().count("no picture</div>") == 10
+    assert "says that it is of" not in told
+    lines, _ = printed(capsys, run, picture, "--corpus", corpus)
+    assert all(int(line[2]) in more.image_ids and int(line[3]) in more.caption_ids for line in lines)
+    # The same ids, of another data set.
+    corpus = write_embeddings(tmp_path / "else.h5", replace(found, dataset="else"))
+    lines, told = printed(capsys, run, "a disc", "--corpus", corpus)
+    assert all(int(line[2]) in found.image_ids for line in lines)
+    assert "else.h5 says that it is of else" in told
+
+
+def test_a_file_of_embeddings_that_does_not_suit_is_one_line(run: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    found = read_embeddings(run / "test.h5")
+    assert found.images is not None
+    assert found.captions is not None
+    n_images, n_captions = len(found.images), len(found.captions)
+    other = "cosine" if found.similarity == "order" else "order"
+    wrong: dict[str, Embeddings] = {
+        "has scores of pairs, and no embeddings of images": replace(
+            found, images=None, scores=np.zeros((n_images, n_captions), np.float32)
+        ),
+        f"has 16 by {found.similarity} (the file: 16 dimensions by {other})": replace(found, similarity=other),
+        f"(the file: 9 dimensions by {found.similarity})": replace(
+            found, images=found.images[:, :9], captions=found.captions[:, :9]
+        ),
+    }
+    for message, embeddings in wrong.items():
+        corpus = write_embeddings(tmp_path / "wrong.h5", embeddings)
+        assert message in fails(search_main, run, "a disc", "--corpus", corpus)
+    assert "no such file" in fails(search_main, run, "a disc", "--corpus", tmp_path / "none.h5")
+
+
+def test_a_page_shows_what_was_printed(
+    run: Path, demo: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = {str(load_dataset_file(demo).image_path(image)): image for image in load_dataset_file(demo).split("test")}
+    for query in ("a red square", picture):
+        lines, told = printed(capsys, run, query, "-k", 3, "--html", tmp_path / "page.html")
+        assert "page.html: the results as a page" in told
+        page = html.unescape((tmp_path / "page.html").read_text())
+        for rank, score, path, *caption in lines:
+            texts = caption or [c.raw for c in images[path].captions]
+            for part in (f"<strong>{rank}</strong>", f"score {score}", path, thumbnail(Path(path)), *texts):
+                assert part in page
+        assert str(query) in page
+        assert page.count("<img") == len(lines) + (query == picture)
+
+
+def test_a_page_escapes_all_and_shows_a_blank_for_what_is_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "<b>.jpg").write_text("no picture")
+    hits = [Hit(0.5, 1, tmp_path / "<b>.jpg", ("<script>alert(1)</script>",)), Hit(0.4, 7, None, ()), Hit(0.3, 8, None, (), 9)]
+    page = write_search_page(tmp_path / "page.html", '"><script>', hits, "<i>").read_text()
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "<i>" not in page
+    assert page.count("no picture</div>") == 3
+    for text in ("&lt;script&gt;alert(1)", "image 7", "image 8", "caption 9", "0.4000"):
+        assert text in page
+
+
+def test_a_network_that_scores_pairs_has_no_index(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = train(cache, experiment(*NETWORK), out=tmp_path / "run")
+    for option in ("--index", "--corpus"):
+        line = fails(search_main, run, "a disc", option, tmp_path / "x")
+        assert f"a network scores every pair, vectors alone do not tell which is best; leave {option} out" in line
+
+
+def test_what_an_index_does_not_find_is_said(
+    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("-k", 500, "--split", "train", "--index", tmp_path / "x.faiss")
+    few, told = printed(capsys, run, picture, *options, "--index-type", "IVF2,Flat")
+    assert 0 < len(few) < 240
+    assert f"the index found {len(few)} of 240; a higher nprobe or efSearch finds more" in told
+    every, told = printed(capsys, run, picture, *options, "--index-parameters", "nprobe=2")
+    assert len(every) == 240
+    assert "the index found" not in told
+
+
+def test_words_that_no_training_caption_has_are_named(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    search_split(run, "a zebra on the photosynthesis", k=1)
+    assert "not a word of the training captions: zebra, photosynthesis" in caplog.text
+    caplog.clear()
+    search_split(run, "a", k=1)
+    assert "not a word" not in caplog.text
+
+
+def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
+    run: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    moved = tmp_path / "elsewhere" / "run"
+    shutil.copytree(run, moved)
+    error = fails(search_main, moved, "a red circle")
+    assert "no feature cache " in error
+    assert "with which it was trained; if it was moved, give --features" in error
+    assert len(search_split(moved, "a red circle", k=2, features=own_cache)) == 2

@@ -1,0 +1,54 @@
+"""What a model reads of captions: their words, or cached vectors."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.pipeline.dataset import Caption
+from vse.pipeline.vocabulary import PAD, Vocabulary
+from vse.train.data.cached import CachedFeatures
+
+
+class Captions(Protocol):
+    """What the model reads of captions."""
+
+    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """For the captions with these numbers, what :meth:`vse.train.models.build.TwoBranchModel.embed_captions` takes."""
+
+
+class Words:
+    """Numbers of words. They lie in one flat array, so that a batch is padded without a loop over captions."""
+
+    def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
+        words, lengths = array("i"), array("i")
+        for caption in captions:
+            encoded = vocabulary.encode(caption.tokens)
+            words.extend(encoded)
+            lengths.append(len(encoded))
+        self._lengths = np.asarray(lengths, np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._words = np.asarray(words)
+        self._device = device
+
+    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Padded words (n, longest), and lengths (n,), which stay on the CPU."""
+        lengths = self._lengths[captions]
+        column = np.arange(lengths.max(initial=1))
+        inside = column < lengths[:, None]
+        words = np.where(inside, self._words[np.minimum(self._starts[captions][:, None] + column, len(self._words) - 1)], PAD)
+        return torch.from_numpy(words.astype(np.int64)).to(self._device, non_blocking=True), torch.from_numpy(lengths)
+
+
+class CachedCaptions(CachedFeatures):
+    """Cached vectors of captions."""
+
+    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor]:
+        """Vectors (n, dim)."""
+        return (self.vectors(captions),)

@@ -1,0 +1,128 @@
+"""What a model reads of images, in training and in evaluation: cached features, or pictures through a CNN.
+
+In training each visit of a pair sees its image anew: a bank gives one of its crops, a picture a new random crop. Which one
+depends on the seed, the epoch and the pair alone, so a resumed run and several processes see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from vse.features.cnn import CnnExtractor
+from vse.features.crops import crops_of, read_ahead
+from vse.pipeline.config import ImagesConfig
+from vse.pipeline.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import decode
+from vse.train.data.cached import CachedFeatures, Numbers
+
+_CROPS_AHEAD = 3  # batches of pictures that are decoded while one is computed
+
+
+class TrainingImages(Protocol):
+    """What the model reads of the images of pairs."""
+
+    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[Tensor]:
+        """A tensor for each of ``batches``, which hold numbers of pairs; ``image_of`` has the image of every pair."""
+
+
+class EvaluationImages(Protocol):
+    """What the model reads of images that are embedded."""
+
+    def of_images(self, images: Numbers) -> Tensor:
+        """A tensor for the images with these numbers."""
+
+
+class CachedImages(CachedFeatures):
+    """Cached features of images."""
+
+    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[Tensor]:
+        """Features (n, dim) of each batch; of a bank, a crop drawn for each pair."""
+        crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
+        for pairs in batches:
+            yield self.vectors(image_of[pairs], crops[pairs])
+
+    def of_images(self, images: Numbers) -> Tensor:
+        """Features (n, dim); of a bank, the mean over the crops."""
+        return self.vectors(images)
+
+
+class Pictures:
+    """Crops of pictures, read from their files by threads.
+
+    Parameters
+    ----------
+    extractor : the CNN whose crops they are
+    paths, image_ids : the pictures, in the order of their numbers
+    random_crop : kind of random crops, see the feature settings
+    workers : threads
+    through : hand out the features of a frozen CNN instead of pixels
+    """
+
+    def __init__(
+        self,
+        extractor: CnnExtractor,
+        paths: Sequence[Path],
+        image_ids: Numbers,
+        random_crop: str | None = None,
+        workers: int = 2,
+        through: bool = False,
+    ) -> None:
+        config = extractor.config
+        kind = random_crop or config.random_crop
+        self._random = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
+        self._fixed = config.model_copy(update={"crops": "1c"}) if config.bank else config
+        self._extractor = extractor
+        self._paths, self._ids = paths, image_ids
+        self._workers = workers
+        self._through = through
+
+    def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[Tensor]:
+        """A random crop for each pair: pixels (n, 1, 3, crop, crop), or features (n, dim)."""
+        visits = [int(pair) for pairs in batches for pair in pairs]
+
+        def load(pair: int) -> Tensor:
+            number = image_of[pair]
+            picture = decode(self._paths[number])
+            return crops_of(picture, self._random, int(self._ids[number]), (seed, epoch, pair))
+
+        ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
+        crops = read_ahead(visits, load, self._workers, ahead)
+        for pairs in batches:
+            pixels = [next(crops) for _ in pairs]
+            yield self._seen(torch.stack(pixels) if pixels else self._none())
+
+    def of_images(self, images: Numbers) -> UInt8[Tensor, "n n_crops 3 crop crop"]:
+        """The fixed crops of pictures: the centre, or all ten."""
+
+        def load(number: int) -> Tensor:
+            return crops_of(decode(self._paths[number]), self._fixed, int(self._ids[number]))
+
+        return torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1)))
+
+    def _none(self) -> Tensor:
+        return torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
+
+    def _seen(self, pixels: Tensor) -> Tensor:
+        if not self._through:
+            return pixels
+        parts = [self._extractor.features(part).flatten(1) for part in torch.split(pixels, self._extractor.config.batch_size)]
+        return torch.cat(parts)
+
+
+def pictures(
+    extractor: CnnExtractor, dataset: Dataset, images: Sequence[Image], settings: ImagesConfig, through: bool = False
+) -> Pictures:
+    """The pictures of ``images``, as a CNN reads them."""
+    if not dataset.pictures:
+        raise UserError(f"{dataset.path}: a data set without pictures (its features were imported)")
+    paths = [dataset.image_path(image) for image in images]
+    ids = np.asarray([image.imgid for image in images], np.int64)
+    return Pictures(extractor, paths, ids, settings.random_crop, settings.workers, through)

@@ -1,0 +1,81 @@
+"""Pairs of images and captions, and what a model reads of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.features.cache import FeatureCache
+from vse.pipeline.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.train.data.captions import Captions
+from vse.train.data.images import EvaluationImages
+
+log = logging.getLogger(__name__)
+
+
+class Pairs:
+    """All image-caption pairs of some images; pair k is caption k in their order, with its image.
+
+    Attributes
+    ----------
+    images, captions : what the pairs are made of
+    image_ids : (n_images,)
+    image_of : (n_pairs,) the number of each caption's image
+    """
+
+    def __init__(self, images: Sequence[Image]) -> None:
+        self.images = images
+        self.captions = [caption for image in images for caption in image.captions]
+        self.image_ids = np.asarray([image.imgid for image in images], np.int64)
+        self.image_of = np.repeat(np.arange(len(images)), [len(image.captions) for image in images])
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+    @property
+    def caption_image_ids(self) -> NDArray[np.int64]:
+        """The id of each caption's image."""
+        return self.image_ids[self.image_of]
+
+    @property
+    def caption_ids(self) -> NDArray[np.int64]:
+        """The id of each caption."""
+        return np.asarray([caption.sentid for caption in self.captions], np.int64)
+
+    @property
+    def coco_ids(self) -> NDArray[np.int64] | None:
+        """The images' numbers in MS-COCO (n_images,), if all have one."""
+        numbers = [image.cocoid for image in self.images if image.cocoid is not None]
+        return np.asarray(numbers, np.int64) if len(numbers) == len(self.images) else None
+
+    @cached_property
+    def text_of(self) -> NDArray[np.int64]:
+        """A number for each caption's text (n_pairs,): captions of the same words share it."""
+        numbers: dict[tuple[str, ...], int] = {}
+        return np.asarray([numbers.setdefault(tuple(c.tokens), len(numbers)) for c in self.captions], np.int64)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The pairs of a split and what the model reads of them."""
+
+    pairs: Pairs
+    images: EvaluationImages
+    captions: Captions
+
+
+def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:
+    """Images of some splits that have features; those that the extraction skipped are left out, with a warning."""
+    images = [image for split in splits for image in dataset.split(split)]
+    kept = [image for image in images if image.imgid not in cache.skipped]
+    if len(kept) < len(images):
+        log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
+    if not kept:
+        raise UserError(f"{cache.path}: no image of this split has features")
+    return kept

@@ -1,0 +1,73 @@
+"""A CNN as a part of the model, for fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vse.features.cnn import CnnExtractor
+from vse.features.crops import normalized
+
+
+class TrainableCnn(nn.Module):
+    """The network of an extractor with gradients: the mean over an image's crops, unit length as its cache says.
+
+    Parameters behind the layer that is read are dropped, so that they are neither saved nor updated. Dropout is off.
+
+    Parameters
+    ----------
+    extractor : the CNN and how its pictures are prepared
+    batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` takes those of the batch in training
+    checkpointing : compute activations a second time in the backward pass instead of keeping them
+    compiled : compile the network
+    """
+
+    def __init__(
+        self,
+        extractor: CnnExtractor,
+        batch_norm: Literal["frozen", "train"] = "frozen",
+        checkpointing: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network = extractor.network
+        self.config = extractor.config
+        self.batch_norm, self.checkpointing = batch_norm, checkpointing
+        self.network.requires_grad_(True)
+        self._drop_unused(extractor.device)
+        # Methods, because a module kept under a second name would be saved twice.
+        self._run = torch.compile(self.network.forward) if compiled else self.network.__call__
+        self.train(False)
+
+    def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n dim"]:
+        images = normalized(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
+        keep = not self.checkpointing or not torch.is_grad_enabled()
+        output = self._run(images) if keep else checkpoint(self._run, images, use_reentrant=False)
+        vectors = output.float().unflatten(0, pixels.shape[:2]).mean(1)
+        return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
+
+    def train(self, mode: bool = True) -> TrainableCnn:
+        """Only batch norms ever leave evaluation mode, and only if they are to be trained."""
+        super().train(False)
+        self.training = mode
+        if mode and self.batch_norm == "train":
+            for module in self.network.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.train()
+        return self
+
+    def _drop_unused(self, device: torch.device) -> None:
+        blank = torch.zeros(1, 3, self.config.crop, self.config.crop, dtype=torch.uint8)
+        output = self.network(normalized(blank, self.config.mean, self.config.std, device))
+        names, parameters = zip(*self.network.named_parameters(), strict=True)
+        gradients = torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
+        unused = {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}
+        for prefix, module in self.network.named_modules():
+            own = [name for name, _ in module.named_parameters(recurse=False)]
+            if own and all(f"{prefix}.{name}" in unused for name in own):
+                for name in [*own, *(name for name, _ in module.named_buffers(recurse=False))]:
+                    setattr(module, name, None)

@@ -1,0 +1,145 @@
+"""A run directory: what a training leaves behind, and how it is found and read again.
+
+``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
+bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); ``negatives.csv`` and TensorBoard events
+if they were asked for.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+import yaml
+from pydantic import ValidationError
+from torch import Tensor
+
+from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json, write_bytes, write_json, write_text
+from vse.pipeline.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and contents of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def vocabulary_file(self) -> Path:
+        return self.path / "vocab.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def negatives_file(self) -> Path:
+        return self.path / "negatives.csv"
+
+    @property
+    def best_file(self) -> Path:
+        return self.path / "best.safetensors"
+
+    @property
+    def checkpoint_file(self) -> Path:
+        return self.path / "last.ckpt"
+
+    @property
+    def record_file(self) -> Path:
+        return self.path / "run.json"
+
+    def experiment(self) -> ExperimentConfig:
+        """The settings the run was made with."""
+        if not self.config_file.is_file():
+            raise UserError(f"{self.path}: not a run folder (no config.yaml)")
+        try:
+            return ExperimentConfig.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
+        except (yaml.YAMLError, ValidationError, UnicodeDecodeError):
+            raise UserError(f"{self.config_file}: not the settings of a run; --overwrite trains it anew") from None
+
+    def record(self) -> dict[str, Any]:
+        """``run.json``."""
+        record: dict[str, Any] = read_json(self.record_file)
+        if not isinstance(record, dict) or not isinstance(record.get("features"), dict):
+            raise UserError(f"{self.record_file}: not the record of a run")
+        return record
+
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.load(self.vocabulary_file)
+
+    def evaluated(self) -> dict[str, Any]:
+        """Name, key and place of the cache that the run is validated and tested with."""
+        record = self.record()
+        found: dict[str, Any] = record.get("eval_features", record["features"])
+        return found
+
+    def feature_file(self) -> Path:
+        """That cache, found from where the run lies."""
+        return self.path / str(self.evaluated()["path"])
+
+    def caption_feature_file(self) -> Path | None:
+        """The cache of captions, if the run reads one instead of words."""
+        found = self.record().get("caption_features")
+        return None if found is None else self.path / str(found["path"])
+
+    def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
+        """Write what is known before training. Files of an earlier run go first."""
+        events = self.path.glob("events.out.tfevents.*")
+        for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file, self.negatives_file, *events):
+            old.unlink(missing_ok=True)
+        write_text(self.config_file, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+        vocabulary.save(self.vocabulary_file)
+        write_json(self.record_file, dict(record))
+
+    def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
+        """Write ``metrics.csv``, a row per epoch."""
+        text = io.StringIO()
+        table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
+        write_text(self.metrics_file, text.getvalue())
+
+    def save_best(self, weights: Mapping[str, Tensor]) -> None:
+        write_bytes(self.best_file, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
+
+    def best_weights(self) -> dict[str, Tensor]:
+        """Weights of the epoch with the highest validation rsum."""
+        if not self.best_file.is_file():
+            raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
+        try:
+            return safetensors.torch.load_file(self.best_file)
+        except safetensors.SafetensorError as error:
+            raise UserError(f"{self.best_file}: not readable weights ({error})") from None
+
+    def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        write_bytes(self.checkpoint_file, buffer.getbuffer())
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The last state that was saved; tensors and plain values alone are ever loaded."""
+        try:
+            state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains anew") from None
+        return state
+
+
+def relative_path(target: Path, folder: Path) -> str:
+    """``target`` as seen from ``folder``, so that both can be moved together."""
+    return Path(os.path.relpath(target, folder)).as_posix()

@@ -1,0 +1,151 @@
+"""What a run is made from: its caches and data set, opened and checked, and how they are known again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vse.features.cache import FeatureCache, open_cache
+from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_file
+from vse.train.run.folder import RunFolder, relative_path
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The caches of images for training and for validation, which are often the same, and one of captions, if it is read."""
+
+    cache: FeatureCache
+    evaluated: FeatureCache
+    captions: FeatureCache | None
+    dataset: Dataset
+    base: RunFolder | None
+    weights_dir: Path | None
+
+    def identity(self, seed: int) -> dict[str, Any]:
+        """What a run is made from, beside its settings."""
+        identity = {
+            "dataset": self.dataset.name,
+            "captions_sha256": sha256_file(self.dataset.path),
+            "seed": seed,
+            "feature": self.cache.feature,
+            "feature_key": self.cache.key,
+        }
+        if self.evaluated is not self.cache:
+            identity |= {"eval_feature_key": self.evaluated.key}
+        if self.captions is not None:
+            identity |= {"caption_feature_key": self.captions.key}
+        if self.base is not None:
+            identity |= {"start_from_sha256": sha256_file(self.base.best_file)}
+        return identity
+
+    def record(self, folder: Path) -> dict[str, Any]:
+        """Where they are, as seen from a run folder."""
+
+        def place(cache: FeatureCache) -> dict[str, str]:
+            return {"name": cache.feature, "key": cache.key, "path": relative_path(cache.path, folder)}
+
+        record: dict[str, Any] = {"features": place(self.cache), "captions": relative_path(self.dataset.path, folder)}
+        if self.evaluated is not self.cache:
+            record["eval_features"] = place(self.evaluated)
+        if self.captions is not None:
+            record["caption_features"] = place(self.captions)
+        if self.base is not None:
+            record["start_from"] = relative_path(self.base.path, folder)
+        return record
+
+
+def open_dataset(features: Path, captions: Path | None) -> tuple[FeatureCache, Dataset]:
+    """A cache of images and its data set; ``captions`` is another place of ``dataset.json``."""
+    cache = open_cache(features)
+    return cache, load_dataset_file(captions or cache.captions)
+
+
+def open_inputs(
+    cache: FeatureCache,
+    dataset: Dataset,
+    experiment: ExperimentConfig,
+    folder: RunFolder,
+    seed: int,
+    *,
+    eval_features: Path | None,
+    caption_features: Path | None,
+    start_from: Path | None,
+    weights_dir: Path | None,
+) -> Inputs:
+    """Find and check all that an experiment reads beside ``cache``; the paths name other places than the usual ones."""
+    evaluated = _evaluated(cache, experiment, eval_features)
+    for images in (cache, evaluated):
+        _check_dataset(images, dataset)
+        is_bank = len(images.row_shape) == 2 and str(_config(images).get("crops", "")).endswith("_bank")
+        if images.kind != "image" or images.offsets is not None or not (len(images.row_shape) == 1 or is_bank):
+            raise UserError(
+                f"{images.path} holds {images.described()}; one vector per image, or a bank of them from crops, is needed"
+            )
+    base = _base(experiment, dataset.name, seed, folder, start_from)
+    return Inputs(cache, evaluated, _captions(cache, dataset, experiment, caption_features), dataset, base, weights_dir)
+
+
+def _config(cache: FeatureCache) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = cache.provenance.get("config", {})
+    return found
+
+
+def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:
+    if cache.dataset != dataset.name:
+        raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
+
+
+def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache:
+    """The cache of ``feature`` beside ``cache``, or the one in ``path``."""
+    beside = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
+    if path is None and not beside.exists():
+        raise UserError(f"{beside}: no such feature cache; {hint}")
+    return open_cache(path or beside)
+
+
+def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentConfig, path: Path | None) -> FeatureCache | None:
+    """The cache of captions."""
+    if experiment.caption_feature is None and path is None:
+        return None
+    hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "
+    found = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
+    _check_dataset(found, dataset)
+    if found.kind != "text" or len(found.row_shape) != 1:
+        raise UserError(f"{found.path} holds {found.described()}; one vector per caption is needed")
+    return found
+
+
+def _evaluated(cache: FeatureCache, experiment: ExperimentConfig, path: Path | None) -> FeatureCache:
+    """The cache for validation and test."""
+    if experiment.eval_feature is None and path is None:
+        return cache
+    hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
+    hint += "or --set eval_feature=null to validate on the cache that it trains on"
+    found = _other(cache, experiment.eval_feature, path, hint)
+    if (found.dataset, found.dim) != (cache.dataset, cache.dim):
+        raise UserError(
+            f"{found.path} holds {found.dim} numbers per vector of {found.dataset!r}, "
+            f"{cache.path} {cache.dim} of {cache.dataset!r}"
+        )
+    networks = [c.provenance.get("weights_sha256") for c in (found, cache)]
+    if None not in networks and networks[0] != networks[1]:
+        raise UserError(f"{found.path} and {cache.path} are of networks with different weights")
+    return found
+
+
+def _base(experiment: ExperimentConfig, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
+    """The run whose weights this one starts from."""
+    if experiment.start_from is None and path is None:
+        return None
+    base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
+    if not base.best_file.is_file():
+        raise UserError(
+            f"{base.path}: no trained run to start from; {experiment.name} starts from {experiment.start_from!r}: train it "
+            "first, or name its run folder with --start-from"
+        )
+    return base

@@ -1,0 +1,172 @@
+"""Canonical correlation analysis on cached features of both sides, the linear baseline of the two-branch paper."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.errors import UserError
+from vse.train.data.pairs import Split
+from vse.train.models.build import TwoBranchModel
+from vse.train.models.encoders import Branch
+from vse.train.run.processes import Processes
+from vse.train.solvers.base import Fitting, Progress
+
+_BLOCK = 1024  # images
+_SMALLEST = 1e-6  # correlation of a direction that is kept
+
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """Means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
+
+    mean_x: Matrix
+    mean_y: Matrix
+    xx: Matrix
+    yy: Matrix
+    xy: Matrix
+
+
+def covariances(
+    blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
+) -> Covariances:
+    """Covariances over all pairs, from blocks of images, their captions, and for each caption the row of its image.
+
+    Blocks are multiplied in float32, around the means of the first one, and summed in float64; no more than one is held.
+    """
+    n, shift_x, shift_y = 0, None, None
+    sums: list[Tensor] = []
+    for images, captions, owners in blocks:
+        if shift_x is None or shift_y is None:
+            shift_x, shift_y = images.mean(0), captions.mean(0)
+        x, y = images - shift_x, captions - shift_y
+        owner = torch.from_numpy(owners)
+        counts = torch.bincount(owner, minlength=len(x)).float()
+        y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, owner, y)
+        shapes = (x.shape[1],), (y.shape[1],), (x.shape[1],) * 2, (y.shape[1],) * 2, (x.shape[1], y.shape[1])
+        sums = sums or [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+        sums[0] += counts @ x
+        sums[1] += y.sum(0)
+        sums[2] += (x * counts[:, None]).T @ x
+        sums[3] += y.T @ y
+        sums[4] += x.T @ y_of_image
+        n += len(y)
+    assert shift_x is not None
+    assert shift_y is not None
+    x_mean, y_mean, xx, yy, xy = (total.div_(n) for total in sums)
+    for products, left, right in ((xx, x_mean, x_mean), (yy, y_mean, y_mean), (xy, x_mean, y_mean)):
+        products.addr_(left, right, alpha=-1)
+    return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
+
+
+def canonical_directions(found: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
+    """The ``dim`` most correlated directions: (dim_x, dim), (dim_y, dim), and their correlations (dim,), highest first.
+
+    If there are fewer, the rest are zeros. ``regularization`` times the mean of each covariance's diagonal is added to that
+    diagonal. Both sides then have unit variance along each direction, and the directions of a side are uncorrelated
+    (Hotelling, 1936).
+    """
+    x, y = (_cholesky(covariance, regularization) for covariance in (found.xx, found.yy))
+    whitened = scipy.linalg.solve_triangular(x, found.xy, lower=True)
+    whitened = scipy.linalg.solve_triangular(y, whitened.T, lower=True, overwrite_b=True).T
+    smaller = whitened if len(whitened) <= whitened.shape[1] else whitened.T
+    n = len(smaller)
+    squares, left = scipy.linalg.eigh(smaller @ smaller.T, subset_by_index=[max(0, n - dim), n - 1], overwrite_a=True)
+    correlations = np.sqrt(np.maximum(squares[::-1], 0))
+    correlations = correlations[correlations > _SMALLEST]
+    left = left[:, ::-1][:, : len(correlations)]
+    right = smaller.T @ left / correlations
+    u, v = (left, right) if smaller is whitened else (right, left)
+    missing = dim - len(correlations)
+    return (
+        np.pad(scipy.linalg.solve_triangular(x, u, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(scipy.linalg.solve_triangular(y, v, lower=True, trans=1), ((0, 0), (0, missing))),
+        np.pad(correlations, (0, missing)),
+    )
+
+
+def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
+    ridged = covariance.copy(order="F")
+    ridged.flat[:: len(covariance) + 1] += regularization * np.trace(covariance) / len(covariance)
+    try:
+        factor: Matrix = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
+    except scipy.linalg.LinAlgError:
+        raise UserError(f"cca.regularization {regularization:g} is too small: a covariance is singular") from None
+    return factor
+
+
+class Cca(Fitting):
+    """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
+
+    The projections are the weights of two linear branches, each direction scaled by a power of its correlation (Gong et al.,
+    IJCV 2014), so that the cosine weighs the better correlated ones more.
+
+    Parameters
+    ----------
+    experiment : every setting; the groups ``cca`` and ``model`` matter
+    train, val : what is fitted and validated on
+    model : with linear branches on both sides
+    processes : the first one fits, others are not needed
+    """
+
+    def __init__(
+        self, experiment: ExperimentConfig, train: Split, val: Split, model: TwoBranchModel, processes: Processes
+    ) -> None:
+        if processes.size > 1:
+            raise UserError("solver: cca takes one process")
+        super().__init__(experiment, train.pairs, val, model, processes)
+        self.epochs = len(experiment.cca.regularization)
+        self._train = train
+        self._covariances: Covariances | None = None
+
+    def run_epoch(self, save: Callable[[], None]) -> None:
+        """Fit with the next regularisation and validate."""
+        started = time.perf_counter()
+        regularization = self.experiment.cca.regularization[self.progress.epoch]
+        with self.stoppable(save):
+            if self._covariances is None:
+                self._covariances = covariances(self._blocks())
+            self._fit(self._covariances, regularization)
+            row = {"epoch": self.progress.epoch + 1, "regularization": regularization, **self.validate()}
+        row["seconds"] = round(time.perf_counter() - started, 2)
+        self.progress = Progress(self.progress.epoch + 1, [*self.progress.rows, row])
+
+    def described(self, row: Mapping[str, float]) -> str:
+        return f"regularization {row['regularization']:g}"
+
+    def _fit(self, found: Covariances, regularization: float) -> None:
+        encoders = (self.model.image_encoder, self.model.caption_encoder)
+        x, y, correlations = canonical_directions(found, self.experiment.model.embedding_dim, regularization)
+        for encoder, mean, directions in zip(encoders, (found.mean_x, found.mean_y), (x, y), strict=True):
+            assert isinstance(encoder, Branch)
+            scaled = directions * correlations**self.experiment.cca.power
+            layer = encoder.linears[0]
+            assert isinstance(layer, torch.nn.Linear)
+            with torch.no_grad():
+                layer.weight.copy_(torch.from_numpy(scaled.T))
+                layer.bias.copy_(torch.from_numpy(-mean @ scaled))
+
+    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
+        """Blocks of images with their captions."""
+        pairs = self._train.pairs
+        ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
+        with tqdm(total=len(pairs.images), desc="covariances", unit="image", disable=None) as bar:
+            for start in range(0, len(pairs.images), _BLOCK):
+                stop = min(start + _BLOCK, len(pairs.images))
+                numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
+                images = self._train.images.of_images(np.arange(start, stop))
+                (captions,) = self._train.captions.of(numbers)
+                yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
+                bar.update(stop - start)

@@ -1,0 +1,1 @@
+"""A trained run put to use: embedding a split, searching it. May import everything in train but training."""
