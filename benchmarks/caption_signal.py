@@ -33,12 +33,12 @@ class Pairs:
         images = dataset.split(split)
         self.images = image.rows(image.positions(i.imgid for i in images)).astype(np.float32)
         self.captions = text.rows(text.positions(c.sentid for i in images for c in i.captions)).astype(np.float32)
-        self.owners = np.repeat(np.arange(len(images)), [len(i.captions) for i in images])
+        self.image_of_caption = np.repeat(np.arange(len(images)), [len(i.captions) for i in images])
 
 
-def recalls_of(train: Pairs, tests: list[Pairs], owners: NDArray[np.int64]) -> dict[float, list[dict]]:
-    """Metrics on each of ``tests`` by regularisation; ``owners`` says which training image each caption goes with."""
-    blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), owners)]
+def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.int64]) -> dict[float, list[dict]]:
+    """Metrics on each of ``tests`` by regularisation; ``image_of_caption`` says which training image each caption goes with."""
+    blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), image_of_caption)]
     fitted = covariances(iter(blocks))
     found = {}
     for r in REGULARISATIONS:
@@ -48,7 +48,7 @@ def recalls_of(train: Pairs, tests: list[Pairs], owners: NDArray[np.int64]) -> d
             images = torch.from_numpy((test.images - fitted.mean_x) @ (x * correlations))
             captions = torch.from_numpy((test.captions - fitted.mean_y) @ (y * correlations))
             unit = (torch.nn.functional.normalize(images.float()), torch.nn.functional.normalize(captions.float()))
-            found[r].append(metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.owners))))
+            found[r].append(metrics(ranks_from_embeddings(*unit, torch.from_numpy(test.image_of_caption))))
     return found
 
 
@@ -63,9 +63,12 @@ def main() -> None:
     for path in arguments.text:
         text = FeatureReader(open_cache(path))
         train, val, test = (Pairs(dataset, split, image, text) for split in ("train", "val", "test"))
-        shuffled = np.random.default_rng(0).permutation(train.owners)
-        for name, owners in ((text.cache.feature, train.owners), (f"{text.cache.feature}, shuffled", shuffled)):
-            found = recalls_of(train, [val, test], owners)
+        shuffled = np.random.default_rng(0).permutation(train.image_of_caption)
+        for name, image_of_caption in (
+            (text.cache.feature, train.image_of_caption),
+            (f"{text.cache.feature}, shuffled", shuffled),
+        ):
+            found = recalls_of(train, [val, test], image_of_caption)
             best = max(found, key=lambda r: found[r][0]["rsum"])
             of_test = found[best][1]
             recalls = {f"{d}_r{k}": round(of_test[d][f"r{k}"], 1) for d in ("i2t", "t2i") for k in (1, 5, 10)}

@@ -29,11 +29,15 @@ def blocks(n: int) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
     """Images that share 50 directions with their captions."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(50, dim, generator=generator) for dim in (DIM_X, DIM_Y))
-    owners = np.repeat(np.arange(BLOCK), PER_IMAGE)
+    image_of_caption = np.repeat(np.arange(BLOCK), PER_IMAGE)
     for _ in range(n):
         shared = torch.randn(BLOCK, 50, generator=generator)
         images = torch.rand(BLOCK, DIM_X, generator=generator) + 0.1 * shared @ x
-        yield images, torch.rand(len(owners), DIM_Y, generator=generator) + 0.1 * shared[owners] @ y, owners
+        yield (
+            images,
+            torch.rand(len(image_of_caption), DIM_Y, generator=generator) + 0.1 * shared[image_of_caption] @ y,
+            image_of_caption,
+        )
 
 
 def peak_gb() -> float:

@@ -33,13 +33,13 @@ def made(path: Path) -> Embeddings:
     """Images and captions that have something in common, of unit length."""
     rng = np.random.default_rng(0)
     common = rng.standard_normal((IMAGES, DIM), dtype=np.float32)
-    owners = np.repeat(np.arange(IMAGES), EACH)
+    image_of_caption = np.repeat(np.arange(IMAGES), EACH)
     images = common + 2 * rng.standard_normal((IMAGES, DIM), dtype=np.float32)
-    captions = common[owners] + 3 * rng.standard_normal((IMAGES * EACH, DIM), dtype=np.float32)
+    captions = common[image_of_caption] + 3 * rng.standard_normal((IMAGES * EACH, DIM), dtype=np.float32)
     images /= np.linalg.norm(images, axis=1, keepdims=True)
     captions /= np.linalg.norm(captions, axis=1, keepdims=True)
     ids = np.arange(IMAGES * EACH)
-    run = Embeddings(ids[:IMAGES], ids, owners, images, captions, None, "coco", "test", "vsepp", 0)
+    run = Embeddings(ids[:IMAGES], ids, image_of_caption, images, captions, None, "coco", "test", "vsepp", 0)
     write_embeddings(path, run)
     return run
 

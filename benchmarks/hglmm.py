@@ -56,10 +56,10 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
 
 
 def memory(n_captions: int) -> dict[str, object]:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     names = [f"word{k}" for k in range(30_000)]
-    words = WordVectors(tuple(names), chance.laplace(size=(30_000, 300)).astype(np.float32))
-    frequent = np.minimum(chance.zipf(1.3, size=(566_435, 10)), 30_000) - 1
+    words = WordVectors(tuple(names), rng.laplace(size=(30_000, 300)).astype(np.float32))
+    frequent = np.minimum(rng.zipf(1.3, size=(566_435, 10)), 30_000) - 1
     captions = [[names[k] for k in row] for row in frequent]
     config = HglmmConfig(name="hglmm", ica_iterations=5, iterations=1, pca_captions=n_captions)
     started = time.perf_counter()

@@ -45,13 +45,13 @@ METHODS = (
 
 
 def make(folder: Path, n_rows: int, dim: int) -> None:
-    chance = np.random.default_rng(0)
-    centres = chance.standard_normal((CLUSTERS, LATENT), np.float32)
-    projection = chance.standard_normal((LATENT, dim), np.float32) / np.float32(np.sqrt(LATENT))
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((CLUSTERS, LATENT), np.float32)
+    projection = rng.standard_normal((LATENT, dim), np.float32) / np.float32(np.sqrt(LATENT))
 
     def some(n: int) -> NDArray[np.float32]:
-        latent = centres[chance.integers(CLUSTERS, size=n)] + np.float32(0.5) * chance.standard_normal((n, LATENT), np.float32)
-        rows = latent @ projection + np.float32(0.1) * chance.standard_normal((n, dim), np.float32)
+        latent = centres[rng.integers(CLUSTERS, size=n)] + np.float32(0.5) * rng.standard_normal((n, LATENT), np.float32)
+        rows = latent @ projection + np.float32(0.1) * rng.standard_normal((n, dim), np.float32)
         return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     np.save(folder / "queries.npy", some(QUERIES))

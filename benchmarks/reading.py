@@ -26,12 +26,12 @@ ROWS, DIM, SHARDS, BATCH, ROUNDS, BATCHES = 32_000, 4096, 8, 128, 10, 50
 
 
 def build(folder: Path) -> Path:
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     out, ids = folder / "x_fc7.h5", np.arange(ROWS)
     plain = np.empty((ROWS, DIM), np.float16)
     for index in range(SHARDS):
         part = shard_slice(ROWS, index, SHARDS)
-        features = chance.random((part.stop - part.start, DIM), np.float32).astype(np.float16)
+        features = rng.random((part.stop - part.start, DIM), np.float32).astype(np.float16)
         plain[part] = features
         rows = Rows(ids[part], features, np.zeros((len(features), 32), np.uint8))
         write_shard(shard_path(out, index, SHARDS), Identity("x", "fc7", "image", {}), rows)
@@ -59,9 +59,9 @@ def main() -> None:
             times: dict[str, list[float]] = {reader: [] for reader in readers}
             for number in range(ROUNDS):
                 for reader, read in readers.items():
-                    chance = np.random.default_rng(number)
+                    rng = np.random.default_rng(number)
                     for _ in range(BATCHES):
-                        batch = chance.choice(ROWS, BATCH, replace=False)
+                        batch = rng.choice(ROWS, BATCH, replace=False)
                         batch = np.sort(batch) if "h5py" in reader else batch
                         times[reader].append(seconds(lambda read=read, batch=batch: read(batch)))
         medians = {reader: statistics.median(values[BATCHES:]) * 1e3 for reader, values in times.items()}

@@ -1,7 +1,7 @@
 """How fast our trainer is, side by side with the published VSE++ training loop, which is stated here anew.
 
 Claims: on a processor ours trains at least 1.2 times as many pairs a second in float32 and at least 2 times in bf16 (where
-the processor multiplies bf16 natively); and it learns the same: validation recall goes the same way, within noise.
+the processor multiplies bf16 natively); and it learns the same: validation recall goes the same direction, within noise.
 Limits: the published loop gets its captions as word numbers, where the authors' code splits each anew at every visit. Without
 ``--cache`` features and captions are made up: 1280 numbers, 11 words a caption of a vocabulary of some 2,500. All loops have
 the same first weights, the same order of pairs, and take turns epoch by epoch, so that a busy machine slows all alike.
@@ -60,15 +60,15 @@ def make_up(folder: Path, counts: Mapping[str, int], dim: int, n_words: int, n_s
     Lengths of captions and frequencies of words are much like Flickr8k's: 11 +- 4 words, of which a batch of 128 captions
     has some 450 different ones.
     """
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     frequency = 1 / np.arange(1, n_words + 1) ** 1.1
     splits = [split for split, count in counts.items() for _ in range(count)]
     dataset_file = folder / "dataset.json"
     with dataset_file.open("w") as file:
         file.write('{"dataset": "made-up", "pictures": false, "images": [')
         for imgid, split in enumerate(splits):
-            lengths = np.clip(chance.gamma(8, 1.4, 5).round().astype(int), 3, 40)
-            words = iter(chance.choice(n_words, lengths.sum(), p=frequency / frequency.sum()))
+            lengths = np.clip(rng.gamma(8, 1.4, 5).round().astype(int), 3, 40)
+            words = iter(rng.choice(n_words, lengths.sum(), p=frequency / frequency.sum()))
             captions = [[f"word{next(words)}" for _ in range(length)] for length in lengths]
             sentences = [
                 {"tokens": tokens, "raw": " ".join(tokens), "imgid": imgid, "sentid": 5 * imgid + k}
@@ -80,7 +80,7 @@ def make_up(folder: Path, counts: Mapping[str, int], dim: int, n_words: int, n_s
     cache, ids = folder / "made-up.h5", np.arange(len(splits))
     for index in range(n_shards):
         mine = ids[shard_slice(len(ids), index, n_shards)]
-        features = chance.standard_normal((len(mine), dim), np.float32)
+        features = rng.standard_normal((len(mine), dim), np.float32)
         features /= np.linalg.norm(features, axis=1, keepdims=True)
         rows = Rows(mine, features.astype(np.float16), np.zeros((len(mine), 32), np.uint8))
         write_shard(shard_path(cache, index, n_shards), Identity("made-up", "made-up", "image", {}), rows)

@@ -112,7 +112,9 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
     multiple=True,
     help="The embeddings of the first seed, if they do not lie where the result says; given for each RESULT.",
 )
-@click.option("--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown each way.")
+@click.option(
+    "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown each direction."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Decides which of many like queries are shown.")
 def report_command(
     results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int

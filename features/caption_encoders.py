@@ -179,9 +179,9 @@ class HglmmEncoder(CaptionEncoder):
         whole = cls(words, unmixing, config.scale, parts, False, device)
         if config.pca is None:
             return whole
-        chance = np.random.default_rng(config.seed)
+        rng = np.random.default_rng(config.seed)
         if config.pca_captions is not None and config.pca_captions < len(captions):
-            captions = [captions[k] for k in np.sort(chance.permutation(len(captions))[: config.pca_captions])]
+            captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
         parts = [
             Part(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
             for part in parts

@@ -75,7 +75,7 @@ class CnnExtractor(ImageExtractor[Tensor]):
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
-def recreate(
+def rebuild_extractor(
     found: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
 ) -> CnnExtractor:
     """The CNN that made a cache; :class:`UserError` if there was none or its weights are not to be had again.

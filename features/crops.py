@@ -39,7 +39,7 @@ def crops_of(
     ``image_id`` and ``visit`` alone.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stacked([_random_resized(picture, config, chance) for chance in _chances(config, image_id, visit)])
+        return _stacked([_random_resized(picture, config, rng) for rng in _chances(config, image_id, visit)])
     if config.resize_mode == "square":
         width = height = config.resize
     else:
@@ -48,9 +48,9 @@ def crops_of(
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for chance in _chances(config, image_id, visit):
-            top, left = int(chance.integers(bottom + 1)), int(chance.integers(right + 1))
-            views.append(_mirrored(_cut(small, top, left, config.crop), chance))
+        for rng in _chances(config, image_id, visit):
+            top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
+            views.append(_mirrored(_cut(small, top, left, config.crop), rng))
         return _stacked(views)
     centre = (round(bottom / 2), round(right / 2))
     if config.crops == "1c":
@@ -114,25 +114,25 @@ def _chances(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[n
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-def _random_resized(picture: Image.Image, config: CnnConfig, chance: np.random.Generator) -> NDArray[np.uint8]:
+def _random_resized(picture: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
     """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
     width, height = picture.size
     for _ in range(10):
-        area = width * height * chance.uniform(0.08, 1)
-        aspect = math.exp(chance.uniform(math.log(3 / 4), math.log(4 / 3)))
+        area = width * height * rng.uniform(0.08, 1)
+        aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < w <= width and 0 < h <= height:
-            left, top = int(chance.integers(width - w + 1)), int(chance.integers(height - h + 1))
+            left, top = int(rng.integers(width - w + 1)), int(rng.integers(height - h + 1))
             break
     else:
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     box = (left, top, left + w, top + h)
-    return _mirrored(np.asarray(picture.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), chance)
+    return _mirrored(np.asarray(picture.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), rng)
 
 
-def _mirrored(view: NDArray[np.uint8], chance: np.random.Generator) -> NDArray[np.uint8]:
-    return view[:, ::-1] if chance.random() < 0.5 else view
+def _mirrored(view: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+    return view[:, ::-1] if rng.random() < 0.5 else view
 
 
 def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[np.uint8]:

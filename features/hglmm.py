@@ -40,8 +40,8 @@ class Mixture:
 
 def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
     """Where EM starts: samples drawn as centres, the deviations of all samples, and a coin for each dimension."""
-    chance = torch.Generator().manual_seed(seed)
-    drawn = samples[torch.randperm(len(samples), generator=chance)[:n_centres]]
+    rng = torch.Generator().manual_seed(seed)
+    drawn = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
     drawn = torch.cat([drawn] * math.ceil(n_centres / len(drawn)))[:n_centres]
     deviation = (samples - samples.median(0).values).abs().mean(0).clamp(min=FLOOR)
     variance = samples.var(0, correction=0).clamp(min=FLOOR)
@@ -51,7 +51,7 @@ def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> M
         deviation=deviation.expand_as(drawn).clone(),
         mean=drawn.clone(),
         variance=variance.expand_as(drawn).clone(),
-        laplacian=torch.randint(2, drawn.shape, generator=chance).bool().to(samples.device),
+        laplacian=torch.randint(2, drawn.shape, generator=rng).bool().to(samples.device),
     )
 
 

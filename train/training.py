@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import vse
-from vse.features.cnn import recreate
+from vse.features.cnn import rebuild_extractor
 from vse.features.reader import FeatureReader
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
@@ -31,7 +31,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs, open_dataset, open_inputs
 from vse.train.run.processes import Processes, join_processes
 from vse.train.solvers.adam import Trainer
-from vse.train.solvers.base import Fitting
+from vse.train.solvers.base import Solver
 from vse.train.solvers.cca import Cca
 from vse.train.solvers.negatives import HardNegatives
 
@@ -105,19 +105,19 @@ def train(
         if action == "nothing":
             log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
             return folder.path
-        fitting, vocabulary = _prepare(experiment, inputs, seed, processes, log_negatives)
-        record = {**identity, **inputs.record(folder.path), **_record(experiment, fitting, vocabulary)}
+        solver, vocabulary = _prepare(experiment, inputs, seed, processes, log_negatives)
+        record = {**identity, **inputs.record(folder.path), **_record(experiment, solver, vocabulary)}
         if action == "resume":
-            fitting.restore(folder.checkpoint())
-            log.info("%s: continues after epoch %d, step %d", folder.path, fitting.progress.epoch, fitting.progress.step)
-        processes.told(0)  # nobody writes before all have read
+            solver.restore(folder.checkpoint())
+            log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
+        processes.broadcast(0)  # nobody writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, vocabulary, record)
             write_json(folder.record_file, record)
-        _run(folder, fitting, identity, tensorboard)
+        _run(folder, solver, identity, tensorboard)
         if processes.first:
-            _finish(folder, record, fitting)
+            _finish(folder, record, solver)
     finally:
         processes.close()
     return folder.path
@@ -145,7 +145,7 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
             code = _ACTIONS.index(decide())
         except UserError as error:
             refusal = error
-    code = processes.told(code)
+    code = processes.broadcast(code)
     if refusal is not None:
         raise refusal
     if code < 0:
@@ -180,7 +180,7 @@ def _what_to_do(
 
 def _prepare(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
-) -> tuple[Fitting, Vocabulary]:
+) -> tuple[Solver, Vocabulary]:
     dataset, settings = inputs.dataset, experiment.train
     train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
     pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
@@ -235,7 +235,7 @@ def _images(
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
-    extractor = recreate(inputs.cache, inputs.weights_dir, str(device))
+    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device))
     if not settings.finetune:
         return pictures(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
@@ -259,56 +259,56 @@ def _start_from(model: TwoBranchModel, base: RunFolder) -> None:
     model.load_state_dict(weights, strict=False)
 
 
-def _record(experiment: ExperimentConfig, fitting: Fitting, vocabulary: Vocabulary) -> dict[str, Any]:
+def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
         "n_words": len(vocabulary),
-        "n_train_pairs": len(fitting.pairs),
+        "n_train_pairs": len(solver.pairs),
         "versions": {"vse": vse.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
-        "processes": fitting.processes.size,
-        "device": str(fitting.device),
+        "processes": solver.processes.size,
+        "device": str(solver.device),
     }
 
 
-def _run(folder: RunFolder, fitting: Fitting, identity: Mapping[str, Any], tensorboard: bool) -> None:
+def _run(folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorboard: bool) -> None:
     """Train the epochs that are left. The best weights are written before the checkpoint that counts their epoch."""
-    first, patience = fitting.processes.first, fitting.patience
-    events = _events(folder, fitting.progress.epoch) if tensorboard and first else None
+    first, patience = solver.processes.first, solver.patience
+    events = _events(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
-            folder.save_checkpoint({**fitting.state(), "identity": dict(identity)})
+            folder.save_checkpoint({**solver.state(), "identity": dict(identity)})
 
     def done() -> bool:
-        return bool(fitting.processes.told(int(first and fitting.progress.finished(fitting.epochs, patience))))
+        return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
 
-    with fitting.interruption.watched():
+    with solver.interruption.watched():
         while not done():
-            fitting.run_epoch(save)
+            solver.run_epoch(save)
             if first:
-                _save_epoch(folder, fitting, save)
+                _save_epoch(folder, solver, save)
             if events is not None:
-                for name, value in fitting.progress.rows[-1].items():
-                    events.add_scalar(name, value, fitting.progress.epoch)
+                for name, value in solver.progress.rows[-1].items():
+                    events.add_scalar(name, value, solver.progress.epoch)
                 events.flush()
-    if first and fitting.progress.epoch < fitting.epochs:
+    if first and solver.progress.epoch < solver.epochs:
         log.info("stopped early: %d epochs without a better rsum", patience)
 
 
-def _save_epoch(folder: RunFolder, fitting: Fitting, save: Callable[[], None]) -> None:
-    progress = fitting.progress
+def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
+    progress = solver.progress
     row = progress.rows[-1]
     if progress.best is row:
-        folder.save_best(fitting.model.state_dict())
+        folder.save_best(solver.model.state_dict())
     folder.save_metrics(progress.rows)
-    if fitting.listing:
-        fitting.listing.write(folder.negatives_file)
+    if solver.listing:
+        solver.listing.write(folder.negatives_file)
     save()
     log.info(
         "epoch %d: %s, val rsum %.1f (i2t R@1 %.1f, t2i R@1 %.1f)%s",
-        *(row["epoch"], fitting.described(row), row["rsum"], row["i2t_r1"], row["t2i_r1"]),
+        *(row["epoch"], solver.described(row), row["rsum"], row["i2t_r1"], row["t2i_r1"]),
         ", best so far" if progress.best is row else "",
     )
 
@@ -322,8 +322,8 @@ def _events(folder: RunFolder, epoch: int) -> Any:
     return SummaryWriter(str(folder.path), purge_step=epoch + 1)
 
 
-def _finish(folder: RunFolder, record: dict[str, Any], fitting: Fitting) -> None:
-    progress = fitting.progress
+def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver) -> None:
+    progress = solver.progress
     timing = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],

@@ -49,7 +49,7 @@ class Embeddings:
     provenance: str = "{}"
     coco_ids: NDArray[np.int64] | None = None
 
-    def owners(self) -> NDArray[np.int64]:
+    def image_of_caption(self) -> NDArray[np.int64]:
         """For each caption the row of its image; :class:`UserError` if an id has no image."""
         order = np.argsort(self.image_ids, kind="stable")
         places = np.searchsorted(self.image_ids[order], self.caption_image_ids).clip(max=len(order) - 1)
@@ -123,7 +123,7 @@ def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
 
 
 def _plain(path: Path, name: str, value: Any) -> Any:
-    """An attribute as text, whichever way the writer stored it; of the seed as a whole number."""
+    """An attribute as text, however the writer stored it; of the seed as a whole number."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
         value = value.decode() if isinstance(value, bytes) else value

@@ -32,19 +32,19 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 _Figure = float | _OverSeeds
-_Way = dict[str, _Figure]
+_Direction = dict[str, _Figure]
 _Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 
 
 class _Protocol(BaseModel):
     model_config = ConfigDict(extra="allow")
-    i2t: _Way = {}
-    t2i: _Way = {}
-    s2s: _Way = {}
+    i2t: _Direction = {}
+    t2i: _Direction = {}
+    s2s: _Direction = {}
     rsum: _Figure | None = None
     mean_recall: _Figure | None = None
     ci95: dict[str, _Interval | dict[str, _Interval]] = {}
-    per_fold: list[dict[str, _Figure | _Way]] = []
+    per_fold: list[dict[str, _Figure | _Direction]] = []
 
 
 class _Result(BaseModel):
@@ -119,7 +119,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def noted(embeddings: Path, out: Path) -> dict[str, str]:
+def file_reference(embeddings: Path, out: Path) -> dict[str, str]:
     """Where a file of embeddings lies, seen from the file ``out``, and its SHA-256."""
     return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
 

@@ -36,14 +36,14 @@ def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
     return bool(np.isin(_test_captions(), caption_ids).all() and np.isin(_test_images(), coco_ids).all())
 
 
-def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, block: ScoreBlock, size: int) -> Fold:
+def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, image_of_caption: Rows, block: ScoreBlock, size: int) -> Fold:
     """The queries of ``cxc`` or ``eccv``; ties count against the model.
 
     Parameters
     ----------
     coco_ids : (n_images,) number of each image in COCO
     caption_ids : (n_captions,) number of each caption in COCO
-    owners : (n_captions,) for each caption the row of its image
+    image_of_caption : (n_captions,) for each caption the row of its image
     block : their scores, at most ``size`` image rows at once
     """
     images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
@@ -65,7 +65,7 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, owners: Rows, bl
     positions = []
     for part, scores in _of_captions(asked, len(coco_ids), block, size):
         positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": figures(positions, owners[asked])}
+    return {"i2t": i2t, "t2i": figures(positions, image_of_caption[asked])}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:

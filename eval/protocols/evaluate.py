@@ -15,7 +15,7 @@ import torch
 
 import vse
 from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split
-from vse.eval.files.results import VERSION, content_sha256, noted
+from vse.eval.files.results import VERSION, content_sha256, file_reference
 from vse.eval.protocols.ensemble import ensemble
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import SAMPLES, intervals
@@ -54,7 +54,7 @@ def evaluate(
     runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
     for path, run in zip(files, runs, strict=False):
         _say_lengths(path, run)
-    first, names = runs[0], chosen(files, runs, protocol)
+    first, names = runs[0], select_protocols(files, runs, protocol)
     tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
     found: dict[str, Any] = {}
     for name in names:
@@ -74,7 +74,7 @@ def evaluate(
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": _members(files)} if together else {}),
-        "provenance": {**_provenance(first), "embeddings": [noted(path, out) for path in files]},
+        "provenance": {**_provenance(first), "embeddings": [file_reference(path, out) for path in files]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -91,7 +91,7 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
     return runs
 
 
-def chosen(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
+def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """The protocols that all runs can serve; :class:`UserError` names the file that cannot serve one that was asked for."""
     asked, found = named_protocols(protocol), []
     for path, run in zip(files, runs, strict=False):
@@ -124,14 +124,14 @@ def _say_lengths(path: Path, run: Embeddings) -> None:
 
 
 def summary_line(result: Mapping[str, Any], protocol: str) -> str:
-    """The recalls of each way, or what a protocol has in their place, and rsum where there is one; for a person."""
+    """The recalls of each direction, or what a protocol has in their place, and rsum where there is one; for a person."""
     found = result["protocols"][protocol]
     parts = []
-    for way in ("i2t", "t2i", "s2s"):
-        names = [name for name in found.get(way, {}) if name not in ("medr", "meanr")]
+    for direction in ("i2t", "t2i", "s2s"):
+        names = [name for name in found.get(direction, {}) if name not in ("medr", "meanr")]
         if names:
             labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
-            parts.append(f"{way} {labels} " + " / ".join(f"{_mean(found[way][name]):.1f}" for name in names))
+            parts.append(f"{direction} {labels} " + " / ".join(f"{_mean(found[direction][name]):.1f}" for name in names))
     if "rsum" in found:
         low, high = found.get("ci95", {}).get("rsum", (None, None))
         interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
@@ -143,13 +143,13 @@ def index_line(result: Mapping[str, Any]) -> str:
     """What an approximate index finds, for a person."""
     index = result["index"]
     what = " ".join(filter(None, [index["factory"], index["parameters"]]))
-    ways = [
-        f"{way}{' (Flat)' if index[way]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[way])}, "
-        f"{index[way]['recall_at_10']:.1f}% of the exact top 10"
-        for way in ("i2t", "t2i")
+    directions = [
+        f"{direction}{' (Flat)' if index[direction]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[direction])}, "
+        f"{index[direction]['recall_at_10']:.1f}% of the exact top 10"
+        for direction in ("i2t", "t2i")
     ]
     reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
-    return f"index {what}: {', '.join(ways)}{reranked}"
+    return f"index {what}: {', '.join(directions)}{reranked}"
 
 
 def _slashed(recalls: Mapping[str, Any]) -> str:
@@ -164,7 +164,7 @@ def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
 def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
     if run.images is None or run.captions is None or run.scores is not None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
-    return approximate_recalls(run.images, run.captions, run.owners(), run.similarity, factory, parameters)
+    return approximate_recalls(run.images, run.captions, run.image_of_caption(), run.similarity, factory, parameters)
 
 
 def _mean(figure: Any) -> float:
@@ -178,7 +178,7 @@ def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str
         return {"folds": len(found), **averaged(found), "per_fold": found}
     if protocol == "sentence":
         return {**found[0], "n_queries": len(folds[0]["s2s"].images)}
-    asked = {way: len(queries.images) for way, queries in folds[0].items()}
+    asked = {direction: len(queries.images) for direction, queries in folds[0].items()}
     every = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
     return found[0] if asked == every else {**found[0], "n_queries": asked}
 

@@ -46,7 +46,7 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     ``auto`` is ``full``; ``1k`` if there are 1,000 images and each has a caption; and ``cxc`` and ``eccv`` of the test
     set of COCO, if their package is installed.
     """
-    n_images, n_asking = len(run.image_ids), len(np.unique(run.owners()))
+    n_images, n_asking = len(run.image_ids), len(np.unique(run.image_of_caption()))
     if "1k" in asked and n_images < FOLD:
         raise UserError(f"the protocol 1k needs {FOLD} images, there are {n_images}")
     if "1k" in asked and n_asking < n_images:
@@ -62,17 +62,17 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
 
 def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list[Fold]:
     """What became of the queries of a protocol, fold by fold; all but ``1k`` have one. ``cross_check`` asks FAISS, too."""
-    owners = run.owners()
+    image_of_caption = run.image_of_caption()
     if protocol == "sentence":
-        return [_sentences(run, owners, cross_check)]
+        return [_sentences(run, image_of_caption, cross_check)]
     if protocol in COCO_PROTOCOLS:
-        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, owners, *_score_blocks(run))]
+        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, image_of_caption, *_score_blocks(run))]
     if protocol == "full":
-        return [_fold(run, owners, slice(0, len(run.image_ids)), slice(0, len(owners)), cross_check)]
+        return [_fold(run, image_of_caption, slice(0, len(run.image_ids)), slice(0, len(image_of_caption)), cross_check)]
     folds = []
     for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
-        captions = np.flatnonzero((owners >= start) & (owners < start + FOLD))
-        folds.append(_fold(run, owners, slice(start, start + FOLD), captions, cross_check=False))
+        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
+        folds.append(_fold(run, image_of_caption, slice(start, start + FOLD), captions, cross_check=False))
     return folds
 
 
@@ -90,38 +90,42 @@ def _score_blocks(run: Embeddings) -> tuple[ScoreBlock, int]:
     return block, similarity_by_name(run.similarity).tile_images
 
 
-def _sentences(run: Embeddings, owners: NDArray[np.int64], cross_check: bool) -> Fold:
+def _sentences(run: Embeddings, image_of_caption: NDArray[np.int64], cross_check: bool) -> Fold:
     assert run.captions is not None
-    found = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(owners))
+    found = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
     if cross_check:
-        recalls = check_sentences_against_search(run.captions, owners, found, RECALLS)
+        recalls = check_sentences_against_search(run.captions, image_of_caption, found, RECALLS)
         log.info("FAISS agrees with the exact ranks (R@1 %.1f s2s)", recalls["r1"])
-    return {"s2s": Queries.ranked(found.ranks, owners[found.queries])}
+    return {"s2s": Queries.ranked(found.ranks, image_of_caption[found.queries])}
 
 
 def _fold(
-    run: Embeddings, owners: NDArray[np.int64], images: slice, captions: slice | NDArray[np.int64], cross_check: bool
+    run: Embeddings, image_of_caption: NDArray[np.int64], images: slice, captions: slice | NDArray[np.int64], cross_check: bool
 ) -> Fold:
     """The queries among some rows of a run, which are consecutive images and all their captions."""
-    ranks = _ranks(run, images, captions, owners[captions] - images.start, cross_check)
-    return fold_of(ranks, owners[captions])
+    ranks = _ranks(run, images, captions, image_of_caption[captions] - images.start, cross_check)
+    return fold_of(ranks, image_of_caption[captions])
 
 
 def _ranks(
-    run: Embeddings, images: slice, captions: slice | NDArray[np.int64], owners: NDArray[np.int64], cross_check: bool
+    run: Embeddings, images: slice, captions: slice | NDArray[np.int64], image_of_caption: NDArray[np.int64], cross_check: bool
 ) -> Ranks:
     if run.scores is not None:
-        return ranks_from_scores(torch.from_numpy(run.scores[images][:, captions]), torch.from_numpy(owners))
+        return ranks_from_scores(torch.from_numpy(run.scores[images][:, captions]), torch.from_numpy(image_of_caption))
     assert run.images is not None
     assert run.captions is not None
     left, right = run.images[images], run.captions[captions]
-    ranks = ranks_from_embeddings(torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(owners), run.similarity)
+    ranks = ranks_from_embeddings(
+        torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(image_of_caption), run.similarity
+    )
     if cross_check and run.similarity == "cosine":
-        found = check_against_search(left, right, owners, ranks, RECALLS)
+        found = check_against_search(left, right, image_of_caption, ranks, RECALLS)
         log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", found["i2t"]["r1"], found["t2i"]["r1"])
     elif cross_check:
-        found = check_against_candidates(left, right, owners, ranks, RECALLS, run.similarity)
+        found = check_against_candidates(left, right, image_of_caption, ranks, RECALLS, run.similarity)
         exact: dict[str, Any] = metrics(ranks)
-        compared = ", ".join(f"{way} {found[way]['r1']:.1f}, exact {exact[way]['r1']:.1f}" for way in ("i2t", "t2i"))
+        compared = ", ".join(
+            f"{direction} {found[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
+        )
         log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)
     return ranks

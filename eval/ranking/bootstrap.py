@@ -108,7 +108,7 @@ def _compacted(runs: Sequence[Run]) -> tuple[list[Run], int]:
     """The runs with their images numbered anew, and how many there are: those that have queries."""
     images = np.unique(np.concatenate([queries.images for fold in runs[0] for queries in fold.values()]))
     return [
-        [{way: replace(q, images=np.searchsorted(images, q.images)) for way, q in fold.items()} for fold in run]
+        [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in run]
         for run in runs
     ], len(images)
 
@@ -116,11 +116,11 @@ def _compacted(runs: Sequence[Run]) -> tuple[list[Run], int]:
 def _side_by_side(first: Fold, second: Fold, n_images: int) -> Fold:
     """The queries of both models as one fold, the second's images numbered after the first's."""
     found = {}
-    for way, a in first.items():
-        b = second[way]
+    for direction, a in first.items():
+        b = second[direction]
         values = {name: np.concatenate([a.values[name], b.values[name]]) for name in a.values}
         ranks = None if a.ranks is None or b.ranks is None else np.concatenate([a.ranks, b.ranks])
-        found[way] = replace(a, images=np.concatenate([a.images, b.images + n_images]), values=values, ranks=ranks)
+        found[direction] = replace(a, images=np.concatenate([a.images, b.images + n_images]), values=values, ranks=ranks)
     return found
 
 

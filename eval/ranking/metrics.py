@@ -13,8 +13,8 @@ from scipy.sparse import csr_array
 from vse.eval.ranking.ranks import Ranks
 
 RECALLS = (1, 5, 10)
-# What ways and figures are called, where people read them.
-WAYS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
+# What directions and figures are called, where people read them.
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
 NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
     "meanr": "mean r",
@@ -28,7 +28,7 @@ FOLD = 1000
 
 @dataclass(frozen=True)
 class Queries:
-    """What became of the queries of one way.
+    """What became of the queries of one direction.
 
     images : (n,) the row of the image that each query is or belongs to, with which it is resampled
     values : of each figure that is a mean over queries, such as R@K in percent, the value (n,) of each query
@@ -47,18 +47,18 @@ class Queries:
         return cls(images, values, ranks)
 
 
-# The queries of each way among the same candidates: the whole split, or a fold of it.
+# The queries of each direction among the same candidates: the whole split, or a fold of it.
 Fold = Mapping[str, Queries]
 
 
-def fold_of(ranks: Ranks, owners: NDArray[np.int64]) -> Fold:
-    """The queries both ways of a set of images and all their captions; ``owners`` (n_captions,) are the captions' images."""
-    return {"i2t": Queries.ranked(ranks.i2t, np.unique(owners)), "t2i": Queries.ranked(ranks.t2i, owners)}
+def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64]) -> Fold:
+    """The queries both directions of a set of images and all their captions; ``image_of_caption`` (n_captions,) are the captions' images."""
+    return {"i2t": Queries.ranked(ranks.i2t, np.unique(image_of_caption)), "t2i": Queries.ranked(ranks.t2i, image_of_caption)}
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
-    """The figures of each way; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
-    found: dict[str, Any] = {way: _figures(queries) for way, queries in fold.items()}
+    """The figures of each direction; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
+    found: dict[str, Any] = {direction: _figures(queries) for direction, queries in fold.items()}
     return {**found, **_sums(found)}
 
 
@@ -96,7 +96,7 @@ def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, 
         images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
         own = np.ascontiguousarray(weights[:, images].T)
         found: dict[str, Any] = {
-            way: _weighted(queries, np.searchsorted(images, queries.images), own) for way, queries in fold.items()
+            direction: _weighted(queries, np.searchsorted(images, queries.images), own) for direction, queries in fold.items()
         }
         results.append({**found, **_sums(found)})
     return averaged(results)
@@ -142,7 +142,7 @@ def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
 
 
 def _sums(found: Mapping[str, Any]) -> dict[str, Any]:
-    recalls = [found.get(way, {}).get(f"r{k}") for way in ("i2t", "t2i") for k in RECALLS]
+    recalls = [found.get(direction, {}).get(f"r{k}") for direction in ("i2t", "t2i") for k in RECALLS]
     if any(recall is None for recall in recalls):
         return {}
     rsum = sum(recalls)

@@ -39,7 +39,7 @@ class Ranks:
 def ranks_from_embeddings(
     images: Float[Tensor, "n_images dim"],
     captions: Float[Tensor, "n_captions dim"],
-    owners: Int[Tensor, " n_captions"],
+    image_of_caption: Int[Tensor, " n_captions"],
     similarity: str = "cosine",
 ) -> Ranks:
     """Ranks under a similarity of :data:`vse.eval.ranking.scores.SIMILARITIES`.
@@ -48,11 +48,11 @@ def ranks_from_embeddings(
     ----------
     images : image embeddings
     captions : caption embeddings
-    owners : for each caption the row of its image
+    image_of_caption : for each caption the row of its image
     similarity : ``cosine`` (the inner product) or ``order`` (how far captions exceed images)
     """
     block = score_blocks(images, captions, similarity)
-    return _ranks(block, len(images), owners, similarity_by_name(similarity).tile_images)
+    return _ranks(block, len(images), image_of_caption, similarity_by_name(similarity).tile_images)
 
 
 def score_blocks(
@@ -81,11 +81,11 @@ def score_blocks(
     return block
 
 
-def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], owners: Int[Tensor, " n_captions"]) -> Ranks:
+def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
     """Ranks from a full score matrix."""
-    if scores.shape[1] != len(owners):
-        raise UserError(f"{scores.shape[1]} columns of scores for {len(owners)} captions")
-    return _ranks(scores_in_blocks(scores), len(scores), owners, ROWS)
+    if scores.shape[1] != len(image_of_caption):
+        raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
+    return _ranks(scores_in_blocks(scores), len(scores), image_of_caption, ROWS)
 
 
 def scores_in_blocks(scores: Float[Tensor, "n_images n_captions"]) -> ScoreBlock:
@@ -97,37 +97,37 @@ def scores_in_blocks(scores: Float[Tensor, "n_images n_captions"]) -> ScoreBlock
     return block
 
 
-def _ranks(block: ScoreBlock, n_images: int, owners: Int[Tensor, " n_captions"], size: int) -> Ranks:
+def _ranks(block: ScoreBlock, n_images: int, image_of_caption: Int[Tensor, " n_captions"], size: int) -> Ranks:
     """The scores of the right pairs first, then, block by block of images, how many others reach them."""
-    _check_owners(owners, n_images)
-    blocks = list(_row_blocks(n_images, owners, size))
-    right = torch.cat([block(rows, own)[owners[own] - rows.start, torch.arange(len(own))] for rows, own in blocks])
+    _check_image_of_caption(image_of_caption, n_images)
+    blocks = list(_row_blocks(n_images, image_of_caption, size))
+    right = torch.cat([block(rows, own)[image_of_caption[own] - rows.start, torch.arange(len(own))] for rows, own in blocks])
     right = right[torch.argsort(torch.cat([own for _, own in blocks]))]
-    best = torch.full((n_images,), -torch.inf, dtype=right.dtype).scatter_reduce(0, owners, right, "amax")
+    best = torch.full((n_images,), -torch.inf, dtype=right.dtype).scatter_reduce(0, image_of_caption, right, "amax")
     i2t = torch.empty(n_images, dtype=torch.int64)
-    t2i = torch.zeros(len(owners), dtype=torch.int64)
+    t2i = torch.zeros(len(image_of_caption), dtype=torch.int64)
     for rows, own in blocks:
         scores = block(rows, None)
         # The sum of finite scores may overflow; then they are looked at one by one.
         if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
             bad = int(torch.nonzero(~torch.isfinite(scores))[0, 0]) + rows.start
             raise UserError(f"the scores of image row {bad} are not finite (NaN or infinite)")
-        scores[owners[own] - rows.start, own] = -torch.inf
+        scores[image_of_caption[own] - rows.start, own] = -torch.inf
         i2t[rows] = (scores >= best[rows, None]).sum(1)
         t2i += (scores >= right).sum(0)
-    return Ranks(i2t[torch.unique(owners)].numpy(), t2i.numpy())
+    return Ranks(i2t[torch.unique(image_of_caption)].numpy(), t2i.numpy())
 
 
-def _row_blocks(n_images: int, owners: Tensor, size: int) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
+def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
     """Blocks of ``size`` image rows with the numbers of their own captions."""
-    order = torch.argsort(owners, stable=True)
-    starts = torch.searchsorted(owners[order], torch.arange(0, n_images + size, size))
+    order = torch.argsort(image_of_caption, stable=True)
+    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size))
     for k, start in enumerate(range(0, n_images, size)):
         yield slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]]
 
 
-def _check_owners(owners: Tensor, n_images: int) -> None:
-    outside = owners[(owners < 0) | (owners >= n_images)]
+def _check_image_of_caption(image_of_caption: Tensor, n_images: int) -> None:
+    outside = image_of_caption[(image_of_caption < 0) | (image_of_caption >= n_images)]
     if len(outside):
         raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {n_images} images")
 

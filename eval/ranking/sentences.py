@@ -27,7 +27,7 @@ class SentenceRanks(NamedTuple):
     ranks: NDArray[np.int64]
 
 
-def sentence_ranks(captions: Float[Tensor, "n_captions dim"], owners: Int[Tensor, " n_captions"]) -> SentenceRanks:
+def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> SentenceRanks:
     """How many captions of other images are at least as near to each query as the nearest other one of its own image.
 
     The query itself is no candidate, and a caption that is the only one of its image no query. :class:`UserError` if
@@ -36,20 +36,20 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], owners: Int[Tensor
     Parameters
     ----------
     captions : embeddings of any length
-    owners : for each caption the row of its image
+    image_of_caption : for each caption the row of its image
     """
     check_finite("captions", captions)
-    queries = torch.nonzero(torch.bincount(owners)[owners] > 1)[:, 0]
+    queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
     if not len(queries):
         raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
     # Image after image: the right answers to a block of queries are then neighbours.
-    order = torch.argsort(owners, stable=True)
-    units, images = unit_rows(captions[order]), owners[order]
+    order = torch.argsort(image_of_caption, stable=True)
+    units, images = unit_rows(captions[order]), image_of_caption[order]
     block = score_blocks(units, units, "cosine")
-    ranks = torch.empty_like(owners)
+    ranks = torch.empty_like(image_of_caption)
     size = similarity_by_name("cosine").tile_images
-    for start in range(0, len(owners), size):
-        rows = slice(start, min(start + size, len(owners)))
+    for start in range(0, len(image_of_caption), size):
+        rows = slice(start, min(start + size, len(image_of_caption)))
         scores = block(rows, None)
         first = int(torch.searchsorted(images, images[start]))
         last = int(torch.searchsorted(images, images[rows.stop - 1], right=True))

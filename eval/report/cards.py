@@ -12,7 +12,7 @@ import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.gallery import NEAR, Found, Hit, Way, chosen, chosen_of_two, retrieved
+from vse.eval.report.gallery import NEAR, Direction, Found, Hit, retrieved, select_queries, select_queries_of_two
 from vse.eval.report.html_page import thumbnail
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
@@ -20,7 +20,7 @@ from vse.pipeline.image_files import BadImage
 
 log = logging.getLogger(__name__)
 _SIDE = 208  # pixels of the longer side of a picture
-_NEGATIVES = 4  # shown each way
+_NEGATIVES = 4  # shown each direction
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The queries of one way. ``counts``: of how many the first model, the second, and neither is better, if there are two."""
+    """The queries of one direction. ``counts``: of how many the first model, the second, and neither is better, if there are two."""
 
-    way: Way
+    direction: Direction
     groups: Sequence[Group]
     counts: tuple[int, int, int] | None = None
 
@@ -139,29 +139,33 @@ class Pictures:
             return None
 
 
-def gallery(way: Way, runs: Sequence[Embeddings], ranks: Sequence[Ranks], pictures: Pictures, n: int, seed: int) -> Gallery:
+def gallery(
+    direction: Direction, runs: Sequence[Embeddings], ranks: Sequence[Ranks], pictures: Pictures, n: int, seed: int
+) -> Gallery:
     """``n`` queries of one model, or of two whose embeddings are in the same order."""
-    owners = runs[0].owners()
-    asking = np.unique(owners) if way == "i2t" else np.arange(len(owners))  # an image without a caption is no query
-    images = asking if way == "i2t" else owners
-    found = [getattr(one, way) for one in ranks]
+    image_of_caption = runs[0].image_of_caption()
+    asking = (
+        np.unique(image_of_caption) if direction == "i2t" else np.arange(len(image_of_caption))
+    )  # an image without a caption is no query
+    images = asking if direction == "i2t" else image_of_caption
+    found = [getattr(one, direction) for one in ranks]
     if len(found) == 1:
         titles = ["Found at once", f"Near misses: right answer at rank 2 to {NEAR}", "Failures: the largest ranks of all"]
-        picked: Sequence[list[int]] = chosen(found[0], images, n, seed)
+        picked: Sequence[list[int]] = select_queries(found[0], images, n, seed)
         counts = None
     else:
         titles = ["A ranks the right answer higher", "B ranks the right answer higher"]
-        picked = chosen_of_two(found[0], found[1], images, n)
+        picked = select_queries_of_two(found[0], found[1], images, n)
         better, worse = (int(np.count_nonzero(one)) for one in (found[0] < found[1], found[0] > found[1]))
         counts = (better, worse, len(asking) - better - worse)
     queries = [asking[group].tolist() for group in picked]
     everything = [query for group in queries for query in group]
-    results = [dict(zip(everything, retrieved(run, way, everything), strict=True)) for run in runs]
+    results = [dict(zip(everything, retrieved(run, direction, everything), strict=True)) for run in runs]
     groups = [
-        Group(title, [_card(way, runs[0], pictures, [one[query] for one in results]) for query in group])
+        Group(title, [_card(direction, runs[0], pictures, [one[query] for one in results]) for query in group])
         for title, group in zip(titles, queries, strict=True)
     ]
-    return Gallery(way, [group for group in groups if group.cards], counts)
+    return Gallery(direction, [group for group in groups if group.cards], counts)
 
 
 def hardest_negatives(table: pd.DataFrame, pictures: Pictures) -> tuple[int, dict[str, list[Negative]]]:
@@ -185,23 +189,23 @@ def _negative(row: Any, pictures: Pictures) -> Negative:
     return Negative(f"{row['cost']:#.3g}", right, str(row["caption"]), wrong, str(row["negative_caption"]))
 
 
-def _card(way: Way, run: Embeddings, pictures: Pictures, results: Sequence[Found]) -> Card:
+def _card(direction: Direction, run: Embeddings, pictures: Pictures, results: Sequence[Found]) -> Card:
     query = results[0].query
     columns = []
     for found in results:
-        shown = [_answer(way, run, pictures, hit) for hit in found.hits]
+        shown = [_answer(direction, run, pictures, hit) for hit in found.hits]
         among = found.answer.rank < len(shown)
-        best = None if among else _answer(way, run, pictures, found.answer)
+        best = None if among else _answer(direction, run, pictures, found.answer)
         columns.append(Column(found.answer.rank + 1, shown, best))
-    if way == "i2t":
+    if direction == "i2t":
         picture = pictures.picture(int(run.image_ids[query]))
         return Card(picture, picture.caption, columns)
     return Card(None, pictures.caption(int(run.caption_ids[query])), columns)
 
 
-def _answer(way: Way, run: Embeddings, pictures: Pictures, hit: Hit) -> Answer:
+def _answer(direction: Direction, run: Embeddings, pictures: Pictures, hit: Hit) -> Answer:
     score = f"{hit.score + 0.0:#.3g}".replace("-", "−")
-    if way == "i2t":
+    if direction == "i2t":
         return Answer(hit.rank + 1, score, hit.right, pictures.caption(int(run.caption_ids[hit.row])), None)
     picture = pictures.picture(int(run.image_ids[hit.row]))
     return Answer(hit.rank + 1, score, hit.right, picture.caption, picture)

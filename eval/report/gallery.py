@@ -18,7 +18,7 @@ from vse.eval.ranking.scores import similarity_by_name
 TOP = 5  # candidates shown of each query
 NEAR = 10  # a right answer up to this (1-based) rank is a near miss
 
-Way = Literal["i2t", "t2i"]
+Direction = Literal["i2t", "t2i"]
 Rows = NDArray[np.int64]
 
 
@@ -46,25 +46,25 @@ class Found:
 
 
 def all_ranks(run: Embeddings) -> Ranks:
-    """The ranks of all queries of a split, both ways."""
-    owners = torch.from_numpy(run.owners())
+    """The ranks of all queries of a split, both directions."""
+    image_of_caption = torch.from_numpy(run.image_of_caption())
     if run.scores is not None:
-        return ranks_from_scores(torch.from_numpy(run.scores), owners)
-    return ranks_from_embeddings(*_sides(run), owners, run.similarity)
+        return ranks_from_scores(torch.from_numpy(run.scores), image_of_caption)
+    return ranks_from_embeddings(*_sides(run), image_of_caption, run.similarity)
 
 
-def retrieved(run: Embeddings, way: Way, queries: Sequence[int], top: int = TOP) -> list[Found]:
+def retrieved(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[Found]:
     """What the model finds for some rows of images (``i2t``) or of captions (``t2i``) among the whole split."""
-    owners = run.owners()
-    rows_of_scores = _scores_of_images(run, queries) if way == "i2t" else _scores_of_captions(run, queries)
+    image_of_caption = run.image_of_caption()
+    rows_of_scores = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
     found = []
     for query, scores in zip(queries, rows_of_scores, strict=True):
-        right = owners == query if way == "i2t" else np.arange(len(run.image_ids)) == owners[query]
+        right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
         found.append(_found(query, scores, right, top))
     return found
 
 
-def chosen(ranks: Rows, pictures: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
+def select_queries(ranks: Rows, pictures: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Up to ``n`` queries, in thirds: successes, near misses, failures.
 
     Successes (rank 0) and near misses (below :data:`NEAR`) are drawn with ``seed``, failures are the largest ranks. Of a
@@ -82,7 +82,7 @@ def chosen(ranks: Rows, pictures: Rows, n: int, seed: int) -> tuple[list[int], l
     return successes, near_misses, failures
 
 
-def chosen_of_two(first: Rows, second: Rows, pictures: Rows, n: int) -> tuple[list[int], list[int]]:
+def select_queries_of_two(first: Rows, second: Rows, pictures: Rows, n: int) -> tuple[list[int], list[int]]:
     """Up to ``n`` queries whose ranks in two results differ most, as a ratio: half that the first ranks better, then half that
     the second does.
     """

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.ranking.metrics import WAYS
+from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.cards import Gallery, Negative, Pictures, gallery, hardest_negatives
 from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
@@ -65,7 +65,7 @@ def write_report(
     """Write a page of one result file, or of two on the same queries; returns ``out``.
 
     ``data`` (``dataset.json``) and ``embeddings`` (of the first seed, one file per result) say where these lie if not where
-    the results say. What is not there is left out, and the page says so. ``queries`` are shown each way, in the gallery;
+    the results say. What is not there is left out, and the page says so. ``queries`` are shown each direction, in the gallery;
     which of many like them, ``seed`` decides.
     """
     if not 1 <= len(results) <= 2:
@@ -88,7 +88,7 @@ def write_report(
     if pictures:
         runs = [one.run for one in found if one.run]
         if len(runs) == len(found) and queries:
-            galleries = [gallery(way, runs, ranks, pictures, queries, seed) for way in ("i2t", "t2i")]
+            galleries = [gallery(direction, runs, ranks, pictures, queries, seed) for direction in ("i2t", "t2i")]
         if len(found) == 1 and found[0].negatives is not None:
             epoch, negatives = hardest_negatives(found[0].negatives, pictures)
         missing += _unreadable(pictures)
@@ -99,10 +99,10 @@ def write_report(
         result=found[0].result,
         described=[_described(one, "AB"[k] if len(found) == 2 else "") for k, one in enumerate(found)],
         colours=COLOURS,
-        ways=WAYS,
+        directions=DIRECTIONS,
         headline=headline(found[0].result) if len(found) == 1 else [],
         sections=sections([one.result for one in found]),
-        differences=paired_differences(found[0].run.owners(), *ranks) if len(ranks) == 2 and found[0].run else [],
+        differences=paired_differences(found[0].run.image_of_caption(), *ranks) if len(ranks) == 2 and found[0].run else [],
         curves=_curves(found),
         histograms=_histograms(ranks, found[0].result) if len(ranks) == len(found) else [],
         galleries=galleries,
@@ -234,10 +234,10 @@ def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
 
 def _histograms(ranks: Sequence[Ranks], result: Mapping[str, Any]) -> list[Chart]:
     charts = []
-    for way, n_candidates in (("i2t", result["n_captions"]), ("t2i", result["n_images"])):
-        found = [getattr(one, way) for one in ranks]
-        chart = rank_histogram(f"Ranks of right answers, {WAYS[way]}", found, n_candidates)
-        charts.append(Chart(f"{WAYS[way]}: {len(found[0]):,} queries among {n_candidates:,}", chart))
+    for direction, n_candidates in (("i2t", result["n_captions"]), ("t2i", result["n_images"])):
+        found = [getattr(one, direction) for one in ranks]
+        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", found, n_candidates)
+        charts.append(Chart(f"{DIRECTIONS[direction]}: {len(found[0]):,} queries among {n_candidates:,}", chart))
     return charts
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.eval.files.results import distinct
 from vse.eval.ranking.bootstrap import ALPHA, COMPARED, differences
-from vse.eval.ranking.metrics import NAMES, WAYS, fold_of
+from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.charts import Bars, recall_bars
 from vse.pipeline.errors import UserError
@@ -48,16 +48,16 @@ class Figure(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table: which way, of which result (its number), and its figures."""
+    """A row of a table: which direction, of which result (its number), and its figures."""
 
-    way: str
+    direction: str
     series: int
     cells: Sequence[Figure]
 
 
 @dataclass(frozen=True)
 class Section:
-    """What a page shows of a protocol; ``sums`` are the figures of both ways together, ``chart`` is None without recalls."""
+    """What a page shows of a protocol; ``sums`` are the figures of both directions together, ``chart`` is None without recalls."""
 
     title: str
     columns: Sequence[str]
@@ -77,10 +77,12 @@ class Difference(NamedTuple):
     significant: bool
 
 
-def paired_differences(owners: NDArray[np.int64], first: Ranks, second: Ranks) -> list[Difference]:
-    """First minus second, over the whole split: recalls each way and rsum (see :mod:`vse.eval.ranking.bootstrap`)."""
-    found = differences([[fold_of(first, owners)]], [[fold_of(second, owners)]], COMPARED)
-    named = [(f"{WAYS[way]} {NAMES[name]}", found[way][name]) for way in ("i2t", "t2i") for name in _RECALLS]
+def paired_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[Difference]:
+    """First minus second, over the whole split: recalls each direction and rsum (see :mod:`vse.eval.ranking.bootstrap`)."""
+    found = differences([[fold_of(first, image_of_caption)]], [[fold_of(second, image_of_caption)]], COMPARED)
+    named = [
+        (f"{DIRECTIONS[direction]} {NAMES[name]}", found[direction][name]) for direction in ("i2t", "t2i") for name in _RECALLS
+    ]
     return [
         Difference(
             name,
@@ -100,13 +102,21 @@ def sections(results: Sequence[Mapping[str, Any]]) -> list[Section]:
 
 
 def headline(result: Mapping[str, Any]) -> list[tuple[str, Figure]]:
-    """rsum, and R@1 and Med r of both ways, of the whole split or else of the first protocol that has them."""
+    """rsum, and R@1 and Med r of both directions, of the whole split or else of the first protocol that has them."""
     protocols = result["protocols"]
     for found in (_mapping(protocols.get(name)) for name in ("full", *protocols)):
-        ways, sums = dict(_ways(found)), _sums(found)
+        directions, sums = dict(_ways(found)), _sums(found)
         if "rsum" in sums:
-            asked = [(key, way) for key in ("r1", "medr") for way in ("i2t", "t2i") if key in ways.get(way, {})]
-            return [("rsum", sums["rsum"]), *((f"{NAMES[key]}, {WAYS[way]}", ways[way][key]) for key, way in asked)]
+            asked = [
+                (key, direction)
+                for key in ("r1", "medr")
+                for direction in ("i2t", "t2i")
+                if key in directions.get(direction, {})
+            ]
+            return [
+                ("rsum", sums["rsum"]),
+                *((f"{NAMES[key]}, {DIRECTIONS[direction]}", directions[direction][key]) for key, direction in asked),
+            ]
     return []
 
 
@@ -115,20 +125,20 @@ def _section(name: str, results: Sequence[Mapping[str, Any]]) -> Section:
     if not all(isinstance(found, Mapping) for found in protocols):
         raise UserError(f"the protocol {name} of a result is no mapping of figures")
     found = [dict(_ways(protocol)) for protocol in protocols]
-    ways = list(dict.fromkeys(way for one in found for way in one))
-    keys = list(dict.fromkeys(key for one in found for way in one.values() for key in way))
+    directions = list(dict.fromkeys(direction for one in found for direction in one))
+    keys = list(dict.fromkeys(key for one in found for direction in one.values() for key in direction))
     rows = [
-        Row(WAYS.get(way, way), series, [one[way].get(key, Figure(math.nan)) for key in keys])
-        for way in ways
+        Row(DIRECTIONS.get(direction, direction), series, [one[direction].get(key, Figure(math.nan)) for key in keys])
+        for direction in directions
         for series, one in enumerate(found)
-        if way in one
+        if direction in one
     ]
     sums = [
         (series, NAMES.get(key, key), figure) for series, one in enumerate(protocols) for key, figure in _sums(one).items()
     ]
     title = _title(name, results[0], next((one for one in protocols if one), {}))
     columns = [NAMES.get(key, key) for key in keys]
-    return Section(title, columns, rows, sums, _chart(title, ways, found), _notes(found))
+    return Section(title, columns, rows, sums, _chart(title, directions, found), _notes(found))
 
 
 def _title(name: str, result: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
@@ -140,16 +150,19 @@ def _title(name: str, result: Mapping[str, Any], protocol: Mapping[str, Any]) ->
     return _TITLES.get(name, name)
 
 
-def _chart(title: str, ways: Sequence[str], found: Sequence[Mapping[str, Mapping[str, Figure]]]) -> Markup | None:
-    bars = [(way, key) for way in ways for key in _RECALLS if any(key in one.get(way, {}) for one in found)]
+def _chart(title: str, directions: Sequence[str], found: Sequence[Mapping[str, Mapping[str, Figure]]]) -> Markup | None:
+    bars = [
+        (direction, key) for direction in directions for key in _RECALLS if any(key in one.get(direction, {}) for one in found)
+    ]
     if not bars:
         return None
     groups = [
-        (WAYS.get(way, way), [NAMES.get(key, key) for w, key in bars if w == way]) for way in dict.fromkeys(w for w, _ in bars)
+        (DIRECTIONS.get(direction, direction), [NAMES.get(key, key) for w, key in bars if w == direction])
+        for direction in dict.fromkeys(w for w, _ in bars)
     ]
     series = []
     for one in found:
-        figures = [one.get(way, {}).get(key, Figure(math.nan)) for way, key in bars]
+        figures = [one.get(direction, {}).get(key, Figure(math.nan)) for direction, key in bars]
         lows, highs = zip(*(figure.whisker() for figure in figures), strict=True)
         series.append(Bars([figure.value for figure in figures], lows, highs))
     return recall_bars(f"Recalls, {title}", groups, series)
@@ -157,7 +170,7 @@ def _chart(title: str, ways: Sequence[str], found: Sequence[Mapping[str, Mapping
 
 def _notes(found: Sequence[Mapping[str, Mapping[str, Figure]]]) -> str:
     """What the small print of figures means, and the whiskers of bars."""
-    figures = [figure for one in found for way in one.values() for figure in way.values()]
+    figures = [figure for one in found for direction in one.values() for figure in direction.values()]
     notes = []
     if any(not math.isnan(figure.std) for figure in figures):
         notes.append("±: standard deviation over seeds.")
@@ -169,14 +182,14 @@ def _notes(found: Sequence[Mapping[str, Mapping[str, Figure]]]) -> str:
 
 
 def _ways(protocol: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Figure]]]:
-    """Each way's figures; a way is what has figures of its own."""
+    """Each direction's figures; a direction is what has figures of its own."""
     intervals = _mapping(protocol.get("ci95"))
-    for way, found in protocol.items():
-        if way in ("ci95", "n_queries") or not isinstance(found, Mapping) or "mean" in found:
+    for direction, found in protocol.items():
+        if direction in ("ci95", "n_queries") or not isinstance(found, Mapping) or "mean" in found:
             continue
-        figures = {key: figure for key, value in found.items() if (figure := _figure(value, intervals.get(way), key))}
+        figures = {key: figure for key, value in found.items() if (figure := _figure(value, intervals.get(direction), key))}
         if figures:
-            yield way, figures
+            yield direction, figures
 
 
 def _sums(protocol: Mapping[str, Any]) -> dict[str, Figure]:

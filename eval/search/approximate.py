@@ -1,4 +1,4 @@
-"""How much an approximate index finds of what an exact search finds, both ways, and what it costs."""
+"""How much an approximate index finds of what an exact search finds, both directions, and what it costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vse.pipeline.errors import UserError
 def approximate_recalls(
     images: NDArray[np.float32],
     captions: NDArray[np.float32],
-    owners: NDArray[np.int64],
+    image_of_caption: NDArray[np.int64],
     similarity: str = "cosine",
     factory: str = "Flat",
     parameters: str = "",
@@ -30,7 +30,7 @@ def approximate_recalls(
 ) -> dict[str, Any]:
     """Figures of an index made and searched as told, for a result file; recalls in percent.
 
-    Of each way, ``i2t`` and ``t2i``: ``r1`` ... are R@K by what the index returns, a wrong answer that scores as high as the
+    Of each direction, ``i2t`` and ``t2i``: ``r1`` ... are R@K by what the index returns, a wrong answer that scores as high as the
     right one counted as before it; ``recall_at_1`` ... are the share of the exact top K, by the true similarity, that the
     index returned as its top K, where a row that ties with the last of the exact ones is as good. For ``order`` the index
     proposes ``reranked`` candidates, put in order by their exact scores. Times are wall seconds of this machine. Where one
@@ -40,19 +40,24 @@ def approximate_recalls(
     ----------
     images : embeddings (n_images, dim); a memory map stays on disk
     captions : embeddings (n_captions, dim)
-    owners : for each caption the row of its image; an image that has none is found by captions, and is no query
+    image_of_caption : for each caption the row of its image; an image that has none is found by captions, and is no query
     factory, parameters : see :func:`vse.eval.search.index.build_index` and :func:`vse.eval.search.index.set_parameters`
     """
-    if len(owners) != len(captions) or not len(owners) or owners.min() < 0 or owners.max() >= len(images):
-        raise UserError(f"{len(owners)} owners, in {len(images)} images, for {len(captions)} captions")
-    asking = np.unique(owners)
+    if (
+        len(image_of_caption) != len(captions)
+        or not len(image_of_caption)
+        or image_of_caption.min() < 0
+        or image_of_caption.max() >= len(images)
+    ):
+        raise UserError(f"{len(image_of_caption)} image_of_caption, in {len(images)} images, for {len(captions)} captions")
+    asking = np.unique(image_of_caption)
     needed = rows_needed(factory, images.shape[1])
     figures: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         figures["reranked"] = candidates
-    for way, name, corpus, label, queries, wanted in (
-        ("i2t", "captions", captions, owners, images[asking], asking),
-        ("t2i", "images", images, np.arange(len(images)), captions, owners),
+    for direction, name, corpus, label, queries, wanted in (
+        ("i2t", "captions", captions, image_of_caption, images[asking], asking),
+        ("t2i", "images", images, np.arange(len(images)), captions, image_of_caption),
     ):
         # As many results more as a query can have right answers: K wrong ones that tie with these are then seen.
         depth = max(ks) + int(np.bincount(label).max())
@@ -63,17 +68,17 @@ def approximate_recalls(
             set_parameters(built.index, parameters)
         times.append(time.perf_counter())
         index = on_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
-        found = search(corpus, queries, depth, similarity, way=way, candidates=candidates, index=index)
+        found = search(corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
         times.append(time.perf_counter())
         del index
-        exact = exact_search(corpus, queries, max(ks), similarity, way=way, block=block)
+        exact = exact_search(corpus, queries, max(ks), similarity, direction=direction, block=block)
         times.append(time.perf_counter())
         build_s, search_s, exact_s = np.diff(times).round(3).tolist()
         first = found.rows[:, : max(ks)]
-        true = exact_scores(corpus, queries, first, similarity, way)
-        best = exact_scores(corpus, queries, exact.rows, similarity, way)
+        true = exact_scores(corpus, queries, first, similarity, direction)
+        best = exact_scores(corpus, queries, exact.rows, similarity, direction)
         agreed = {f"recall_at_{k}": 100.0 * _share(first, exact.rows, true, best, k) for k in ks}
-        figures[way] = {
+        figures[direction] = {
             "n_queries": len(queries),
             "n_corpus": len(corpus),
             "factory": built.factory,

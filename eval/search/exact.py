@@ -45,28 +45,28 @@ def exact_search(
     k: int,
     similarity: str = "cosine",
     *,
-    way: str | None = None,
+    direction: str | None = None,
     block: int = BLOCK,
 ) -> Found:
     """The ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim), all rows being scored.
 
     ``block`` rows are held at a time, and the best of them merged with the best so far; rows that score the same stand in
-    ascending order, but which of those that tie with the last are found is left to FAISS. ``way`` is as for
+    ascending order, but which of those that tie with the last are found is left to FAISS. ``direction`` is as for
     :func:`vse.eval.search.top_k.search`. :class:`UserError` names a row that is not finite.
     """
     scorer = similarity_by_name(similarity)
     queries = checked_queries(corpus, queries)
     if similarity != "cosine":
-        check_way(similarity, way)
+        check_direction(similarity, direction)
     best = Found(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
     for start, rows in blocks_of(corpus, block):
         few = min(k, len(rows))
-        near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, way)
+        near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
         best = merged(k, best, Found(near.scores, near.rows + start))
     return best
 
 
-def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, similarity: str, way: str | None) -> Scores:
+def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, similarity: str, direction: str | None) -> Scores:
     """The score of each query (m, dim) with some rows (m, k) of the corpus, pair by pair; -inf where the row is -1."""
     scorer = similarity_by_name(similarity)
     scores = np.full(rows.shape, -np.inf, np.float32)
@@ -78,7 +78,7 @@ def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, simil
         entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
         asked = torch.from_numpy(np.array(query[None], np.float32))
         found = torch.empty(len(wanted))
-        if way == "i2t":
+        if direction == "i2t":
             scorer.score(asked, entries, found[None])
         else:
             scorer.score(entries, asked, found[:, None])
@@ -95,10 +95,10 @@ def checked_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.
     return queries
 
 
-def check_way(similarity: str, way: str | None) -> None:
+def check_direction(similarity: str, direction: str | None) -> None:
     """``ValueError`` unless it is said who is who."""
-    if way not in ("i2t", "t2i"):
-        raise ValueError(f"search by {similarity} needs to know whether the way is i2t or t2i, not {way!r}")
+    if direction not in ("i2t", "t2i"):
+        raise ValueError(f"search by {similarity} needs to know whether the direction is i2t or t2i, not {direction!r}")
 
 
 def blocks_of(corpus: Corpus, block: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
@@ -132,11 +132,11 @@ def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> Fou
     return Found(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
-def _top(scorer: Similarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, way: str | None) -> Found:
+def _top(scorer: Similarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None) -> Found:
     """The highest scores of any similarity, a tile of images and captions at a time."""
     asked, entries = (torch.from_numpy(np.require(values, requirements="W")) for values in (queries, rows))
     n_asked, n_entries = scorer.tile_images, scorer.tile_captions
-    if way == "t2i":
+    if direction == "t2i":
         n_asked, n_entries = n_entries, n_asked
     found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
     for first in range(0, len(asked), n_asked):
@@ -144,7 +144,7 @@ def _top(scorer: Similarity, queries: NDArray[np.float32], rows: NDArray[np.floa
         scores = torch.empty(len(part), len(entries))
         for start in range(0, len(entries), n_entries):
             near = entries[start : start + n_entries]
-            if way == "i2t":
+            if direction == "i2t":
                 scorer.score(part, near, scores[:, start : start + n_entries])
             else:
                 out = torch.empty(len(near), len(part))

@@ -17,7 +17,7 @@ from vse.eval.search.exact import (
     Found,
     Rows,
     Scores,
-    check_way,
+    check_direction,
     checked_queries,
     exact_scores,
     exact_search,
@@ -38,7 +38,7 @@ def search(
     k: int,
     similarity: str = "cosine",
     *,
-    way: str | None = None,
+    direction: str | None = None,
     candidates: int = CANDIDATES,
     index: Any = None,
     block: int = BLOCK,
@@ -49,7 +49,7 @@ def search(
     highest inner product (``k`` of them at least), and these are put in order by their exact scores. What is not among
     them is missed, however similar; with as many candidates as rows nothing is.
 
-    ``way`` says who is who, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
+    ``direction`` says who is who, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
     captions, with ``t2i`` the queries are captions and the corpus images. With an ``index`` of the corpus's rows (see
     :func:`vse.eval.search.index.build_index`) it is this that finds, with its own scores for ``cosine``; where it finds fewer
     than ``k``, scores end in -inf and rows in -1. Without one ``block`` rows are read at a time.
@@ -58,13 +58,17 @@ def search(
     queries = checked_queries(corpus, queries)
     if similarity == "cosine":
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
-    check_way(similarity, way)
+    check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return merged(k, Found(exact_scores(corpus, queries, near, similarity, way), near))
+    return merged(k, Found(exact_scores(corpus, queries, near, similarity, direction), near))
 
 
 def check_against_search(
-    images: NDArray[np.float32], captions: NDArray[np.float32], owners: NDArray[np.int64], ranks: Ranks, ks: tuple[int, ...]
+    images: NDArray[np.float32],
+    captions: NDArray[np.float32],
+    image_of_caption: NDArray[np.int64],
+    ranks: Ranks,
+    ks: tuple[int, ...],
 ) -> dict[str, dict[str, float]]:
     """R@K of both directions by FAISS, after checking query by query that it agrees with the exact ranks.
 
@@ -74,20 +78,23 @@ def check_against_search(
     ``RuntimeError``.
     """
     depth = max(ks) + 1
-    asking = np.unique(owners)
+    asking = np.unique(image_of_caption)
     found = {
-        "i2t": _found_at(*search(captions, images[asking], depth), asking, owners),
-        "t2i": _found_at(*search(images, captions, depth), owners, np.arange(len(images))),
+        "i2t": _found_at(*search(captions, images[asking], depth), asking, image_of_caption),
+        "t2i": _found_at(*search(images, captions, depth), image_of_caption, np.arange(len(images))),
     }
-    right = _products_of_pairs(images, captions, owners)
+    right = _products_of_pairs(images, captions, image_of_caption)
     longest = _longest(images) * _longest(captions)
-    scores = {"i2t": _best_own(right, owners)[asking], "t2i": right}
+    scores = {"i2t": _best_own(right, image_of_caption)[asking], "t2i": right}
     exact = {"i2t": ranks.i2t, "t2i": ranks.t2i}
-    return {way: _agreed_recalls(way, exact[way], *found[way], scores[way], _ROUNDING * longest, ks) for way in found}
+    return {
+        direction: _agreed_recalls(direction, exact[direction], *found[direction], scores[direction], _ROUNDING * longest, ks)
+        for direction in found
+    }
 
 
 def check_sentences_against_search(
-    captions: NDArray[np.float32], owners: NDArray[np.int64], found: SentenceRanks, ks: tuple[int, ...]
+    captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], found: SentenceRanks, ks: tuple[int, ...]
 ) -> dict[str, float]:
     """R@K of captions that query captions by FAISS, after the same check as :func:`check_against_search`."""
     units = unit_rows(torch.from_numpy(captions)).numpy()
@@ -97,14 +104,14 @@ def check_sentences_against_search(
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     scores, rows = (values[~drop].reshape(len(queries), -1) for values in (scores, rows))
-    position, scores = _found_at(scores, rows, owners[queries], owners)
-    return _agreed_recalls("s2s", exact, position, scores, _best_other(units, owners)[queries], _ROUNDING, ks)
+    position, scores = _found_at(scores, rows, image_of_caption[queries], image_of_caption)
+    return _agreed_recalls("s2s", exact, position, scores, _best_other(units, image_of_caption)[queries], _ROUNDING, ks)
 
 
 def _agreed_recalls(
-    way: str, exact: Rows, position: Rows, scores: Scores, right: Scores, rounding: float, ks: tuple[int, ...]
+    direction: str, exact: Rows, position: Rows, scores: Scores, right: Scores, rounding: float, ks: tuple[int, ...]
 ) -> dict[str, float]:
-    """R@K of one way, if its exact ranks and the positions that FAISS found differ by nothing but ties.
+    """R@K of one direction, if its exact ranks and the positions that FAISS found differ by nothing but ties.
 
     ``exact``, ``position`` and ``right`` (the scores of the right answers) are (n_queries,), ``scores`` (n_queries,
     depth) are those of all that FAISS found, best first.
@@ -117,7 +124,7 @@ def _agreed_recalls(
         too_good = (position >= k) & (exact < k) & (last > right + rounding)  # k wrong ones are ahead of it
         if (too_bad | too_good).any():
             query = int(np.flatnonzero(too_bad | too_good)[0])
-            raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
+            raise RuntimeError(f"{direction} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
         recalls[f"r{k}"] = 100.0 * float(np.mean(position < k))
     return recalls
 
@@ -125,7 +132,7 @@ def _agreed_recalls(
 def check_against_candidates(
     images: NDArray[np.float32],
     captions: NDArray[np.float32],
-    owners: NDArray[np.int64],
+    image_of_caption: NDArray[np.int64],
     ranks: Ranks,
     ks: tuple[int, ...],
     similarity: str,
@@ -138,14 +145,14 @@ def check_against_candidates(
     or not be a candidate. With as many candidates as rows this leaves one rank, up to ties and rounding. A rank outside of
     these bounds is a fault of the program and raises ``RuntimeError``.
     """
-    own, asking = np.arange(len(images)), np.unique(owners)
-    right = _scores_of_pairs(images, captions, owners, similarity)
+    own, asking = np.arange(len(images)), np.unique(image_of_caption)
+    right = _scores_of_pairs(images, captions, image_of_caption, similarity)
     recalls: dict[str, dict[str, float]] = {}
-    for way, corpus, queries, label, wanted, goal, exact in (
-        ("i2t", captions, images[asking], owners, asking, _best_own(right, owners)[asking], ranks.i2t),
-        ("t2i", images, captions, own, owners, right, ranks.t2i),
+    for direction, corpus, queries, label, wanted, goal, exact in (
+        ("i2t", captions, images[asking], image_of_caption, asking, _best_own(right, image_of_caption)[asking], ranks.i2t),
+        ("t2i", images, captions, own, image_of_caption, right, ranks.t2i),
     ):
-        scores, rows = search(corpus, queries, candidates, similarity, way=way, candidates=candidates)
+        scores, rows = search(corpus, queries, candidates, similarity, direction=direction, candidates=candidates)
         wrong = label[rows] != wanted[:, None]
         unseen = len(corpus) - np.bincount(label)[wanted] - wrong.sum(1)
         margin = _ROUNDING * np.abs(goal)
@@ -155,30 +162,32 @@ def check_against_candidates(
         if outside.any():
             query = int(np.flatnonzero(outside)[0])
             bounds = f"{least[query]} to {most[query]} by {rows.shape[1]} candidates"
-            raise RuntimeError(f"{way} query {query}: rank {exact[query]} by exact count, {bounds}")
+            raise RuntimeError(f"{direction} query {query}: rank {exact[query]} by exact count, {bounds}")
         position, _ = _found_at(scores, rows, wanted, label)
-        recalls[way] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
+        recalls[direction] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
     return recalls
 
 
 def _scores_of_pairs(
-    images: NDArray[np.float32], captions: NDArray[np.float32], owners: NDArray[np.int64], similarity: str
+    images: NDArray[np.float32], captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], similarity: str
 ) -> Scores:
     """The score of each caption (n_captions,) with its image, computed pair by pair."""
     score = similarity_by_name(similarity).score
     scores = torch.empty(len(captions))
     for start in range(0, len(captions), _PAIRS):
-        left = torch.from_numpy(images[owners[start : start + _PAIRS]])
+        left = torch.from_numpy(images[image_of_caption[start : start + _PAIRS]])
         right = torch.from_numpy(np.array(captions[start : start + _PAIRS]))
         for pair, (image, caption) in enumerate(zip(left, right, strict=True), start):
             score(image[None], caption[None], scores[pair, None, None])
     return scores.numpy()
 
 
-def _products_of_pairs(images: NDArray[np.float32], captions: NDArray[np.float32], owners: NDArray[np.int64]) -> Scores:
+def _products_of_pairs(
+    images: NDArray[np.float32], captions: NDArray[np.float32], image_of_caption: NDArray[np.int64]
+) -> Scores:
     """The inner product of each caption (n_captions,) with its image."""
     parts = [slice(start, start + _PAIRS) for start in range(0, len(captions), _PAIRS)]
-    return np.concatenate([np.einsum("nd,nd->n", images[owners[part]], captions[part]) for part in parts])
+    return np.concatenate([np.einsum("nd,nd->n", images[image_of_caption[part]], captions[part]) for part in parts])
 
 
 def _longest(rows: NDArray[np.float32]) -> float:
@@ -186,18 +195,18 @@ def _longest(rows: NDArray[np.float32]) -> float:
     return float(np.sqrt(np.einsum("nd,nd->n", rows, rows).max()))
 
 
-def _best_own(right: Scores, owners: NDArray[np.int64]) -> Scores:
+def _best_own(right: Scores, image_of_caption: NDArray[np.int64]) -> Scores:
     """The highest score of each image, up to the last that has a caption, with a caption of its own; -inf without any."""
-    best = np.full(int(owners.max()) + 1, -np.inf, np.float32)
-    np.maximum.at(best, owners, right)
+    best = np.full(int(image_of_caption.max()) + 1, -np.inf, np.float32)
+    np.maximum.at(best, image_of_caption, right)
     return best
 
 
-def _best_other(captions: NDArray[np.float32], owners: NDArray[np.int64]) -> Scores:
+def _best_other(captions: NDArray[np.float32], image_of_caption: NDArray[np.int64]) -> Scores:
     """The highest score of a caption (n_captions,) with another one of its image; -inf if there is none."""
     best = np.empty(len(captions), np.float32)
-    order = np.argsort(owners, kind="stable")
-    for own in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1):
+    order = np.argsort(image_of_caption, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(image_of_caption[order])) + 1):
         scores = captions[own] @ captions[own].T
         np.fill_diagonal(scores, -np.inf)
         best[own] = scores.max(1)

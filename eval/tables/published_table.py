@@ -59,8 +59,8 @@ class Measured:
         found = self.result["protocols"][self.protocol]
         if self.row.protocol == "1k-single":
             found = found["per_fold"][0]
-        way, _, rest = name.partition("_")
-        value = found[way][rest] if way in _WAYS else found[name]
+        direction, _, rest = name.partition("_")
+        value = found[direction][rest] if direction in _WAYS else found[name]
         return (value["mean"], value["std"]) if isinstance(value, Mapping) else (value, math.nan)
 
 

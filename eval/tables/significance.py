@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split
-from vse.eval.files.results import COMPARISON_VERSION, content_sha256, distinct, noted, read_comparison
-from vse.eval.protocols.evaluate import all_queries, chosen, read_seeds
+from vse.eval.files.results import COMPARISON_VERSION, content_sha256, distinct, file_reference, read_comparison
+from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols
 from vse.eval.ranking.bootstrap import ALPHA, COMPARED, differences
 from vse.eval.ranking.metrics import NAMES
 from vse.eval.tables.summary import as_latex, figure_cell, write_table
@@ -37,7 +37,9 @@ def compare(
     sides = _sides(files)
     runs = [read_seeds(side) for side in sides]
     same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
-    names = [name for name in chosen(sides[0], runs[0], protocol) if name in chosen(sides[1], runs[1], protocol)]
+    names = [
+        name for name in select_protocols(sides[0], runs[0], protocol) if name in select_protocols(sides[1], runs[1], protocol)
+    ]
     first = runs[0][0]
     if out is None:
         models = [side[0].experiment for side in runs]
@@ -162,5 +164,5 @@ def _side(files: Sequence[Path], runs: Sequence[Embeddings], out: Path) -> dict[
     return {
         "experiment": runs[0].experiment,
         "seeds": [run.seed for run in runs],
-        "embeddings": [noted(path, out) for path in files],
+        "embeddings": [file_reference(path, out) for path in files],
     }

@@ -10,21 +10,21 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.files.results import distinct, read_result, without_comparisons
-from vse.eval.ranking.metrics import NAMES, RECALLS, WAYS
+from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
 TABLES = ("summary", "significance")
 _DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
-_WAYS = WAYS | {"phrase": "phrase to region"}  # of which papers have figures
+_WAYS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have figures
 _NO_INTERVAL = (math.nan, math.nan)
 _FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
-_COLUMNS = (*(f"{way}_{name}" for way in ("i2t", "t2i") for name in _FIGURES), "rsum")
+_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _FIGURES), "rsum")
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r and mean r both ways, rsum, each with its 95% interval (``_low``, ``_high``)
+    """A row per result and protocol: R@K, Med r and mean r both directions, rsum, each with its 95% interval (``_low``, ``_high``)
     where the result has one; with several seeds also standard deviations.
 
     A test set of one fold has one row, ``full``, since ``1k`` would repeat it. Of captions that query captions the
@@ -84,9 +84,9 @@ def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]
 
 
 def title_of(figure: str) -> tuple[str, str]:
-    """A figure's column, ``i2t_r1`` say, as a table prints it: the way, and the name."""
-    way, _, name = figure.partition("_")
-    return (_WAYS[way], NAMES.get(name, name)) if way in _WAYS else ("", NAMES.get(figure, figure))
+    """A figure's column, ``i2t_r1`` say, as a table prints it: the direction, and the name."""
+    direction, _, name = figure.partition("_")
+    return (_WAYS[direction], NAMES.get(name, name)) if direction in _WAYS else ("", NAMES.get(figure, figure))
 
 
 def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
@@ -99,9 +99,9 @@ def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: s
 
 def interval_of(found: Mapping[str, Any], name: str) -> tuple[float, float]:
     """The 95% interval of a figure of a protocol, ``i2t_r1`` say; NaN where the result has none."""
-    way, _, rest = name.partition("_")
+    direction, _, rest = name.partition("_")
     intervals = found.get("ci95", {})
-    low, high = intervals[name] if name in intervals else intervals.get(way, {}).get(rest, _NO_INTERVAL)
+    low, high = intervals[name] if name in intervals else intervals.get(direction, {}).get(rest, _NO_INTERVAL)
     return low, high
 
 
@@ -110,8 +110,8 @@ def _row(result: Mapping[str, Any], protocol: str, found: Mapping[str, Any]) -> 
     row |= {"protocol": protocol, "n_images": result["n_images"], "n_captions": result["n_captions"]}
     row["seeds"] = len(result["seeds"])
     figures = dict.fromkeys(_COLUMNS, math.nan)
-    for way in ("i2t", "t2i", "s2s"):
-        figures |= {f"{way}_{name}": figure for name, figure in found.get(way, {}).items()}
+    for direction in ("i2t", "t2i", "s2s"):
+        figures |= {f"{direction}_{name}": figure for name, figure in found.get(direction, {}).items()}
     figures |= {name: found[name] for name in ("rsum",) if name in found}
     for name, figure in figures.items():
         if isinstance(figure, Mapping):

@@ -16,15 +16,16 @@ def slow_order_scores(images: np.ndarray, captions: np.ndarray) -> np.ndarray:
     return scores
 
 
-def slow_ranks(scores: np.ndarray, owners: Sequence[int]) -> tuple[list[int], list[int]]:
+def slow_ranks(scores: np.ndarray, image_of_caption: Sequence[int]) -> tuple[list[int], list[int]]:
     """Ranks by looking at every pair, equal scores against the model."""
     n_images, n_captions = scores.shape
     i2t = []
     for i in range(n_images):
-        best = max(scores[i, c] for c in range(n_captions) if owners[c] == i)
-        i2t.append(sum(1 for c in range(n_captions) if owners[c] != i and scores[i, c] >= best))
+        best = max(scores[i, c] for c in range(n_captions) if image_of_caption[c] == i)
+        i2t.append(sum(1 for c in range(n_captions) if image_of_caption[c] != i and scores[i, c] >= best))
     t2i = [
-        sum(1 for i in range(n_images) if i != owners[c] and scores[i, c] >= scores[owners[c], c]) for c in range(n_captions)
+        sum(1 for i in range(n_images) if i != image_of_caption[c] and scores[i, c] >= scores[image_of_caption[c], c])
+        for c in range(n_captions)
     ]
     return i2t, t2i
 
@@ -41,12 +42,12 @@ def slow_cosines(captions: np.ndarray) -> np.ndarray:
     return scores
 
 
-def slow_sentence_ranks(scores: np.ndarray, owners: Sequence[int]) -> dict[int, int]:
+def slow_sentence_ranks(scores: np.ndarray, image_of_caption: Sequence[int]) -> dict[int, int]:
     """The rank of each caption that is not the only one of its image, equal scores against the model."""
     ranks = {}
-    for q, image in enumerate(owners):
-        right = [scores[q, c] for c, other in enumerate(owners) if other == image and c != q]
-        wrong = [scores[q, c] for c, other in enumerate(owners) if other != image]
+    for q, image in enumerate(image_of_caption):
+        right = [scores[q, c] for c, other in enumerate(image_of_caption) if other == image and c != q]
+        wrong = [scores[q, c] for c, other in enumerate(image_of_caption) if other != image]
         if right:
             ranks[q] = sum(1 for score in wrong if score >= max(right))
     return ranks

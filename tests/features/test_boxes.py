@@ -36,8 +36,8 @@ TINY = BoxesConfig(
 
 def picture(width: int = 60, height: int = 40, seed: int = 0) -> Image.Image:
     """Coarse noise: it has edges and plain areas."""
-    chance = np.random.default_rng(seed)
-    coarse = Image.fromarray(chance.integers(0, 255, (5, 6, 3), dtype=np.uint8))
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 255, (5, 6, 3), dtype=np.uint8))
     return coarse.resize((width, height), Image.Resampling.NEAREST)
 
 

@@ -69,10 +69,10 @@ def slow_random_crops(picture: Image.Image, settings: CnnConfig, image_id: int) 
     side, small = settings.crop, picture.resize((settings.resize, settings.resize), Image.Resampling.BILINEAR)
     views = []
     for seed in np.random.SeedSequence([settings.crop_seed, image_id]).spawn(settings.n_random):
-        chance = np.random.default_rng(seed)
-        top, left = (int(chance.integers(settings.resize - side + 1)) for _ in range(2))
+        rng = np.random.default_rng(seed)
+        top, left = (int(rng.integers(settings.resize - side + 1)) for _ in range(2))
         view = small.crop((left, top, left + side, top + side))
-        views.append(pixels(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chance.random() < 0.5 else view))
+        views.append(pixels(view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else view))
     return views
 
 

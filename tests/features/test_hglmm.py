@@ -27,8 +27,8 @@ from vse.pipeline.feature_config import MixtureKind
 
 def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:
     """Two clouds, one of them with heavy tails."""
-    chance = np.random.default_rng(seed)
-    gauss, laplace = chance.normal(1, 1, (n // 2, dim)), chance.laplace(-1, 2, (n - n // 2, dim))
+    rng = np.random.default_rng(seed)
+    gauss, laplace = rng.normal(1, 1, (n // 2, dim)), rng.laplace(-1, 2, (n - n // 2, dim))
     return torch.from_numpy(np.concatenate([gauss, laplace]))
 
 
@@ -90,8 +90,8 @@ def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
 def test_fisher_vectors_equal_a_loop(sizes: list[int], kind: MixtureKind) -> None:
     table = samples(30, 5)
     mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, kind)
-    chance = random.Random(0)
-    words = [chance.randrange(30) for _ in range(sum(sizes))]
+    rng = random.Random(0)
+    words = [rng.randrange(30) for _ in range(sum(sizes))]
     found = fisher_vectors(table, torch.tensor(words, dtype=torch.int64), torch.tensor(sizes), mixture)
     start = 0
     for size, row in zip(sizes, found, strict=True):

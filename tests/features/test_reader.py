@@ -132,6 +132,6 @@ def test_a_crop_of_each_image_is_drawn_from_a_bank(n_crops: int, memory_gb: floa
         rows = Rows(np.arange(20)[part], bank[part], np.zeros((len(bank[part]), 32), np.uint8))
         write_shard(shard_path(out, index, 3), Identity("demo", "b", "image", {}), rows)
     reader = FeatureReader(open_cache(merge_shards(out, 3, tmp_path / "dataset.json", np.arange(20))), memory_gb)
-    chance = np.random.default_rng(0)
-    positions, chosen = chance.integers(20, size=30), chance.integers(n_crops, size=30)
+    rng = np.random.default_rng(0)
+    positions, chosen = rng.integers(20, size=30), rng.integers(n_crops, size=30)
     np.testing.assert_array_equal(reader.crops(positions, chosen), bank[positions, chosen])

@@ -33,10 +33,10 @@ def extractor() -> RegionsExtractor:
 
 def photographs(n: int = 3) -> list[Image.Image]:
     """Noise of several sizes, coarse enough that boxes differ."""
-    chance = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     sizes = [(90, 60), (50, 80), (64, 64)]
     return [
-        Image.fromarray(chance.integers(0, 255, (6, 8, 3), dtype=np.uint8)).resize(sizes[k % 3], Image.Resampling.BICUBIC)
+        Image.fromarray(rng.integers(0, 255, (6, 8, 3), dtype=np.uint8)).resize(sizes[k % 3], Image.Resampling.BICUBIC)
         for k in range(n)
     ]
 

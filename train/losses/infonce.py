@@ -12,7 +12,7 @@ from vse.pipeline.config import LossConfig
 def infonce(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
     """Cross entropy of the right caption among the batch's captions and of the right image among its images, summed.
 
-    Scores are divided by the temperature first (van den Oord et al., 2018; both ways as in Radford et al., 2021). The
+    Scores are divided by the temperature first (van den Oord et al., 2018; both directions as in Radford et al., 2021). The
     margin is not used.
     """
     pairs = torch.eye(len(scores), dtype=torch.bool, device=scores.device)

@@ -33,7 +33,7 @@ class Cost(NamedTuple):
     """The loss of a batch, what it would be if all embeddings were alike, and the scores (n, n) that were compared, if any."""
 
     loss: Float[Tensor, ""]
-    if_alike: Float[Tensor, ""]
+    collapsed_loss: Float[Tensor, ""]
     scores: Float[Tensor, "n n"] | None = None
     negatives: Bool[Tensor, "n n"] | None = None
 

@@ -36,7 +36,7 @@ class Interruption:
                 signal.signal(number, handler)
 
     @contextmanager
-    def obeyed(self) -> Iterator[None]:
+    def interruptible(self) -> Iterator[None]:
         """In this block a signal raises :class:`StopNow` at once."""
         self._at_once = True
         try:

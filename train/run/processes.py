@@ -72,7 +72,7 @@ class Processes:
         distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return bool(found.item())
 
-    def told(self, number: int) -> int:
+    def broadcast(self, number: int) -> int:
         """What the first process says; the others wait for it."""
         if self.size == 1:
             return number

@@ -24,7 +24,7 @@ from vse.train.data.samplers import batches_of_epoch
 from vse.train.losses.objective import Batch, Objective
 from vse.train.models.build import TwoBranchModel
 from vse.train.run.processes import Processes
-from vse.train.solvers.base import Fitting, Progress
+from vse.train.solvers.base import Progress, Solver
 from vse.train.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
 
 
-class Trainer(Fitting):
+class Trainer(Solver):
     """Training by gradients, with Adam.
 
     Parameters
@@ -106,7 +106,7 @@ class Trainer(Fitting):
         if self.processes.first:
             with self.stoppable(save):
                 row |= self.validate()
-        collapsed = self.processes.told(int(self.processes.first and self._is_collapsed(row, alike)))
+        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, alike)))
         if collapsed:
             self._tell_of_collapse(progress.epoch + 1, loss)
         row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
@@ -174,7 +174,7 @@ class Trainer(Fitting):
         if self.listing and cost.scores is not None and cost.negatives is not None:
             margin = self.experiment.loss.margin
             self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.scores, cost.negatives, margin)
-        return cost.loss.detach().double(), cost.if_alike.double()
+        return cost.loss.detach().double(), cost.collapsed_loss.double()
 
     def _seed(self, use: int) -> int:
         """A seed of this step, another one for each use."""

@@ -1,4 +1,4 @@
-"""What every way of finding a model's weights has in common: progress in epochs, validation, and a state to resume from."""
+"""What all solvers share: progress in epochs, validation, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Progress:
         return self.epoch >= epochs or stale
 
 
-class Fitting(ABC):
+class Solver(ABC):
     """One run, epoch by epoch. The first of several ``processes`` validates and writes.
 
     Parameters
@@ -96,18 +96,18 @@ class Fitting(ABC):
     def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
         """In this block a signal ends the run at once: what was done in it will be done again."""
         try:
-            with self.interruption.obeyed():
+            with self.interruption.interruptible():
                 yield
         except StopNow:
             save()
             raise self.interrupted() from None
 
     def validate(self) -> dict[str, float]:
-        """Recalls on the whole validation split, both ways, and their sum."""
+        """Recalls on the whole validation split, both directions, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
-        owners = torch.from_numpy(self.val.pairs.image_of)
-        found = metrics(ranks(self.model, images, captions, owners, self.experiment.train.precision))
-        recalls = {f"{way}_r{k}": found[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS}
+        image_of_caption = torch.from_numpy(self.val.pairs.image_of)
+        found = metrics(ranks(self.model, images, captions, image_of_caption, self.experiment.train.precision))
+        recalls = {f"{direction}_r{k}": found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
         return {**recalls, "rsum": found["rsum"]}
 
     def interrupted(self) -> Interrupted:

@@ -20,7 +20,7 @@ from vse.train.data.pairs import Split
 from vse.train.models.build import TwoBranchModel
 from vse.train.models.encoders import Branch
 from vse.train.run.processes import Processes
-from vse.train.solvers.base import Fitting, Progress
+from vse.train.solvers.base import Progress, Solver
 
 _BLOCK = 1024  # images
 _SMALLEST = 1e-6  # correlation of a direction that is kept
@@ -48,11 +48,11 @@ def covariances(
     """
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
-    for images, captions, owners in blocks:
+    for images, captions, image_of_caption in blocks:
         if shift_x is None or shift_y is None:
             shift_x, shift_y = images.mean(0), captions.mean(0)
         x, y = images - shift_x, captions - shift_y
-        owner = torch.from_numpy(owners)
+        owner = torch.from_numpy(image_of_caption)
         counts = torch.bincount(owner, minlength=len(x)).float()
         y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, owner, y)
         shapes = (x.shape[1],), (y.shape[1],), (x.shape[1],) * 2, (y.shape[1],) * 2, (x.shape[1], y.shape[1])
@@ -107,7 +107,7 @@ def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
     return factor
 
 
-class Cca(Fitting):
+class Cca(Solver):
     """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
 
     The projections are the weights of two linear branches, each direction scaled by a power of its correlation (Gong et al.,

@@ -53,10 +53,10 @@ def ranks(
     model: TwoBranchModel,
     images: Float[Tensor, "n_images dim"],
     captions: Float[Tensor, "n_captions dim"],
-    owners: Int[Tensor, " n_captions"],
+    image_of_caption: Int[Tensor, " n_captions"],
     precision: str = "fp32",
 ) -> Ranks:
     """Exact ranks of embeddings as the model compares them; ``precision`` is that of a network that scores every pair."""
     if model.pairwise:
-        return ranks_from_scores(score_matrix(model, images, captions, precision), owners)
-    return ranks_from_embeddings(images, captions, owners, model.config.ranked_by)
+        return ranks_from_scores(score_matrix(model, images, captions, precision), image_of_caption)
+    return ranks_from_embeddings(images, captions, image_of_caption, model.config.ranked_by)

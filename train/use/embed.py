@@ -12,7 +12,7 @@ import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn import recreate
+from vse.features.cnn import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.pipeline.config import ExperimentConfig
@@ -73,7 +73,7 @@ def load_run(
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
-        extractor = recreate(cache, device=str(where), trained=True)
+        extractor = rebuild_extractor(cache, device=str(where), trained=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = pictures(extractor, dataset, pairs.images, experiment.images)
     else:

@@ -19,7 +19,7 @@ from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly,
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
-from vse.features.cnn import CnnExtractor, recreate
+from vse.features.cnn import CnnExtractor, rebuild_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.image_files import decode
@@ -142,8 +142,10 @@ def _nearest(
         built = _index(index, searched, similarity, asked.shape[1], index_type).index
         set_parameters(built, index_parameters)
         entries = StoredRows(built)
-    way = "i2t" if by_picture else "t2i"
-    scores, rows = (values[0] for values in search(entries, asked, k, similarity, way=way, candidates=candidates, index=built))
+    direction = "i2t" if by_picture else "t2i"
+    scores, rows = (
+        values[0] for values in search(entries, asked, k, similarity, direction=direction, candidates=candidates, index=built)
+    )
     there = rows >= 0
     if not there.all():
         log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
@@ -246,7 +248,7 @@ def _of_text(found: TrainedRun, text: str) -> Tensor:
 def _of_picture(found: TrainedRun, file: Path, weights_dir: Path | None) -> Tensor:
     model = found.model
     picture = decode(file)
-    extractor: CnnExtractor = recreate(found.cache, weights_dir, str(found.device), trained=model.cnn is not None)
+    extractor: CnnExtractor = rebuild_extractor(found.cache, weights_dir, str(found.device), trained=model.cnn is not None)
     crops = extractor.prepare(picture, 0)[None]
     if model.cnn is None:
         vectors = extractor.features(crops)

@@ -32,7 +32,7 @@ def replaced(name: str, value: Any) -> Callable[[h5py.File], None]:
     return spoil
 
 
-def noted(name: str, value: Any) -> Callable[[h5py.File], None]:
+def file_reference(name: str, value: Any) -> Callable[[h5py.File], None]:
     return lambda file: file.attrs.__setitem__(name, value)
 
 
@@ -51,12 +51,12 @@ SPOILT = {
     "complex images": (replaced("images", np.ones((12, 4), complex)), "images holds no numbers"),
     "compound images": (replaced("images", np.zeros((12, 4), [("a", "f4")])), "images holds no numbers"),
     "no images at all": (replaced("images", h5py.Empty("f4")), "images holds no numbers"),
-    "a seed that is text": (noted("seed", "first"), "the attribute seed is 'first', not a whole number"),
-    "half a seed": (noted("seed", 1.5), "the attribute seed is 1.5, not a whole number"),
-    "many seeds": (noted("seed", [0, 1]), "the attribute seed is array([0, 1]), not a whole number"),
-    "a data set that is a number": (noted("dataset", 3), "the attribute dataset is 3, not a text"),
-    "many similarities": (noted("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
-    "text that is not UTF-8": (noted("split", np.bytes_(b"\xff\xfe")), "the attribute split is"),
+    "a seed that is text": (file_reference("seed", "first"), "the attribute seed is 'first', not a whole number"),
+    "half a seed": (file_reference("seed", 1.5), "the attribute seed is 1.5, not a whole number"),
+    "many seeds": (file_reference("seed", [0, 1]), "the attribute seed is array([0, 1]), not a whole number"),
+    "a data set that is a number": (file_reference("dataset", 3), "the attribute dataset is 3, not a text"),
+    "many similarities": (file_reference("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
+    "text that is not UTF-8": (file_reference("split", np.bytes_(b"\xff\xfe")), "the attribute split is"),
 }
 
 
@@ -146,7 +146,7 @@ def test_too_few_samples_for_an_interval_are_refused(file: Path, tmp_path: Path,
 FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no data set": lambda content: content.pop("dataset"),
     "a protocol of nothing": lambda content: content["protocols"].__setitem__("full", None),
-    "a way that is a list": lambda content: content["protocols"]["full"].__setitem__("i2t", [1]),
+    "a direction that is a list": lambda content: content["protocols"]["full"].__setitem__("i2t", [1]),
     "an interval with one end": lambda content: content["protocols"]["full"]["ci95"].__setitem__("rsum", [1]),
     "an interval upside down": lambda content: content["protocols"]["full"]["ci95"].__setitem__("rsum", [2, 1]),
     "a mean alone": lambda content: content["protocols"]["full"].__setitem__("rsum", {"mean": 1}),

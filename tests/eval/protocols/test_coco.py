@@ -81,10 +81,10 @@ def theirs() -> dict[str, dict[str, float]]:
 def test_recalls_equal_the_packages(protocol: str) -> None:
     name = {"full": "coco_5k", "1k": "coco_1k", "cxc": "cxc"}[protocol]
     folds = [fold_metrics(fold) for fold in queries_of(coco(), protocol)]
-    for way in ("i2t", "t2i"):
+    for direction in ("i2t", "t2i"):
         for k in (1, 5, 10):
-            ours = np.mean([fold[way][f"r{k}"] for fold in folds])
-            assert ours == pytest.approx(100 * theirs()[f"{name}_r{k}"][way]), (way, k)
+            ours = np.mean([fold[direction][f"r{k}"] for fold in folds])
+            assert ours == pytest.approx(100 * theirs()[f"{name}_r{k}"][direction]), (direction, k)
             assert 5 < ours < 100
 
 
@@ -92,10 +92,10 @@ def test_recalls_equal_the_packages(protocol: str) -> None:
 def test_precisions_equal_the_packages() -> None:
     (fold,) = queries_of(coco(), "eccv")
     ours = fold_metrics(fold)
-    for way in ("i2t", "t2i"):
+    for direction in ("i2t", "t2i"):
         for name in ("map_at_r", "rprecision", "r1"):
-            assert ours[way][name] == pytest.approx(100 * theirs()[f"eccv_{name}"][way]), (way, name)
-    assert {way: len(queries.images) for way, queries in fold.items()} == {"i2t": 1261, "t2i": 1332}
+            assert ours[direction][name] == pytest.approx(100 * theirs()[f"eccv_{name}"][direction]), (direction, name)
+    assert {direction: len(queries.images) for direction, queries in fold.items()} == {"i2t": 1261, "t2i": 1332}
 
 
 @pytest.mark.slow

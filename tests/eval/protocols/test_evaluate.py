@@ -62,11 +62,11 @@ def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
     """Full sorting of every query over some consecutive images, as the published evaluators do (no ties here)."""
     assert run.images is not None
     assert run.captions is not None
-    owners = run.owners()
-    captions = [c for c in range(len(owners)) if owners[c] in images]
+    image_of_caption = run.image_of_caption()
+    captions = [c for c in range(len(image_of_caption)) if image_of_caption[c] in images]
     left, right = run.images[images.start : images.stop], run.captions[captions]
     scores = left @ right.T if run.similarity == "cosine" else slow_order_scores(left, right)
-    own = owners[captions] - images.start
+    own = image_of_caption[captions] - images.start
     i2t = [min(np.flatnonzero(own[np.argsort(-scores[i])] == i)) for i in range(len(images))]
     t2i = [int(np.flatnonzero(np.argsort(-scores[:, c]) == own[c])[0]) for c in range(len(captions))]
     return metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
@@ -80,8 +80,8 @@ def test_the_full_split_equals_a_sorting_of_every_query(make: Callable[..., Embe
     assert set(found["protocols"]) == {"full"}
     slow = slow_metrics(run, range(30))
     assert found["protocols"]["full"]["rsum"] == pytest.approx(slow["rsum"])
-    for way in ("i2t", "t2i"):
-        assert found["protocols"]["full"][way] == pytest.approx(slow[way])
+    for direction in ("i2t", "t2i"):
+        assert found["protocols"]["full"][direction] == pytest.approx(slow[direction])
 
 
 def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
     folds = [slow_metrics(run, range(0, 1000)), slow_metrics(run, range(1000, 2000))]
     assert found["folds"] == 2
     for fold, slow in zip(found["per_fold"], folds, strict=True):
-        for way in ("i2t", "t2i"):
-            assert fold[way] == pytest.approx(slow[way])
+        for direction in ("i2t", "t2i"):
+            assert fold[direction] == pytest.approx(slow[direction])
     assert found["rsum"] == pytest.approx(np.mean([slow["rsum"] for slow in folds]))
     assert found["i2t"]["medr"] == pytest.approx(np.mean([slow["i2t"]["medr"] for slow in folds]))
 
@@ -151,7 +151,7 @@ def test_where_there_are_scores_they_compare_images_and_captions(beside: str, tm
 
 def slow_sentence(run: Embeddings) -> dict[str, Any]:
     assert run.captions is not None
-    ranks = slow_sentence_ranks(slow_cosines(run.captions), run.owners().tolist())
+    ranks = slow_sentence_ranks(slow_cosines(run.captions), run.image_of_caption().tolist())
     return direction_metrics(np.asarray(list(ranks.values())))
 
 
@@ -244,37 +244,39 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
     assert run.images is not None
     assert run.captions is not None
     exact = evaluated(tmp_path, run)["protocols"]["full"]
-    owners = run.owners()
-    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, owners)))
-    found = check_against_search(run.images, run.captions, owners, ranks, RECALLS)
-    for way in ("i2t", "t2i"):
-        assert found[way] == pytest.approx({f"r{k}": exact[way][f"r{k}"] for k in RECALLS})
+    image_of_caption = run.image_of_caption()
+    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, image_of_caption)))
+    found = check_against_search(run.images, run.captions, image_of_caption, ranks, RECALLS)
+    for direction in ("i2t", "t2i"):
+        assert found[direction] == pytest.approx({f"r{k}": exact[direction][f"r{k}"] for k in RECALLS})
     wrong = Ranks(np.zeros(30, np.int64), np.zeros(150, np.int64))
     with pytest.raises(RuntimeError, match="query"):
-        check_against_search(run.images, run.captions, owners, wrong, RECALLS)
+        check_against_search(run.images, run.captions, image_of_caption, wrong, RECALLS)
 
 
-@pytest.mark.parametrize("way", ["i2t", "t2i"])
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @pytest.mark.parametrize("k", RECALLS)
 @pytest.mark.parametrize("step", [-1, 1])
-def test_a_rank_that_is_off_by_one_at_k_is_noticed(way: str, k: int, step: int) -> None:
+def test_a_rank_that_is_off_by_one_at_k_is_noticed(direction: str, k: int, step: int) -> None:
     run = made(n_images=300, noise=4)
     assert run.images is not None
     assert run.captions is not None
-    owners = run.owners()
-    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, owners)))
+    image_of_caption = run.image_of_caption()
+    ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, image_of_caption)))
     off = {"i2t": ranks.i2t.copy(), "t2i": ranks.t2i.copy()}
-    (queries,) = np.nonzero(off[way] == (k - 1 if step > 0 else k))
+    (queries,) = np.nonzero(off[direction] == (k - 1 if step > 0 else k))
     assert len(queries)
-    off[way][queries[0]] += step
-    with pytest.raises(RuntimeError, match=f"{way} query {queries[0]}"):
-        check_against_search(run.images, run.captions, owners, Ranks(**off), RECALLS)
+    off[direction][queries[0]] += step
+    with pytest.raises(RuntimeError, match=f"{direction} query {queries[0]}"):
+        check_against_search(run.images, run.captions, image_of_caption, Ranks(**off), RECALLS)
 
 
 def test_order_ranks_are_compared_with_candidates(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     exact = evaluated(tmp_path, made_order(noise=0.5))["protocols"]["full"]
-    i2t, t2i = (f"{way} {exact[way]['r1']:.1f}, exact {exact[way]['r1']:.1f}" for way in ("i2t", "t2i"))
+    i2t, t2i = (
+        f"{direction} {exact[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
+    )
     assert f"re-ranked, do not contradict the exact ranks (R@1 {i2t}, {t2i})" in caplog.text
 
 
@@ -403,13 +405,13 @@ def test_an_index_that_looks_everywhere_finds_what_the_exact_search_finds(
         eval_main([str(file), "--index", "IVF4,Flat", "--index-parameters", "nprobe=4", "--out", str(out)])
     assert stop.value.code == 0
     result = json.loads(out.read_text())
-    for way in ("i2t", "t2i"):
+    for direction in ("i2t", "t2i"):
         if make is made:
-            assert result["index"][way]["recall_at_10"] == 100
+            assert result["index"][direction]["recall_at_10"] == 100
             for name in ("r1", "r5", "r10"):
-                assert result["index"][way][name] == pytest.approx(result["protocols"]["full"][way][name])
+                assert result["index"][direction][name] == pytest.approx(result["protocols"]["full"][direction][name])
         else:  # order scores are of candidates only
-            assert 20 < result["index"][way]["recall_at_10"] <= 100
+            assert 20 < result["index"][direction]["recall_at_10"] <= 100
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("index IVF4,Flat nprobe=4: i2t R@1/5/10 ")
     assert line.endswith("; 200 candidates re-ranked by exact scores") == (make is made_order)

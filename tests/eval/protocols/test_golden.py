@@ -122,9 +122,9 @@ def test_an_image_without_a_caption_is_one_more_wrong_answer(tmp_path: Path) -> 
 
 def test_an_interval_holds_its_figure_and_nothing_is_drawn_but_whole_images(tmp_path: Path) -> None:
     full = figures(tmp_path, golden())["protocols"]["full"]
-    for way in ("i2t", "t2i"):
-        for name, (low, high) in full["ci95"][way].items():
-            assert low <= full[way][name] <= high
+    for direction in ("i2t", "t2i"):
+        for name, (low, high) in full["ci95"][direction].items():
+            assert low <= full[direction][name] <= high
     # t2i R@1 of A alone is 0; no sample is below the worst image, or above the best.
     low, high = full["ci95"]["t2i"]["r1"]
     assert low == 0

@@ -16,21 +16,21 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
     """Ranks drawn at random; image k has 1, 2 or 3 captions."""
     rng = np.random.default_rng(seed)
     images = first + np.arange(n_images)
-    owners = first + np.repeat(np.arange(n_images), 1 + np.arange(n_images) % 3)
+    image_of_caption = first + np.repeat(np.arange(n_images), 1 + np.arange(n_images) % 3)
     return {
         "i2t": Queries.ranked(rng.integers(0, highest, n_images), images),
-        "t2i": Queries.ranked(rng.integers(0, highest, len(owners)), owners),
+        "t2i": Queries.ranked(rng.integers(0, highest, len(image_of_caption)), image_of_caption),
     }
 
 
 def slow_resampled(fold: Fold, drawn: list[int]) -> dict[str, Any]:
     """The figures of the queries of the drawn images, each written out as often as its image was drawn."""
     found: dict[str, Any] = {}
-    for way, queries in fold.items():
+    for direction, queries in fold.items():
         assert queries.ranks is not None
         ranks = [rank for image in drawn for rank, own in zip(queries.ranks, queries.images, strict=True) if own == image]
-        found[way] = direction_metrics(np.array(ranks))
-    found["rsum"] = sum(found[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS)
+        found[direction] = direction_metrics(np.array(ranks))
+    found["rsum"] = sum(found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS)
     return {**found, "mean_recall": found["rsum"] / 6}
 
 
@@ -43,9 +43,9 @@ def test_a_sample_is_what_its_images_written_out_give(n_images: int, seed: int, 
     slow = slow_resampled(fold, drawn)
     assert found["rsum"] == pytest.approx([slow["rsum"]])
     assert found["mean_recall"] == pytest.approx([slow["mean_recall"]])
-    for way in ("i2t", "t2i"):
-        assert {name: values.tolist() for name, values in found[way].items()} == {
-            name: pytest.approx([value]) for name, value in slow[way].items()
+    for direction in ("i2t", "t2i"):
+        assert {name: values.tolist() for name, values in found[direction].items()} == {
+            name: pytest.approx([value]) for name, value in slow[direction].items()
         }
 
 
@@ -62,9 +62,9 @@ def test_an_interval_is_the_percentiles_of_all_possible_samples() -> None:
     fold = made_fold(3, 3, highest=12)
     every = [slow_resampled(fold, list(drawn)) for drawn in product(range(3), repeat=3)]
     found = intervals([[fold]], samples=20_000)
-    for way, name in (("i2t", "r5"), ("t2i", "r10"), ("t2i", "medr")):
-        values = np.sort([one[way][name] for one in every])
-        low, high = found[way][name]
+    for direction, name in (("i2t", "r5"), ("t2i", "r10"), ("t2i", "medr")):
+        values = np.sort([one[direction][name] for one in every])
+        low, high = found[direction][name]
         # 2.5% of 27 lies within the first value, and 97.5% within the last.
         assert values[0] <= low <= values[1]
         assert values[-2] <= high <= values[-1]
@@ -110,7 +110,7 @@ def test_samples_depend_on_the_seed_alone() -> None:
 
 def test_images_without_queries_are_not_drawn() -> None:
     fold = made_fold(20, 0)
-    far = {way: Queries.ranked(q.ranks, q.images * 1000) for way, q in fold.items() if q.ranks is not None}
+    far = {direction: Queries.ranked(q.ranks, q.images * 1000) for direction, q in fold.items() if q.ranks is not None}
     assert intervals([[far]]) == intervals([[fold]])
 
 
@@ -122,19 +122,19 @@ def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str
         sides = []
         for flipped in (swap, [not s for s in swap]):
             side = {}
-            for way in first:
-                a, b = first[way], second[way]
+            for direction in first:
+                a, b = first[direction], second[direction]
                 assert a.ranks is not None
                 assert b.ranks is not None
                 taken = [b.ranks[k] if flipped[image] else a.ranks[k] for k, image in enumerate(a.images)]
-                side[way] = direction_metrics(np.array(taken))
+                side[direction] = direction_metrics(np.array(taken))
             sides.append(side)
         swaps.append(sides)
-    for way in first:
+    for direction in first:
         for name in ("r1", "r5", "r10", "medr", "meanr"):
-            observed = swaps[0][0][way][name] - swaps[0][1][way][name]
-            as_large = [abs(x[way][name] - y[way][name]) >= abs(observed) - 1e-9 for x, y in swaps]
-            found[way, name] = observed, float(np.mean(as_large))
+            observed = swaps[0][0][direction][name] - swaps[0][1][direction][name]
+            as_large = [abs(x[direction][name] - y[direction][name]) >= abs(observed) - 1e-9 for x, y in swaps]
+            found[direction, name] = observed, float(np.mean(as_large))
     return found
 
 
@@ -142,12 +142,12 @@ def slow_differences(first: Fold, second: Fold, n_images: int) -> dict[tuple[str
 def test_p_is_the_share_of_swaps_that_make_as_large_a_difference(seed: int) -> None:
     first, second = made_fold(8, seed, highest=8), made_fold(8, seed + 100)
     found = differences([[first]], [[second]], samples=4000)
-    for (way, name), (difference, p) in slow_differences(first, second, 8).items():
-        leaf = found[way][name]
+    for (direction, name), (difference, p) in slow_differences(first, second, 8).items():
+        leaf = found[direction][name]
         assert leaf["difference"] == pytest.approx(difference)
         assert leaf["p"] == pytest.approx(p, abs=0.035)  # 4 deviations of 4,000 tosses
-        assert leaf["a"] == pytest.approx(fold_metrics(first)[way][name])
-        assert leaf["b"] == pytest.approx(fold_metrics(second)[way][name])
+        assert leaf["a"] == pytest.approx(fold_metrics(first)[direction][name])
+        assert leaf["b"] == pytest.approx(fold_metrics(second)[direction][name])
 
 
 def test_a_model_does_not_differ_from_itself() -> None:

@@ -13,19 +13,19 @@ from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError
 
 
-def check(scores: np.ndarray, owners: list[int]) -> None:
-    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(owners))
-    assert (found.i2t.tolist(), found.t2i.tolist()) == slow_ranks(scores, owners)
+def check(scores: np.ndarray, image_of_caption: list[int]) -> None:
+    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(image_of_caption))
+    assert (found.i2t.tolist(), found.t2i.tolist()) == slow_ranks(scores, image_of_caption)
 
 
 def test_three_images_with_one_three_and_seven_captions_by_hand() -> None:
-    owners = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    image_of_caption = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
     scores = np.zeros((3, 11), np.float32)
     scores[0, [0, 4]] = 1.0, 1.0  # a wrong caption ties with the right one
     scores[1, 2] = 0.5
     scores[2, 10] = 0.2
     scores[1, 10] = 0.3
-    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(owners))
+    found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(image_of_caption))
     assert found.i2t.tolist() == [1, 0, 0]
     assert found.t2i.tolist() == [0, 2, 0, 2, 2, 2, 2, 2, 2, 2, 1]
 
@@ -43,9 +43,9 @@ def test_captions_may_stand_in_any_order() -> None:
 def test_ranks_equal_the_slow_count_with_ties_and_any_number_of_captions(data: st.DataObject) -> None:
     n_images = data.draw(st.integers(1, 6))
     extra = data.draw(st.lists(st.integers(0, n_images - 1), max_size=8))
-    owners = data.draw(st.permutations([*range(n_images), *extra]))
-    values = hnp.arrays(np.float32, (n_images, len(owners)), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0]))
-    check(data.draw(values), owners)
+    image_of_caption = data.draw(st.permutations([*range(n_images), *extra]))
+    values = hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=st.sampled_from([-1.0, 0.0, 0.5, 1.0]))
+    check(data.draw(values), image_of_caption)
 
 
 SLOW = {"cosine": lambda images, captions: images @ captions.T, "order": slow_order_scores}
@@ -56,13 +56,13 @@ def listed(ranks: Ranks) -> tuple[list[int], list[int]]:
 
 
 def whole_numbers(n_images: int, n_captions: int, dim: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Embeddings whose scores have no rounding but many ties, and owners in any order."""
+    """Embeddings whose scores have no rounding but many ties, and image_of_caption in any order."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randint(-3, 4, (n_images, dim), generator=generator).float()
     captions = torch.randint(-3, 4, (n_captions, dim), generator=generator).float()
-    owners = torch.randint(0, n_images, (n_captions,), generator=generator)
-    owners[:n_images] = torch.arange(n_images)
-    return images, captions, owners[torch.randperm(n_captions, generator=generator)]
+    image_of_caption = torch.randint(0, n_images, (n_captions,), generator=generator)
+    image_of_caption[:n_images] = torch.arange(n_images)
+    return images, captions, image_of_caption[torch.randperm(n_captions, generator=generator)]
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
@@ -72,46 +72,48 @@ def test_embeddings_rank_like_their_score_matrix(similarity: str, data: st.DataO
     small = st.sampled_from([-2.0, -1.0, 0.0, 1.0, 2.0])
     images = data.draw(hnp.arrays(np.float32, (n_images, 3), elements=small))
     captions = data.draw(hnp.arrays(np.float32, (n_images * n_each, 3), elements=small))
-    owners = [k // n_each for k in range(n_images * n_each)]
-    found = ranks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), torch.tensor(owners), similarity)
-    assert listed(found) == slow_ranks(SLOW[similarity](images, captions), owners)
+    image_of_caption = [k // n_each for k in range(n_images * n_each)]
+    found = ranks_from_embeddings(
+        torch.from_numpy(images), torch.from_numpy(captions), torch.tensor(image_of_caption), similarity
+    )
+    assert listed(found) == slow_ranks(SLOW[similarity](images, captions), image_of_caption)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_ranks_of_more_images_and_captions_than_a_tile_holds(similarity: str) -> None:
-    images, captions, owners = whole_numbers(70, 200)
-    found = ranks_from_embeddings(images, captions, owners, similarity)
-    assert listed(found) == slow_ranks(SLOW[similarity](images.numpy(), captions.numpy()), owners.tolist())
+    images, captions, image_of_caption = whole_numbers(70, 200)
+    found = ranks_from_embeddings(images, captions, image_of_caption, similarity)
+    assert listed(found) == slow_ranks(SLOW[similarity](images.numpy(), captions.numpy()), image_of_caption.tolist())
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @given(tile_images=st.integers(1, 12), tile_captions=st.integers(1, 30))
 def test_the_size_of_a_tile_does_not_matter(similarity: str, tile_images: int, tile_captions: int) -> None:
-    images, captions, owners = whole_numbers(10, 25)
+    images, captions, image_of_caption = whole_numbers(10, 25)
     tile = SIMILARITIES[similarity]._replace(tile_images=tile_images, tile_captions=tile_captions)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIMILARITIES, similarity, tile)
-        found = ranks_from_embeddings(images, captions, owners, similarity)
-    assert listed(found) == listed(ranks_from_embeddings(images, captions, owners, similarity))
+        found = ranks_from_embeddings(images, captions, image_of_caption, similarity)
+    assert listed(found) == listed(ranks_from_embeddings(images, captions, image_of_caption, similarity))
 
 
 @given(st.integers(0, 1000))
 def test_a_monotone_form_of_order_ranks_the_same(seed: int) -> None:
     rng = np.random.default_rng(seed)
     images, captions = rng.integers(0, 5, (6, 4)).astype(np.float32), rng.integers(0, 5, (18, 4)).astype(np.float32)
-    owners = torch.arange(18) // 3
+    image_of_caption = torch.arange(18) // 3
     norms = torch.from_numpy(-np.sqrt(-slow_order_scores(images, captions)))
-    found = ranks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), owners, "order")
-    assert listed(found) == listed(ranks_from_scores(norms, owners))
+    found = ranks_from_embeddings(torch.from_numpy(images), torch.from_numpy(captions), image_of_caption, "order")
+    assert listed(found) == listed(ranks_from_scores(norms, image_of_caption))
 
 
 def test_order_and_cosine_disagree_about_length() -> None:
     images = torch.tensor([[1.0, 1.0], [9.0, 0.0]])
     captions = torch.tensor([[1.0, 1.0], [2.0, 0.0]])
-    owners = torch.tensor([0, 1])
+    image_of_caption = torch.tensor([0, 1])
     # The long second image has the larger inner product with both captions, but does not reach the first one's height.
-    assert listed(ranks_from_embeddings(images, captions, owners, "cosine")) == ([1, 0], [1, 0])
-    assert listed(ranks_from_embeddings(images, captions, owners, "order")) == ([0, 0], [0, 0])
+    assert listed(ranks_from_embeddings(images, captions, image_of_caption, "cosine")) == ([1, 0], [1, 0])
+    assert listed(ranks_from_embeddings(images, captions, image_of_caption, "order")) == ([0, 0], [0, 0])
 
 
 def test_under_order_the_caption_is_the_general_one() -> None:
@@ -128,8 +130,8 @@ def test_under_order_the_caption_is_the_general_one() -> None:
 def test_a_collapsed_model_gets_no_credit(similarity: str, n_images: int) -> None:
     generator = torch.Generator().manual_seed(0)
     image, caption = torch.nn.functional.normalize(torch.rand(2, 1, 64, generator=generator), dim=2)
-    owners = torch.arange(n_images).repeat_interleave(5)
-    found = ranks_from_embeddings(image.repeat(n_images, 1), caption.repeat(5 * n_images, 1), owners, similarity)
+    image_of_caption = torch.arange(n_images).repeat_interleave(5)
+    found = ranks_from_embeddings(image.repeat(n_images, 1), caption.repeat(5 * n_images, 1), image_of_caption, similarity)
     assert set(found.i2t.tolist()) == {5 * n_images - 5}
     assert set(found.t2i.tolist()) == {n_images - 1}
 
@@ -153,25 +155,25 @@ def test_an_image_without_a_caption_is_found_but_does_not_ask() -> None:
 
 
 def test_what_cannot_be_ranked_is_named() -> None:
-    owners = torch.tensor([0, 1])
+    image_of_caption = torch.tensor([0, 1])
     with pytest.raises(UserError, match="image row 1 are not finite"):
-        ranks_from_scores(torch.tensor([[0.0, 1.0], [float("nan"), 1.0]]), owners)
+        ranks_from_scores(torch.tensor([[0.0, 1.0], [float("nan"), 1.0]]), image_of_caption)
     with pytest.raises(UserError, match="image row 1, but there are 1 images"):
-        ranks_from_scores(torch.zeros(1, 2), owners)
+        ranks_from_scores(torch.zeros(1, 2), image_of_caption)
     with pytest.raises(UserError, match="images have 3 dimensions, captions 4"):
-        ranks_from_embeddings(torch.zeros(2, 3), torch.zeros(2, 4), owners)
+        ranks_from_embeddings(torch.zeros(2, 3), torch.zeros(2, 4), image_of_caption)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 def test_embeddings_that_are_not_finite_are_named(similarity: str, bad: float) -> None:
-    owners = torch.arange(70)
+    image_of_caption = torch.arange(70)
     spoiled = torch.zeros(70, 3)
     spoiled[66, 1] = bad
     with pytest.raises(UserError, match="images row 66 is not finite"):
-        ranks_from_embeddings(spoiled, torch.zeros(70, 3), owners, similarity)
+        ranks_from_embeddings(spoiled, torch.zeros(70, 3), image_of_caption, similarity)
     with pytest.raises(UserError, match="captions row 66 is not finite"):
-        ranks_from_embeddings(torch.zeros(70, 3), spoiled, owners, similarity)
+        ranks_from_embeddings(torch.zeros(70, 3), spoiled, image_of_caption, similarity)
 
 
 @pytest.mark.parametrize("similarity", SIMILARITIES)

@@ -17,8 +17,8 @@ from vse.eval.search.top_k import check_sentences_against_search
 from vse.pipeline.errors import UserError
 
 
-def ranked(captions: np.ndarray, owners: np.ndarray | list[int]) -> SentenceRanks:
-    return sentence_ranks(torch.from_numpy(captions), torch.as_tensor(owners))
+def ranked(captions: np.ndarray, image_of_caption: np.ndarray | list[int]) -> SentenceRanks:
+    return sentence_ranks(torch.from_numpy(captions), torch.as_tensor(image_of_caption))
 
 
 def listed(found: SentenceRanks) -> dict[int, int]:
@@ -26,11 +26,11 @@ def listed(found: SentenceRanks) -> dict[int, int]:
 
 
 def made(n_images: int = 30, n_each: int = 3, noise: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Captions that are a direction of their image plus noise, of any length, in any order; and their owners."""
+    """Captions near their image plus noise, of any length, in any order; and the row of each one's image."""
     rng = np.random.default_rng(seed)
-    owners = rng.permutation(np.repeat(np.arange(n_images), n_each))
-    captions = rng.normal(size=(n_images, 16))[owners] + noise * rng.normal(size=(len(owners), 16))
-    return (captions * rng.uniform(0.1, 9.0, (len(owners), 1))).astype(np.float32), owners
+    image_of_caption = rng.permutation(np.repeat(np.arange(n_images), n_each))
+    captions = rng.normal(size=(n_images, 16))[image_of_caption] + noise * rng.normal(size=(len(image_of_caption), 16))
+    return (captions * rng.uniform(0.1, 9.0, (len(image_of_caption), 1))).astype(np.float32), image_of_caption
 
 
 # Their lengths are powers of two, so no cosine is rounded and equal ones tie in every arithmetic.
@@ -46,11 +46,11 @@ def exact(n_captions: int, n_images: int, seed: int = 0) -> tuple[np.ndarray, np
 
 
 def test_images_with_one_three_and_seven_captions_by_hand() -> None:
-    owners = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
+    image_of_caption = [0, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2]
     degrees = np.radians([0, 10, 30, 31, 90, 92, 94, 100, 110, 130, 20])
     captions = np.stack([np.cos(degrees), np.sin(degrees)], 1).astype(np.float32)
     # The caption at 20 degrees is the last one of image 2, whose next one is at 90.
-    assert listed(ranked(captions, owners)) == {1: 2, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0, 10: 4}
+    assert listed(ranked(captions, image_of_caption)) == {1: 2, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 9: 0, 10: 4}
 
 
 def test_the_query_is_no_candidate() -> None:
@@ -86,51 +86,51 @@ def test_captions_of_one_image_are_always_found() -> None:
 
 
 def test_only_the_direction_of_a_caption_counts() -> None:
-    captions, owners = made()
+    captions, image_of_caption = made()
     longer = captions * np.float32([2.0**k for k in range(-60, 30)])[:, None]
-    assert listed(ranked(longer, owners)) == listed(ranked(captions, owners))
+    assert listed(ranked(longer, image_of_caption)) == listed(ranked(captions, image_of_caption))
 
 
 @pytest.mark.parametrize("n_each", [2, 3, 7])
 def test_ranks_equal_the_slow_count(n_each: int) -> None:
-    captions, owners = made(n_images=12, n_each=n_each)
-    assert listed(ranked(captions, owners)) == slow_sentence_ranks(slow_cosines(captions), owners.tolist())
+    captions, image_of_caption = made(n_images=12, n_each=n_each)
+    assert listed(ranked(captions, image_of_caption)) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
 
 
 @given(st.data())
 def test_ranks_equal_the_slow_count_with_ties_and_any_number_of_captions(data: st.DataObject) -> None:
-    owners = [0, 0, *data.draw(st.lists(st.integers(0, 5), max_size=12))]
-    owners = data.draw(st.permutations(owners))
-    captions = np.float32([EXACT[data.draw(st.integers(0, len(EXACT) - 1))] for _ in owners])
-    assert listed(ranked(captions, owners)) == slow_sentence_ranks(slow_cosines(captions), owners)
+    image_of_caption = [0, 0, *data.draw(st.lists(st.integers(0, 5), max_size=12))]
+    image_of_caption = data.draw(st.permutations(image_of_caption))
+    captions = np.float32([EXACT[data.draw(st.integers(0, len(EXACT) - 1))] for _ in image_of_caption])
+    assert listed(ranked(captions, image_of_caption)) == slow_sentence_ranks(slow_cosines(captions), image_of_caption)
 
 
 @given(rows=st.integers(1, 70), columns=st.integers(1, 70))
 def test_the_size_of_a_block_does_not_matter(rows: int, columns: int) -> None:
-    captions, owners = exact(60, 25)
+    captions, image_of_caption = exact(60, 25)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SIMILARITIES, "cosine", SIMILARITIES["cosine"]._replace(tile_images=rows, tile_captions=columns))
-        found = ranked(captions, owners)
-    assert listed(found) == slow_sentence_ranks(slow_cosines(captions), owners.tolist())
+        found = ranked(captions, image_of_caption)
+    assert listed(found) == slow_sentence_ranks(slow_cosines(captions), image_of_caption.tolist())
 
 
 @given(st.integers(0, 1000))
 def test_the_order_of_the_captions_does_not_matter(seed: int) -> None:
-    captions, owners = exact(40, 15)
+    captions, image_of_caption = exact(40, 15)
     order = np.random.default_rng(seed).permutation(40)
-    straight, mixed = listed(ranked(captions, owners)), listed(ranked(captions[order], owners[order]))
+    straight, mixed = listed(ranked(captions, image_of_caption)), listed(ranked(captions[order], image_of_caption[order]))
     assert {int(order[row]): rank for row, rank in mixed.items()} == straight
 
 
 def test_more_captions_than_a_tile_holds_and_an_image_that_fills_blocks() -> None:
-    captions, owners = made(n_images=1500, n_each=3)
-    owners[np.random.default_rng(1).integers(0, len(owners), 1100)] = 7
+    captions, image_of_caption = made(n_images=1500, n_each=3)
+    image_of_caption[np.random.default_rng(1).integers(0, len(image_of_caption), 1100)] = 7
     units = unit_rows(torch.from_numpy(captions)).double().numpy()
     scores = units @ units.T
-    own = owners[:, None] == owners
-    best = np.where(own & ~np.eye(len(owners), dtype=bool), scores, -np.inf).max(1)
+    own = image_of_caption[:, None] == image_of_caption
+    best = np.where(own & ~np.eye(len(image_of_caption), dtype=bool), scores, -np.inf).max(1)
     expected = ((scores >= best[:, None]) & ~own).sum(1)
-    found = ranked(captions, owners)
+    found = ranked(captions, image_of_caption)
     np.testing.assert_array_equal(found.queries, np.flatnonzero(own.sum(1) > 1))
     # In single precision the nearest of thousands of others may change places.
     assert np.mean(found.ranks == expected[found.queries]) > 0.99
@@ -171,28 +171,28 @@ def test_unit_rows_have_unit_length_however_long_they_were(scale: float) -> None
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_captions_that_are_not_finite_are_named(bad: float) -> None:
-    captions, owners = made()
+    captions, image_of_caption = made()
     captions[66, 1] = bad
     with pytest.raises(UserError, match="captions row 66 is not finite"):
-        ranked(captions, owners)
+        ranked(captions, image_of_caption)
 
 
 @pytest.mark.parametrize("n_each", [2, 3, 7])
 def test_faiss_and_the_exact_ranks_agree(n_each: int) -> None:
-    captions, owners = made(n_each=n_each)
-    owners[:4] = [100, 101, 102, 103]  # nothing to find
-    found = ranked(captions, owners)
+    captions, image_of_caption = made(n_each=n_each)
+    image_of_caption[:4] = [100, 101, 102, 103]  # nothing to find
+    found = ranked(captions, image_of_caption)
     exact = direction_metrics(found.ranks)
     assert 0 < exact["r1"] < exact["r10"]
-    recalls = check_sentences_against_search(captions, owners, found, RECALLS)
+    recalls = check_sentences_against_search(captions, image_of_caption, found, RECALLS)
     assert recalls == pytest.approx({f"r{k}": exact[f"r{k}"] for k in RECALLS})
 
 
 @given(seed=st.integers(0, 1000), n_captions=st.integers(2, 60))
 def test_ties_and_duplicates_do_not_trouble_the_check(seed: int, n_captions: int) -> None:
-    captions, owners = exact(n_captions, n_captions // 2, seed)
-    owners[:2] = 0
-    recalls = check_sentences_against_search(captions, owners, ranked(captions, owners), RECALLS)
+    captions, image_of_caption = exact(n_captions, n_captions // 2, seed)
+    image_of_caption[:2] = 0
+    recalls = check_sentences_against_search(captions, image_of_caption, ranked(captions, image_of_caption), RECALLS)
     assert list(recalls) == ["r1", "r5", "r10"]
 
 
@@ -206,7 +206,7 @@ WRONG: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_rank_that_faiss_contradicts_is_a_fault_of_the_program(wrong: str) -> None:
-    captions, owners = made()
-    found = ranked(captions, owners)
+    captions, image_of_caption = made()
+    found = ranked(captions, image_of_caption)
     with pytest.raises(RuntimeError, match="s2s query .* by exact count, .* by FAISS"):
-        check_sentences_against_search(captions, owners, found._replace(ranks=WRONG[wrong](found.ranks)), RECALLS)
+        check_sentences_against_search(captions, image_of_caption, found._replace(ranks=WRONG[wrong](found.ranks)), RECALLS)

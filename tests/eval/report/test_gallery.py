@@ -7,20 +7,20 @@ from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.gallery import Way, all_ranks, chosen, chosen_of_two, retrieved
+from vse.eval.report.gallery import Direction, all_ranks, retrieved, select_queries, select_queries_of_two
 
 
 def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: int = 2) -> Embeddings:
     """Embeddings of small whole numbers, so that many scores are equal; image ids and captions in no order."""
     rng = np.random.default_rng(seed)
     images = rng.integers(-1, 2, (n_images, dim)).astype(np.float32)
-    owners = rng.permutation(np.repeat(np.arange(n_images), n_each))
-    captions = rng.integers(-1, 2, (len(owners), dim)).astype(np.float32)
+    image_of_caption = rng.permutation(np.repeat(np.arange(n_images), n_each))
+    captions = rng.integers(-1, 2, (len(image_of_caption), dim)).astype(np.float32)
     ids = rng.permutation(1000)[:n_images]
     sides = {"images": images, "captions": captions, "scores": None}
     if similarity == "scores":
         sides = {"images": None, "captions": None, "scores": images @ captions.T}
-    return Embeddings(ids, np.arange(len(owners)), ids[owners], **sides, dataset="d", split="test", experiment="e", seed=0,
+    return Embeddings(ids, np.arange(len(image_of_caption)), ids[image_of_caption], **sides, dataset="d", split="test", experiment="e", seed=0,
                       similarity="order" if similarity == "order" else "cosine")  # fmt: skip
 
 
@@ -32,24 +32,30 @@ def slow_scores(run: Embeddings) -> np.ndarray:
     return slow_order_scores(run.images, run.captions) if run.similarity == "order" else run.images @ run.captions.T
 
 
-def slow_candidates(run: Embeddings, way: Way, query: int) -> list[tuple[int, bool]]:
+def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[tuple[int, bool]]:
     """All candidates of a query, best first: of equal scores the wrong ones, and of these the earlier rows."""
-    scores, owners = slow_scores(run), run.owners()
-    row = scores[query] if way == "i2t" else scores[:, query]
-    right = [owner == query for owner in owners] if way == "i2t" else [i == owners[query] for i in range(len(scores))]
+    scores, image_of_caption = slow_scores(run), run.image_of_caption()
+    row = scores[query] if direction == "i2t" else scores[:, query]
+    right = (
+        [owner == query for owner in image_of_caption]
+        if direction == "i2t"
+        else [i == image_of_caption[query] for i in range(len(scores))]
+    )
     order = sorted(range(len(row)), key=lambda candidate: (-row[candidate], right[candidate], candidate))
     return [(candidate, bool(right[candidate])) for candidate in order]
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order", "scores"])
-@pytest.mark.parametrize("way", ["i2t", "t2i"])
+@pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @given(seed=st.integers(0, 1000))
-def test_the_best_candidates_are_those_of_the_slow_way_and_agree_with_the_ranks(way: Way, similarity: str, seed: int) -> None:
+def test_the_best_candidates_are_those_of_the_slow_way_and_agree_with_the_ranks(
+    direction: Direction, similarity: str, seed: int
+) -> None:
     run = made(seed, similarity)
-    ranks = getattr(all_ranks(run), way)
+    ranks = getattr(all_ranks(run), direction)
     queries = np.random.default_rng(seed).permutation(len(ranks))[:6].tolist()
-    for query, found in zip(queries, retrieved(run, way, queries), strict=True):
-        expected = slow_candidates(run, way, query)
+    for query, found in zip(queries, retrieved(run, direction, queries), strict=True):
+        expected = slow_candidates(run, direction, query)
         assert found.query == query
         assert [(hit.row, hit.right) for hit in found.hits] == expected[:5]
         assert [hit.rank for hit in found.hits] == [0, 1, 2, 3, 4]
@@ -61,18 +67,18 @@ def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
     run = made(0, "cosine")
     assert run.images is not None
     run.images[:] = 0
-    for way in ("i2t", "t2i"):
-        for found in retrieved(run, way, [0, 3]):
+    for direction in ("i2t", "t2i"):
+        for found in retrieved(run, direction, [0, 3]):
             assert not any(hit.right for hit in found.hits)
-            assert found.answer.rank == len(slow_candidates(run, way, 0)) - (3 if way == "i2t" else 1)
+            assert found.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
 
 
 def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
     run = made(1, "order", n_images=150, n_each=2, dim=8)
     queries = [0, 70, 149]
-    for way in ("i2t", "t2i"):
-        for query, found in zip(queries, retrieved(run, way, queries), strict=True):
-            assert [hit.row for hit in found.hits] == [row for row, _ in slow_candidates(run, way, query)[:5]]
+    for direction in ("i2t", "t2i"):
+        for query, found in zip(queries, retrieved(run, direction, queries), strict=True):
+            assert [hit.row for hit in found.hits] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
 
 
 def test_fewer_candidates_than_five_are_all_shown() -> None:
@@ -84,7 +90,7 @@ RANKS = np.array([0, 0, 0, 0, 3, 9, 10, 500, 40, 2])
 
 
 def test_chosen_are_successes_near_misses_and_the_worst() -> None:
-    successes, near, failures = chosen(RANKS, np.arange(10), 6, seed=0)
+    successes, near, failures = select_queries(RANKS, np.arange(10), 6, seed=0)
     assert [RANKS[query] for query in successes] == [0, 0]
     assert failures == [7, 8]
     assert all(0 < RANKS[query] < 10 for query in near)
@@ -93,25 +99,25 @@ def test_chosen_are_successes_near_misses_and_the_worst() -> None:
 
 @pytest.mark.parametrize("n", range(12))
 def test_no_more_are_chosen_than_asked_for_and_none_twice(n: int) -> None:
-    queries = [query for group in chosen(RANKS, np.arange(10), n, seed=0) for query in group]
+    queries = [query for group in select_queries(RANKS, np.arange(10), n, seed=0) for query in group]
     assert len(queries) == len(set(queries)) <= n
 
 
 def test_the_seed_decides_which_successes_are_shown() -> None:
     ranks = np.zeros(1000, np.int64)
-    assert chosen(ranks, np.arange(1000), 9, seed=1) == chosen(ranks, np.arange(1000), 9, seed=1)
-    assert chosen(ranks, np.arange(1000), 9, seed=1) != chosen(ranks, np.arange(1000), 9, seed=2)
+    assert select_queries(ranks, np.arange(1000), 9, seed=1) == select_queries(ranks, np.arange(1000), 9, seed=1)
+    assert select_queries(ranks, np.arange(1000), 9, seed=1) != select_queries(ranks, np.arange(1000), 9, seed=2)
 
 
 def test_of_a_picture_one_query_is_shown() -> None:
     pictures = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
-    queries = [query for group in chosen(RANKS, pictures, 9, seed=0) for query in group]
+    queries = [query for group in select_queries(RANKS, pictures, 9, seed=0) for query in group]
     assert len({pictures[query] for query in queries}) == len(queries) == 3
 
 
 def test_of_two_results_the_largest_ratios_of_ranks_come_first_half_for_each() -> None:
     first = np.array([0, 5000, 9, 0, 3, 7])
     second = np.array([9, 4000, 0, 99, 3, 6])
-    assert chosen_of_two(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
-    assert chosen_of_two(first, second, np.arange(6), 3) == ([3, 0], [2])
-    assert chosen_of_two(first, first, np.arange(6), 4) == ([], [])
+    assert select_queries_of_two(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
+    assert select_queries_of_two(first, second, np.arange(6), 3) == ([3, 0], [2])
+    assert select_queries_of_two(first, first, np.arange(6), 4) == ([], [])

@@ -56,16 +56,16 @@ class World:
         rng = np.random.default_rng(seed + len(experiment))
         ids = np.arange(N_IMAGES)[::-1].copy()
         images = np.eye(N_IMAGES, dtype=np.float32)
-        owners = np.repeat(np.arange(N_IMAGES), N_EACH)
-        captions = (images[owners] + noise * rng.random((len(owners), N_IMAGES))).astype(np.float32)
+        image_of_caption = np.repeat(np.arange(N_IMAGES), N_EACH)
+        captions = (images[image_of_caption] + noise * rng.random((len(image_of_caption), N_IMAGES))).astype(np.float32)
         folder = self.folder / "runs" / f"tiny_{experiment}" / f"seed-{seed}"
-        caption_ids = 100 * ids[owners] + np.tile(np.arange(N_EACH), N_IMAGES)
+        caption_ids = 100 * ids[image_of_caption] + np.tile(np.arange(N_EACH), N_IMAGES)
         note = {
             "captions": "../../../data/dataset.json",
             "config": {"loss": {"margin": noise}},
             "features": {"fc7": "0123456789ab"},
         }
-        run = Embeddings(ids, caption_ids, ids[owners], images, captions, None, "tiny", "test", experiment, seed)
+        run = Embeddings(ids, caption_ids, ids[image_of_caption], images, captions, None, "tiny", "test", experiment, seed)
         write_embeddings(folder / "test.h5", replace(run, **{"provenance": json.dumps(note), **changed}))
         (folder / "metrics.csv").write_text("epoch,loss,rsum\n1,3.5,100\n2,2.5,300\n3,2.0,200\n")
         record = {"dataset": "tiny", "experiment": experiment, "seed": seed, "best_epoch": 2, "epochs": 3, "device": "cpu"}
@@ -86,9 +86,9 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def cards(page: str, way: str) -> list[str]:
-    """The cards of one way."""
-    section = page.split(f'<h2 id="{way}">')[1].split("<h2")[0]
+def cards(page: str, direction: str) -> list[str]:
+    """The cards of one direction."""
+    section = page.split(f'<h2 id="{direction}">')[1].split("<h2")[0]
     return section.split("<article")[1:]
 
 
@@ -166,12 +166,12 @@ def test_right_pictures_are_marked_as_right(world: World) -> None:
 
 
 def test_a_right_answer_beyond_the_best_five_follows_with_its_rank(world: World) -> None:
-    owners = np.repeat(np.arange(N_IMAGES), N_EACH)
+    image_of_caption = np.repeat(np.arange(N_IMAGES), N_EACH)
     images = np.eye(N_IMAGES, dtype=np.float32)
-    run = world.embeddings(images=-images, captions=images[owners])  # the right answer scores lowest of all
+    run = world.embeddings(images=-images, captions=images[image_of_caption])  # the right answer scores lowest of all
     page = world.page(world.result(run))
-    for way, rank in (("i2t", 23), ("t2i", 12)):
-        for card in cards(page, way):
+    for direction, rank in (("i2t", 23), ("t2i", 12)):
+        for card in cards(page, direction):
             assert f"right answer at rank <b>{rank}</b>" in card
             assert card.count("✓") == 1
             assert card.count("✗") == 5
@@ -241,9 +241,9 @@ def test_two_results_stand_side_by_side_on_the_same_queries(world: World) -> Non
     assert "<title>tiny good and worse</title>" in page
     assert re.search(r"<td>loss.margin</td><td>0.1</td><td>3.0</td>", page)
     assert "A ranks the right answer higher" in page
-    for way in ("i2t", "t2i"):
+    for direction in ("i2t", "t2i"):
         factors = []
-        for card in cards(page, way):
+        for card in cards(page, direction):
             a, b = map(int, re.findall(r"right answer at rank <b>(\d+)</b>", card))
             assert a < b, "the good model is never worse"
             factors.append(b / a)
@@ -263,10 +263,10 @@ def test_two_results_are_told_apart_by_a_paired_test(world: World) -> None:
     assert [name for name, *_ in rows][::3] == ["image to text R@1", "text to image R@1", "rsum"]
     shown = {name: (text, p) for name, text, _, p in rows}
     assert shown["rsum"][0] == f"<b>{a['rsum'] - b['rsum']:+.1f}</b>"
-    for name, way, figure in (("image to text R@10", "i2t", "r10"), ("text to image R@1", "t2i", "r1")):
+    for name, direction, figure in (("image to text R@10", "i2t", "r10"), ("text to image R@1", "t2i", "r1")):
         text, p = shown[name]
         significant = p == "below 0.001" or float(p) < 0.05
-        expected = f"{a[way][figure] - b[way][figure]:+.1f}"
+        expected = f"{a[direction][figure] - b[direction][figure]:+.1f}"
         assert text == (f"<b>{expected}</b>" if significant else f"({expected})")
     assert "A minus B" not in world.page(good)
 
@@ -282,8 +282,8 @@ def test_two_results_are_joined_by_id_whatever_their_order(world: World) -> None
                        captions=np.array(run.captions[captions]))  # fmt: skip
     write_embeddings(straight, shuffled)
     after = world.page(first, world.result(straight))
-    for way in ("i2t", "t2i"):
-        assert cards(before, way) == cards(after, way)
+    for direction in ("i2t", "t2i"):
+        assert cards(before, direction) == cards(after, direction)
 
 
 def test_results_of_other_queries_do_not_stand_side_by_side(world: World) -> None:

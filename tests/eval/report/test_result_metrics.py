@@ -30,7 +30,7 @@ def test_a_fold_that_is_the_whole_split_is_shown_once() -> None:
 def test_a_table_has_a_row_for_each_way_and_result_and_the_sums_below() -> None:
     (section,) = sections([result(full=BOTH), result(full={**BOTH, "rsum": 90.0})])
     assert section.columns == ["R@1", "R@5", "R@10", "Med r", "mean r"]
-    assert [(row.way, row.series) for row in section.rows] == [
+    assert [(row.direction, row.series) for row in section.rows] == [
         ("image to text", 0), ("image to text", 1), ("text to image", 0), ("text to image", 1)
     ]  # fmt: skip
     assert [cell.text for cell in section.rows[2].cells] == ["5.0", "20.0", "30.0", "4.0", "5.5"]
@@ -61,7 +61,7 @@ def test_seeds_and_intervals_are_told_apart() -> None:
     (section,) = sections([result(full={**seeds, "ci95": {"i2t": {"r1": [7.0, 14.0]}}})])
     (cell,) = section.rows[0].cells
     assert (cell.text, cell.interval, cell.whisker()) == ("10.0 ± 1.0", "7.0 – 14.0", (7.0, 14.0))
-    assert len(section.rows) == 1, "ci95 is no way"
+    assert len(section.rows) == 1, "ci95 is no direction"
 
 
 def test_the_headline_is_of_the_whole_split_if_that_is_there() -> None:

@@ -32,23 +32,23 @@ def whole(n: int, dim: int = 3, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-2, 3, (n, dim)).astype(np.float32)
 
 
-def slow_scores(corpus: np.ndarray, queries: np.ndarray, similarity: str, way: str) -> np.ndarray:
+def slow_scores(corpus: np.ndarray, queries: np.ndarray, similarity: str, direction: str) -> np.ndarray:
     if similarity == "cosine":
         return queries.astype(np.float64) @ corpus.T
-    return slow_order_scores(queries, corpus) if way == "i2t" else slow_order_scores(corpus, queries).T
+    return slow_order_scores(queries, corpus) if direction == "i2t" else slow_order_scores(corpus, queries).T
 
 
-BOTH = pytest.mark.parametrize(("similarity", "way"), [("cosine", "i2t"), ("order", "i2t"), ("order", "t2i")])
+BOTH = pytest.mark.parametrize(("similarity", "direction"), [("cosine", "i2t"), ("order", "i2t"), ("order", "t2i")])
 
 
 @BOTH
 @given(st.integers(0, 100), st.integers(1, 40), st.integers(1, 70), st.integers(1, 50))
 def test_blocks_of_any_size_find_what_all_scores_sorted_have_first(
-    similarity: str, way: str, seed: int, block: int, n: int, k: int
+    similarity: str, direction: str, seed: int, block: int, n: int, k: int
 ) -> None:
     corpus, queries = whole(n, seed=seed), whole(30, seed=seed + 1)
-    full = slow_scores(corpus, queries, similarity, way)
-    scores, found = exact_search(corpus, queries, k, similarity, way=way, block=block)
+    full = slow_scores(corpus, queries, similarity, direction)
+    scores, found = exact_search(corpus, queries, k, similarity, direction=direction, block=block)
     np.testing.assert_array_equal(scores, -np.sort(-full, axis=1)[:, :k])
     np.testing.assert_array_equal(scores, np.take_along_axis(full, found, axis=1))
     assert all(len(set(row)) == min(k, n) for row in found.tolist())
@@ -58,21 +58,23 @@ def test_blocks_of_any_size_find_what_all_scores_sorted_have_first(
 
 @BOTH
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
-def test_without_ties_the_rows_are_those_of_a_sort(similarity: str, way: str, block: int) -> None:
+def test_without_ties_the_rows_are_those_of_a_sort(similarity: str, direction: str, block: int) -> None:
     corpus, queries = rows(150, 32), rows(70, 32, seed=1)
-    expected = np.argsort(-slow_scores(corpus, queries, similarity, way), axis=1)[:, :9]
-    np.testing.assert_array_equal(exact_search(corpus, queries, 9, similarity, way=way, block=block).rows, expected)
+    expected = np.argsort(-slow_scores(corpus, queries, similarity, direction), axis=1)[:, :9]
+    np.testing.assert_array_equal(
+        exact_search(corpus, queries, 9, similarity, direction=direction, block=block).rows, expected
+    )
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
 def test_a_corpus_may_lie_on_disk(similarity: str, tmp_path: Path) -> None:
     corpus, queries = rows(90), rows(5, seed=1)
-    expected = search(corpus, queries, 4, similarity, way="t2i", candidates=20)
+    expected = search(corpus, queries, 4, similarity, direction="t2i", candidates=20)
     np.save(tmp_path / "corpus.npy", corpus)
     mapped = np.load(tmp_path / "corpus.npy", mmap_mode="r")
     with h5py.File(tmp_path / "corpus.h5", "w") as file:
         for there in (mapped, file.create_dataset("corpus", data=corpus)):
-            found = search(there, queries, 4, similarity, way="t2i", candidates=20, block=32)
+            found = search(there, queries, 4, similarity, direction="t2i", candidates=20, block=32)
             np.testing.assert_array_equal(found.rows, expected.rows)
             np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
 
@@ -125,10 +127,10 @@ def test_there_may_be_no_queries_or_fewer_rows_than_wanted() -> None:
 def test_scores_of_some_rows_are_those_of_their_pairs() -> None:
     corpus, queries = whole(20), whole(3, seed=1)
     wanted = np.array([[3, 3, -1, 7], [-1, -1, -1, -1], [0, 19, 5, 2]])
-    for similarity, way in (("cosine", "t2i"), ("order", "t2i"), ("order", "i2t")):
-        full = slow_scores(corpus, queries, similarity, way)
+    for similarity, direction in (("cosine", "t2i"), ("order", "t2i"), ("order", "i2t")):
+        full = slow_scores(corpus, queries, similarity, direction)
         expected = np.where(wanted < 0, -np.inf, np.take_along_axis(full, wanted, axis=1))
-        np.testing.assert_array_equal(exact_scores(corpus, queries, wanted, similarity, way), expected)
+        np.testing.assert_array_equal(exact_scores(corpus, queries, wanted, similarity, direction), expected)
 
 
 FACTORIES = ["Flat", "IVF8,Flat", "HNSW16", "IVF4,PQ4x4", "IVF8,SQ8", "PCA4,Flat", "IVF4,PQ4x4,RFlat"]
@@ -183,7 +185,7 @@ def test_what_an_index_does_not_find_is_row_minus_one() -> None:
     assert set(found[0, :60].tolist()) == set(range(60))
     assert (found[0, 60:] == -1).all()
     assert np.isneginf(scores[0, 60:]).all()
-    reranked = search(corpus, corpus[:1], 100, "order", way="t2i", index=built.index)
+    reranked = search(corpus, corpus[:1], 100, "order", direction="t2i", index=built.index)
     assert (reranked.rows[0, :60] >= 0).all()
     assert (reranked.rows[0, 60:] == -1).all()
 
@@ -250,11 +252,13 @@ def test_a_parameter_that_does_not_suit_is_one_line(factory: str, parameters: st
         set_parameters(built.index, parameters)
 
 
-def pairs(n_images: int, owners: np.ndarray, seed: int = 0, dim: int = 8) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def pairs(
+    n_images: int, image_of_caption: np.ndarray, seed: int = 0, dim: int = 8
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     images = rows(n_images, dim, seed)
-    captions = images[owners] + rows(len(owners), dim, seed + 1)
+    captions = images[image_of_caption] + rows(len(image_of_caption), dim, seed + 1)
     unit = [values / np.linalg.norm(values, axis=1, keepdims=True) for values in (images, captions)]
-    return unit[0], unit[1], owners
+    return unit[0], unit[1], image_of_caption
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "order"])
@@ -262,24 +266,24 @@ def pairs(n_images: int, owners: np.ndarray, seed: int = 0, dim: int = 8) -> tup
 def test_an_index_that_finds_all_has_the_recalls_of_the_exact_ranks(similarity: str, seed: int, n: int, each: int) -> None:
     """Whole numbers, with many that tie: both count them against the model."""
     images, captions = whole(n, seed=seed), whole(n * each, seed=seed + 1)
-    owners = np.random.default_rng(seed).permutation(np.repeat(np.arange(n), each))
-    exact = ranks_from_embeddings(*map(torch.from_numpy, (images, captions, owners)), similarity)
-    found = approximate_recalls(images, captions, owners, similarity)
-    for way, ranks in (("i2t", exact.i2t), ("t2i", exact.t2i)):
+    image_of_caption = np.random.default_rng(seed).permutation(np.repeat(np.arange(n), each))
+    exact = ranks_from_embeddings(*map(torch.from_numpy, (images, captions, image_of_caption)), similarity)
+    found = approximate_recalls(images, captions, image_of_caption, similarity)
+    for direction, ranks in (("i2t", exact.i2t), ("t2i", exact.t2i)):
         metrics = direction_metrics(ranks)
         for k in RECALLS:
-            assert found[way][f"r{k}"] == pytest.approx(metrics[f"r{k}"])
-            assert found[way][f"recall_at_{k}"] == 100
+            assert found[direction][f"r{k}"] == pytest.approx(metrics[f"r{k}"])
+            assert found[direction][f"recall_at_{k}"] == 100
 
 
 def test_recalls_are_what_counting_one_by_one_gives() -> None:
-    images, captions, owners = pairs(400, np.arange(0, 400, 2).repeat(3))  # every second image has no caption
-    found = approximate_recalls(images, captions, owners, "cosine", "IVF8,Flat", "nprobe=2", (1, 10), seed=3)
-    for way, corpus, asking, right in (
-        ("i2t", captions, np.unique(owners), lambda image, row: owners[row] == image),
-        ("t2i", images, owners, lambda image, row: row == image),
+    images, captions, image_of_caption = pairs(400, np.arange(0, 400, 2).repeat(3))  # every second image has no caption
+    found = approximate_recalls(images, captions, image_of_caption, "cosine", "IVF8,Flat", "nprobe=2", (1, 10), seed=3)
+    for direction, corpus, asking, right in (
+        ("i2t", captions, np.unique(image_of_caption), lambda image, row: image_of_caption[row] == image),
+        ("t2i", images, image_of_caption, lambda image, row: row == image),
     ):
-        queries = images[asking] if way == "i2t" else captions
+        queries = images[asking] if direction == "i2t" else captions
         built = build_index(corpus, "IVF8,Flat", seed=3)
         set_parameters(built.index, "nprobe=2")
         near = built.index.search(queries, 10)[1]
@@ -287,41 +291,45 @@ def test_recalls_are_what_counting_one_by_one_gives() -> None:
         for k in (1, 10):
             hits = [any(row >= 0 and right(image, row) for row in few[:k]) for image, few in zip(asking, near, strict=True)]
             shared = [len(set(a[:k].tolist()) & set(b[:k].tolist())) / k for a, b in zip(near, best, strict=True)]
-            assert found[way][f"r{k}"] == pytest.approx(100 * np.mean(hits))
-            assert found[way][f"recall_at_{k}"] == pytest.approx(100 * np.mean(shared))
-            assert 0 < found[way][f"recall_at_{k}"] < 100
-        assert (found[way]["n_queries"], found[way]["n_corpus"]) == (len(queries), len(corpus))
+            assert found[direction][f"r{k}"] == pytest.approx(100 * np.mean(hits))
+            assert found[direction][f"recall_at_{k}"] == pytest.approx(100 * np.mean(shared))
+            assert 0 < found[direction][f"recall_at_{k}"] < 100
+        assert (found[direction]["n_queries"], found[direction]["n_corpus"]) == (len(queries), len(corpus))
     assert json.loads(json.dumps(found)) == found
 
 
 def test_order_is_judged_by_its_own_scores_and_says_that_it_re_ranks() -> None:
-    images, captions, owners = pairs(300, np.arange(300), dim=32)
-    found = approximate_recalls(images, captions, owners, "order", "Flat", candidates=40)
+    images, captions, image_of_caption = pairs(300, np.arange(300), dim=32)
+    found = approximate_recalls(images, captions, image_of_caption, "order", "Flat", candidates=40)
     assert found["reranked"] == 40
-    near = search(images, captions, 10, "order", way="t2i", candidates=40).rows
+    near = search(images, captions, 10, "order", direction="t2i", candidates=40).rows
     best = np.argsort(-slow_order_scores(images, captions).T, axis=1)[:, :10]
     shared = [len(set(a) & set(b)) / 10 for a, b in zip(near.tolist(), best.tolist(), strict=True)]
     assert found["t2i"]["recall_at_10"] == pytest.approx(100 * np.mean(shared))
     assert found["t2i"]["recall_at_10"] < 100
-    assert approximate_recalls(images, captions, owners, "order", "Flat", candidates=300)["t2i"]["recall_at_10"] == 100
-    assert "reranked" not in approximate_recalls(images, captions, owners)
+    assert (
+        approximate_recalls(images, captions, image_of_caption, "order", "Flat", candidates=300)["t2i"]["recall_at_10"] == 100
+    )
+    assert "reranked" not in approximate_recalls(images, captions, image_of_caption)
 
 
 def test_a_row_that_ties_with_the_last_exact_one_is_as_good() -> None:
     images = np.repeat(np.eye(2, dtype=np.float32), 80, axis=0)
-    owners = np.arange(0, 160, 2)
-    captions = images[owners]
+    image_of_caption = np.arange(0, 160, 2)
+    captions = images[image_of_caption]
     for block in (1, 7, 100):  # which changes the rows that the exact search chooses of those that tie
-        found = approximate_recalls(images, captions, owners, "cosine", "IVF2,Flat", "nprobe=2", ks=(1, 10), block=block)
+        found = approximate_recalls(
+            images, captions, image_of_caption, "cosine", "IVF2,Flat", "nprobe=2", ks=(1, 10), block=block
+        )
         assert found["t2i"]["recall_at_10"] == 100
         assert found["t2i"]["r10"] == 0, "79 others score as high as the right one"
 
 
 def test_owners_that_do_not_fit_are_named() -> None:
     images, captions, _ = pairs(4, np.arange(4))
-    for owners in (np.array([0, 1, 2, 4]), np.array([0, -1, 2, 3]), np.arange(3)):
-        with pytest.raises(UserError, match="owners, in 4 images, for 4 captions"):
-            approximate_recalls(images, captions, owners)
+    for image_of_caption in (np.array([0, 1, 2, 4]), np.array([0, -1, 2, 3]), np.arange(3)):
+        with pytest.raises(UserError, match="image_of_caption, in 4 images, for 4 captions"):
+            approximate_recalls(images, captions, image_of_caption)
 
 
 def test_a_side_too_small_to_train_has_a_flat_index_and_says_so() -> None:

@@ -129,7 +129,7 @@ def test_a_note_that_is_none_is_one_line(which: str, file: Path) -> None:
 
 def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.faiss").mkdir()
-    (tmp_path / "x.faiss" / "in the way").touch()
+    (tmp_path / "x.faiss" / "in the direction").touch()
     with pytest.raises(UserError, match="cannot write"):
         write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
     assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]

@@ -94,7 +94,10 @@ def test_a_table_repeats_rows_of_another_one_as_the_paper_does() -> None:
 def test_figures_of_a_row_go_together() -> None:
     """But for a misprint that is kept, R@K grows with K; and mR is the mean of the six recalls."""
     for row in (row for table in TABLES for row in published_rows(table) if row.key != "vsepp 1.3"):
-        recalls = {way: [row.figures.get(f"{way}_r{k}") for k in (1, 5, 10)] for way in ("i2t", "t2i", "s2s", "phrase")}
+        recalls = {
+            direction: [row.figures.get(f"{direction}_r{k}") for k in (1, 5, 10)]
+            for direction in ("i2t", "t2i", "s2s", "phrase")
+        }
         for found in recalls.values():
             there = [figure for figure in found if figure is not None]
             assert there == sorted(there), row

@@ -117,10 +117,10 @@ def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
     assert (row["experiment"], row["seeds"], row["our_dataset"], row["our_images"]) == ("vsepp_10c_rv", "0", "coco", 1000)
     assert (row["system"], row["setting"], row["dataset"], row["protocol"]) == ("VSE++", "10C+rV", "coco", "1k")
     for figure, printed in (("i2t_r1", 51.3), ("i2t_medr", 1.2), ("t2i_r10", 86.1)):
-        way, name = figure.split("_")
+        direction, name = figure.split("_")
         assert row[f"{figure}_published"] == printed
-        assert row[f"{figure}_ours"] == ours[way][name]
-        assert row[f"{figure}_difference"] == pytest.approx(ours[way][name] - printed)
+        assert row[f"{figure}_ours"] == ours[direction][name]
+        assert row[f"{figure}_difference"] == pytest.approx(ours[direction][name] - printed)
         assert np.isnan(row[f"{figure}_std"])
 
 

@@ -12,10 +12,10 @@ from vse.eval.tables.summary import summary, write_summary, write_table
 
 NAMES = ("r1", "r5", "r10", "medr", "meanr")
 S2S = [f"s2s_{name}" for name in NAMES]
-CROSS = [*(f"{way}_{name}" for way in ("i2t", "t2i") for name in NAMES), "rsum"]
+CROSS = [*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in NAMES), "rsum"]
 
 
-def way(first: float, n_seeds: int) -> dict[str, Any]:
+def direction(first: float, n_seeds: int) -> dict[str, Any]:
     figures = dict(zip(NAMES, (first, 50.0, 75.0, 3.0, 9.5), strict=True))
     return dict(figures) if n_seeds == 1 else {name: {"mean": figure, "std": 0.5} for name, figure in figures.items()}
 
@@ -25,10 +25,14 @@ def made(path: Path, protocols: list[str], n_images: int = 2000, n_seeds: int = 
     found: dict[str, Any] = {}
     for name in protocols:
         if name == "sentence":
-            found[name] = {"s2s": way(30.0, n_seeds), "n_queries": 5 * n_images}
+            found[name] = {"s2s": direction(30.0, n_seeds), "n_queries": 5 * n_images}
         else:
             r1 = {"1k": 10.0, "full": 20.0}[name]
-            found[name] = {"i2t": way(r1, n_seeds), "t2i": way(r1, n_seeds), "rsum": way(290.0, n_seeds)["r1"]}
+            found[name] = {
+                "i2t": direction(r1, n_seeds),
+                "t2i": direction(r1, n_seeds),
+                "rsum": direction(290.0, n_seeds)["r1"],
+            }
     result = {"version": 1, "dataset": "demo", "experiment": path.stem, "split": "test", "n_images": n_images}
     result |= {"n_captions": 5 * n_images, "seeds": list(range(n_seeds)), "protocols": found}
     path.write_text(json.dumps(result))

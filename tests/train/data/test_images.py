@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.cnn import CnnExtractor, recreate
+from vse.features.cnn import CnnExtractor, rebuild_extractor
 from vse.features.crops import crops_of
 from vse.features.extraction import extract_shards, merge
 from vse.features.reader import FeatureReader
@@ -268,12 +268,12 @@ def pictures(demo: Path, extractor: CnnExtractor) -> MakePictures:
 
 def slow_crop(path: Path, image_id: int, visit: tuple[int, ...]) -> Tensor:
     """A plain random crop of 32 x 32 of a picture of 40 x 40, by the documented seeds."""
-    chance = np.random.default_rng(np.random.SeedSequence([TINY_FEATURE.crop_seed, image_id, *visit]).spawn(1)[0])
+    rng = np.random.default_rng(np.random.SeedSequence([TINY_FEATURE.crop_seed, image_id, *visit]).spawn(1)[0])
     with Image.open(path) as file:
         small = file.convert("RGB").resize((40, 40), Image.Resampling.BILINEAR)
-    top, left = int(chance.integers(9)), int(chance.integers(9))
+    top, left = int(rng.integers(9)), int(rng.integers(9))
     view = small.crop((left, top, left + 32, top + 32))
-    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if chance.random() < 0.5 else view
+    view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else view
     return torch.from_numpy(np.array(view)).permute(2, 0, 1)
 
 
@@ -316,7 +316,7 @@ def test_every_visit_of_a_picture_sees_another_crop(pictures: MakePictures) -> N
 def test_a_crop_of_a_picture_depends_on_its_pair_alone(workers: int, pictures: MakePictures) -> None:
     images = pictures(workers=workers)
     whole = each_pair(pictures(workers=0), BATCHES, PICTURES_OF, 1, 2)
-    assert same(each_pair(images, cut(range(30), 7), PICTURES_OF, 1, 2), whole), "cut in another way"
+    assert same(each_pair(images, cut(range(30), 7), PICTURES_OF, 1, 2), whole), "cut in another direction"
     rest = each_pair(images, BATCHES[2:], PICTURES_OF, 1, 2)
     assert same(rest, {pair: whole[pair] for pair in rest}), "resumed behind two batches"
     shares = [[batch[rank::2] for batch in BATCHES] for rank in range(2)]
@@ -349,7 +349,7 @@ def test_pictures_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
 
 def test_evaluated_pictures_have_the_features_of_their_cache(cache: Path, demo: Path) -> None:
     found = open_cache(cache)
-    extractor = recreate(found)
+    extractor = rebuild_extractor(found)
     paths, ids = val_pictures(demo)
     features = extractor.features(Pictures(extractor, paths, ids).of_images(np.arange(6)))
     stored = rows_by_id(found)

@@ -122,7 +122,7 @@ def slow_paper(made: Made, d: Distance, loss: LossConfig) -> Tensor:
 DISTANCES = [("euclidean", 0.0, euclidean), ("euclidean", 1e-4, floored), ("cosine", 0.0, one_minus_cosine)]
 COUNTS = [[1, 2, 3, 4], [2, 2, 2, 2, 2], [1, 1, 1], [4, 1], [3]]
 WEIGHTS = {
-    "both ways": {"lambda1": 1.0, "lambda2": 1.5},
+    "both directions": {"lambda1": 1.0, "lambda2": 1.5},
     "captions for an image": {"lambda1": 1.0, "lambda2": 0.0},
     "images for a caption": {"lambda1": 0.0, "lambda2": 0.7},
     "constraints among captions": {"lambda2": 1.5, "lambda4": 0.05},
@@ -255,8 +255,8 @@ def test_the_cost_knows_what_it_would_be_if_all_embeddings_were_alike(name: str,
     with torch.no_grad():
         made.images[:] = made.captions[:] = torch.tensor([1.0, 0, 0, 0])
     found = cost(made, loss)
-    assert found.if_alike > 0
-    torch.testing.assert_close(found.loss, found.if_alike)
+    assert found.collapsed_loss > 0
+    torch.testing.assert_close(found.loss, found.collapsed_loss)
 
 
 @pytest.mark.parametrize(("counts", "reduction"), [([1, 1, 1], "sum"), ([4], "sum"), ([4], "mean_topk")])
@@ -310,7 +310,7 @@ def test_the_logistic_loss_of_a_network_equals_a_loop_over_its_pairs(counts: lis
             slow = slow + torch.log(1 + torch.exp(-z * p))
         assert found.scores is None
         torch.testing.assert_close(found.loss, slow)
-        assert found.if_alike.item() == pytest.approx(len(rows) * np.log(2))
+        assert found.collapsed_loss.item() == pytest.approx(len(rows) * np.log(2))
         found_gradients, slow_gradients = (
             torch.autograd.grad(loss, parameters, materialize_grads=True) for loss in (found.loss, slow)
         )
@@ -363,5 +363,5 @@ def test_a_batch_of_one_image_has_no_pairs_and_costs_nothing() -> None:
     assert len(rows) == len(columns) == 0
     made = Made([3])
     found = Objective("logistic", LossConfig(name="logistic"), model("network").double())(made.batch(), 0)
-    assert found.loss.item() == found.if_alike.item() == 0
+    assert found.loss.item() == found.collapsed_loss.item() == 0
     assert not any(part.any() for part in made.with_gradients(found.loss))

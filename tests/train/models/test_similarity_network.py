@@ -148,7 +148,9 @@ def test_scores_can_be_computed_in_bfloat16(run: Path) -> None:
 def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> None:
     result = json.loads(evaluate([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "val.json").read_text())
     full = result["protocols"]["full"]
-    assert {f"{way}_r{k}": full[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS}.items() <= best(run).items()
+    assert {f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}.items() <= best(
+        run
+    ).items()
     assert full["rsum"] == best(run)["rsum"] == RunFolder(run).record()["best_rsum"]
 
 
@@ -157,10 +159,10 @@ def test_captions_query_captions_by_their_embeddings(run: Path, tmp_path: Path) 
     result = json.loads(evaluate([file], tmp_path / "test.json", ["auto", "sentence"]).read_text())
     assert result["protocols"].keys() == {"full", "sentence"}
     with h5py.File(file) as content:
-        captions, owners = content["captions"][:].astype(np.float64), content["caption_image_ids"][:]
+        captions, image_of_caption = content["captions"][:].astype(np.float64), content["caption_image_ids"][:]
     cosines = captions @ captions.T
     np.fill_diagonal(cosines, -np.inf)
-    own = owners[:, None] == owners[None, :]
+    own = image_of_caption[:, None] == image_of_caption[None, :]
     nearest = np.where(own, cosines, -np.inf).max(1, keepdims=True)
     ranks = (np.where(own, -np.inf, cosines) >= nearest).sum(1)
     assert result["protocols"]["sentence"]["s2s"]["r10"] == pytest.approx(100 * (ranks < 10).mean(), abs=100 / 60)

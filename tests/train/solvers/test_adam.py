@@ -88,7 +88,7 @@ def test_training_fits_the_training_pairs(cache: Path, tmp_path: Path) -> None:
 def test_a_warm_up_uses_another_loss_for_the_first_epochs(cache: Path, tmp_path: Path) -> None:
     run = train(cache, experiment("warmup.epochs=2"), out=tmp_path / "run")
     losses = [float(row["loss"]) for row in table(run)]
-    assert losses[1] > 5 * losses[2], "a sum of 31 hinges each way, then a maximum"
+    assert losses[1] > 5 * losses[2], "a sum of 31 hinges each direction, then a maximum"
 
 
 def table(run: Path) -> list[dict[str, str]]:

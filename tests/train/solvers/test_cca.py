@@ -34,9 +34,9 @@ SHAPES = [(5, 8), (8, 5), (6, 6), (1, 4), (4, 1)]
 
 def pairs(dim_x: int, dim_y: int, n: int = 400, seed: int = 0) -> tuple[Matrix, Matrix]:
     """Vectors of both sides of n pairs, which have something in common, around means that are not 0."""
-    chance = np.random.default_rng(seed)
-    common = chance.normal(size=(n, 3)) * [3, 1, 0.3]
-    x, y = (common @ chance.normal(size=(3, dim)) + chance.normal(size=(n, dim)) for dim in (dim_x, dim_y))
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=(n, 3)) * [3, 1, 0.3]
+    x, y = (common @ rng.normal(size=(3, dim)) + rng.normal(size=(n, dim)) for dim in (dim_x, dim_y))
     return x + np.arange(dim_x), 10 * y - 5
 
 
@@ -153,13 +153,13 @@ Blocks = list[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]
 
 def blocks(counts: list[list[int]], dim_x: int, dim_y: int, offset: float, seed: int) -> Blocks:
     """Blocks of images with so many captions each."""
-    chance = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     found = []
     for block in counts:
-        owners = np.repeat(np.arange(len(block)), block)
-        images = chance.normal(size=(len(block), dim_x)) + offset
-        captions = images[owners] @ chance.normal(size=(dim_x, dim_y)) + chance.normal(size=(len(owners), dim_y))
-        found.append((torch.from_numpy(images).float(), torch.from_numpy(captions).float(), owners))
+        image_of_caption = np.repeat(np.arange(len(block)), block)
+        images = rng.normal(size=(len(block), dim_x)) + offset
+        captions = images[image_of_caption] @ rng.normal(size=(dim_x, dim_y)) + rng.normal(size=(len(image_of_caption), dim_y))
+        found.append((torch.from_numpy(images).float(), torch.from_numpy(captions).float(), image_of_caption))
     return found
 
 
@@ -173,7 +173,7 @@ def blocks(counts: list[list[int]], dim_x: int, dim_y: int, offset: float, seed:
 def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple[int, int], offset: float, seed: int) -> None:
     parts = blocks(counts, *dims, offset, seed)
     found = covariances(iter(parts))
-    x = np.concatenate([images.double().numpy()[owners] for images, _, owners in parts])
+    x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
     y = np.concatenate([captions.double().numpy() for _, captions, _ in parts])
     np.testing.assert_allclose(found.mean_x, x.mean(0), rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(found.mean_y, y.mean(0), rtol=1e-5, atol=1e-4)
@@ -186,7 +186,7 @@ def test_covariances_are_those_of_all_pairs(counts: list[list[int]], dims: tuple
 def test_a_mean_far_from_zero_does_no_harm() -> None:
     """As of features of one sign: products of the numbers themselves would lose the differences in float32."""
     parts = blocks([[2] * 50, [5] * 40, [1] * 7], 4, 3, offset=3000, seed=1)
-    x = np.concatenate([images.double().numpy()[owners] for images, _, owners in parts])
+    x = np.concatenate([images.double().numpy()[image_of_caption] for images, _, image_of_caption in parts])
     np.testing.assert_allclose(covariances(iter(parts)).xx, np.cov(x.T, bias=True), rtol=1e-3, atol=1e-4)
 
 
@@ -222,7 +222,7 @@ def test_a_run_tries_each_regularisation_and_keeps_the_best(run: Path) -> None:
     assert (record["best_epoch"], record["best_rsum"]) == (best["epoch"], best["rsum"])
     assert len({row["rsum"] for row in rows}) > 1
     for row in rows:
-        recalls = [row[f"{way}_r{k}"] for way in ("i2t", "t2i") for k in RECALLS]
+        recalls = [row[f"{direction}_r{k}"] for direction in ("i2t", "t2i") for k in RECALLS]
         assert row["rsum"] == pytest.approx(sum(recalls))
 
 
@@ -241,8 +241,8 @@ def split(demo: Path, name: str) -> tuple[list[int], list[int], list[int]]:
 
 
 def test_embeddings_are_scaled_projections_of_unit_length(run: Path, demo: Path, cache: Path, tfidf: Path) -> None:
-    _, sentids, owners = split(demo, "train")
-    found = of_pairs(vectors(cache, owners), vectors(tfidf, sentids))
+    _, sentids, image_of_caption = split(demo, "train")
+    found = of_pairs(vectors(cache, image_of_caption), vectors(tfidf, sentids))
     regularization = next(row["regularization"] for row in table(run) if row["epoch"] == RunFolder(run).record()["best_epoch"])
     x, y, correlations = slow_directions(found, 6, regularization)
     imgids, sentids, _ = split(demo, "test")
@@ -261,7 +261,9 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> 
     result = json.loads(evaluate([embed_split(run, tmp_path / "val.h5", "val")], tmp_path / "r.json").read_text())
     best = max(table(run), key=lambda row: row["rsum"])
     full = result["protocols"]["full"]
-    assert {f"{way}_r{k}": full[way][f"r{k}"] for way in ("i2t", "t2i") for k in RECALLS}.items() <= best.items()
+    assert {
+        f"{direction}_r{k}": full[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS
+    }.items() <= best.items()
     test = evaluate([embed_split(run, tmp_path / "test.h5")], tmp_path / "t.json", ["auto", "sentence"])
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
 
