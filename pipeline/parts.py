@@ -1,0 +1,77 @@
+"""Parts that an experiment or a feature is put together from, such as losses or extractors: a registry for each kind.
+
+A part is a class of settings with the code that they describe, in a file of its own, and one line in the registry of its kind.
+Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, BeforeValidator
+
+from vse.pipeline.config import Settings
+from vse.pipeline.errors import did_you_mean
+
+_Part = TypeVar("_Part", bound=Settings)
+
+
+class Registry(Generic[_Part]):
+    """The parts of one kind by name.
+
+    Parameters
+    ----------
+    kind : what they are, for messages, such as ``similarity``
+    parts : their classes; each has its name as the default of the field ``key``
+    key : the field that names a part
+    """
+
+    def __init__(self, kind: str, *parts: type[_Part], key: str = "name") -> None:
+        self.kind, self.key = kind, key
+        self._parts: dict[str, type[_Part]] = {}
+        for part in parts:
+            self.add(part)
+
+    def add(self, part: type[_Part]) -> None:
+        """Register a part, under the default of its field ``key``."""
+        self._parts[part.model_fields[self.key].default] = part
+
+    def remove(self, name: str) -> None:
+        """Forget a part."""
+        del self._parts[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __getitem__(self, name: str) -> type[_Part]:
+        """The class of the part ``name``; :class:`ValueError` suggests the nearest name if there is none."""
+        if name not in self._parts:
+            raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
+        return self._parts[name]
+
+    def read(self, value: Any) -> Any:
+        """A part from its name, or from a mapping of its settings with its name; a part itself, and None, stay as they are."""
+        if value is None or isinstance(value, BaseModel):
+            return value
+        settings = {self.key: value} if isinstance(value, str) else value
+        if not isinstance(settings, Mapping) or not isinstance(settings.get(self.key), str):
+            raise ValueError(f"a {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
+        return self[settings[self.key]].model_validate(settings)
+
+
+def part_of(registry: Registry[Any]) -> BeforeValidator:
+    """What makes a field of a schema a part: ``loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)]``."""
+    return BeforeValidator(registry.read)
+
+
+def registry_of(schema: type[BaseModel], field: str) -> Registry[Any] | None:
+    """The registry that a field of a schema takes its part from, if it is a part."""
+    for mark in schema.model_fields[field].metadata:
+        owner = getattr(getattr(mark, "func", None), "__self__", None)
+        if isinstance(owner, Registry):
+            return owner
+    return None
