@@ -7,7 +7,8 @@ Settings name it: ``similarity: { name: order, form: norm }``, or just ``similar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, BeforeValidator
 
@@ -18,18 +19,19 @@ _Part = TypeVar("_Part", bound=Settings)
 
 
 class Registry(Generic[_Part]):
-    """The parts of one kind by name.
+    """The parts of one kind by name. A part is imported when it is asked for.
 
     Parameters
     ----------
     kind : what they are, for messages, such as ``similarity``
-    parts : their classes; each has its name as the default of the field ``key``
+    parts : classes; each has its name as the default of the field ``key``
     key : the field that names a part
+    lazy : classes by name, as ``module:Class``
     """
 
-    def __init__(self, kind: str, *parts: type[_Part], key: str = "name") -> None:
+    def __init__(self, kind: str, *parts: type[_Part], key: str = "name", lazy: Mapping[str, str] | None = None) -> None:
         self.kind, self.key = kind, key
-        self._parts: dict[str, type[_Part]] = {}
+        self._parts: dict[str, type[_Part] | str] = dict(lazy or {})
         for part in parts:
             self.add(part)
 
@@ -51,7 +53,11 @@ class Registry(Generic[_Part]):
         """The class of the part ``name``; :class:`ValueError` suggests the nearest name if there is none."""
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
-        return self._parts[name]
+        part = self._parts[name]
+        if isinstance(part, str):
+            module, _, own_name = part.partition(":")
+            part = self._parts[name] = cast(type[_Part], getattr(import_module(module), own_name))
+        return part
 
     def read(self, value: Any) -> Any:
         """A part from its name, or from a mapping of its settings with its name; a part itself, and None, stay as they are."""
@@ -59,7 +65,7 @@ class Registry(Generic[_Part]):
             return value
         settings = {self.key: value} if isinstance(value, str) else value
         if not isinstance(settings, Mapping) or not isinstance(settings.get(self.key), str):
-            raise ValueError(f"a {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
+            raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         return self[settings[self.key]].model_validate(settings)
 
 

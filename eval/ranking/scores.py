@@ -28,14 +28,14 @@ class Similarity(NamedTuple):
     tile_captions: int
 
 
-def _cosine(
+def cosine_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
     """Inner products; for unit vectors the cosine."""
     torch.mm(images, captions.T, out=out)
 
 
-def _order(
+def order_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
     """s(i, c) = -||max(0, c - v)||^2, for the image's v: how far the caption, the more general of the two, exceeds it.
@@ -44,7 +44,7 @@ def _order(
     |c|^2 - 2cv + |v|^2 it would lose the small ones, and a dominated caption would not score 0.
     """
     several = max(1, _DIFFERENCES // max(1, captions.numel()))
-    buffer = torch.empty(min(several, len(images)), *captions.shape)
+    buffer = captions.new_empty(min(several, len(images)), *captions.shape)
     for start in range(0, len(images), several):
         rows = images[start : start + several, None]
         larger = torch.maximum(captions, rows, out=buffer[: len(rows)])
@@ -56,8 +56,8 @@ def _order(
 
 # Ranking scores all images of a tile with all their own captions first; where a pair is dear, few images keep that small.
 SIMILARITIES = {
-    "cosine": Similarity(_cosine, tile_images=512, tile_captions=4096),
-    "order": Similarity(_order, tile_images=64, tile_captions=32),
+    "cosine": Similarity(cosine_scores, tile_images=512, tile_captions=4096),
+    "order": Similarity(order_scores, tile_images=64, tile_captions=32),
 }
 
 
