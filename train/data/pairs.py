@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vse.features.cache import FeatureCache
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import Captions
+from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import EvaluationImages
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Split:
 
     pairs: Pairs
     images: EvaluationImages
-    captions: Captions
+    captions: CaptionInputs
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:
