@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, model_validator
 
@@ -11,6 +12,7 @@ class Settings(BaseModel):
     """A frozen group of settings; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    renamed: ClassVar[Mapping[str, str]] = {}  # settings that have another name now: model.order_form, for example
 
 
 class BranchesConfig(Settings):
@@ -167,9 +169,9 @@ class TrainConfig(Settings):
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: str = Field(
         "shuffled",
-        description="a sampler of vse.train.data.samplers: shuffled, every pair once in an epoch; neighbourhood, that, with two "
-        "captions or more of each image of a batch; neighbourhood_added, shuffled, then each image gets a second caption, if "
-        "it has none, on top of the batch size (two-branch paper, section 3.2.3)",
+        description="a sampler of vse.train.data.samplers: shuffled, every pair once in an epoch; neighbourhood, that, with "
+        "two captions or more of each image of a batch; neighbourhood_added, shuffled, then each image gets a second caption, "
+        "if it has none, on top of the batch size (two-branch paper, section 3.2.3)",
     )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
     compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
@@ -198,11 +200,14 @@ class CcaConfig(Settings):
 _HOW = (("images", "workers"), ("train", "features_in_memory"), ("train", "memory_gb"), ("train", "save_minutes"))
 
 
-class ExperimentConfig(Settings):
-    """One experiment: the features it reads, the model, the loss, the optimisation."""
+class ExperimentPlan(Settings):
+    """What the workflow needs to know of an experiment; any other settings are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str
-    rows: list[str] = Field(default_factory=list, description="rows of published tables that this is: vsepp 1.6, say")
+    about: str = Field("", description="what the experiment is, in a sentence")
+    rows: list[str] = Field(default_factory=list, description="rows of published tables that this is, e.g. vsepp 1.6")
     seeds: list[int] = Field(default=[0], min_length=1, description="seeds that the workflow trains and averages over")
     feature: str = Field("fc7", description="the feature preset whose cache is read")
     eval_feature: str | None = Field(
@@ -212,8 +217,23 @@ class ExperimentConfig(Settings):
         None, description="the feature preset of captions whose cache is read instead of their words; none: the words"
     )
     start_from: str | None = Field(None, description="experiment whose best weights (same data set and seed) this starts from")
-    solver: Literal["gradient", "cca"] = Field("gradient", description="how the weights are found")
     protocols: list[str] = Field(default=["auto"], min_length=1, description="protocols of the workflow's evaluation")
+
+    def content(self) -> dict[str, Any]:
+        """The settings that determine the trained weights."""
+        content = self.model_dump(mode="json", exclude={"about", "rows", "seeds", "protocols"})
+        for group, name in _HOW:
+            if isinstance(content.get(group), dict):
+                content[group].pop(name, None)
+        return content
+
+
+class ExperimentConfig(ExperimentPlan):
+    """One experiment: the features it reads, the model, the loss, the optimisation."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    solver: Literal["gradient", "cca"] = Field("gradient", description="how the weights are found")
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
     loss: LossConfig = LossConfig()
@@ -234,13 +254,6 @@ class ExperimentConfig(Settings):
             if self.images.source != "cache" or self.start_from is not None:
                 raise ValueError("solver: cca reads cached features and starts from nothing")
         return self
-
-    def content(self) -> dict[str, Any]:
-        """The settings that determine the trained weights."""
-        content = self.model_dump(mode="json", exclude={"rows", "seeds", "protocols"})
-        for group, name in _HOW:
-            del content[group][name]
-        return content
 
 
 class SourceFile(Settings):
