@@ -8,22 +8,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from vse.features.cnn import CnnExtractor
 from vse.features.crops import crops_of, read_ahead
-from vse.pipeline.config import ImagesConfig
+from vse.pipeline.config import Settings
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode
 from vse.train.data.cached import CachedFeatures, Numbers
 
 _CROPS_AHEAD = 3  # batches of photos that are decoded while one is computed
+
+
+class ImagesConfig(Settings):
+    """What a training step sees of an image: its cached features, or a random crop through the CNN that made the cache."""
+
+    source: Literal["cache", "pictures"] = Field(
+        "cache", description="cache: the cached vector, or a random one of a crop bank; pictures: a new random crop each time"
+    )
+    finetune: bool = Field(False, description="train the CNN too (source: pictures)")
+    random_crop: Literal["resized", "plain"] | None = Field(
+        None, description="kind of random crops, as in a feature's settings; none: as the cache's own settings say"
+    )
+    batch_norm: Literal["frozen", "train"] = Field(
+        "frozen", description="whether a fine-tuned CNN keeps its batch norms' statistics; its dropout is always off"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute the CNN twice instead of keeping its activations")
+    workers: int = Field(2, ge=0, description="threads that decode photos ahead")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ImagesConfig:
+        if self.finetune and self.source != "pictures":
+            raise ValueError("finetune needs source: pictures")
+        if self.batch_norm == "train" and self.gradient_checkpointing:
+            raise ValueError("batch_norm: train does not go with gradient_checkpointing, which would count each batch twice")
+        return self
 
 
 class TrainingImages(Protocol):

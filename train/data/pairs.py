@@ -69,6 +69,10 @@ class Split:
     images: EvaluationImages
     captions: CaptionInputs
 
+    def first(self, n_images: int) -> Split:
+        """The first images of the split, with all their captions. These are numbered first, so what is read stays as it is."""
+        return self if n_images >= len(self.pairs.images) else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:
     """Images of some splits that have features; those that the extraction skipped are left out, with a warning."""
