@@ -24,6 +24,11 @@ class Kind(StrEnum):
     TOKENS = "tokens"
 
 
+def kind_of_rows(row_kind: str) -> Kind:
+    """What the rows of a feature cache are read as; of a bank of crops, one crop at a time."""
+    return Kind.SETS if row_kind == "sets" else Kind.VECTORS
+
+
 # One side of a batch as an encoder gives it: (vectors,), or (vectors, mask) of sets.
 Encoded = tuple[Tensor, ...]
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.features.reader import FeatureReader
-from vse.train.kinds import Encoded, Kind
+from vse.train.kinds import Encoded, Kind, kind_of_rows
 
 _BLOCK = 4096  # rows
 Numbers = NDArray[np.int64]
@@ -38,7 +38,7 @@ class CachedFeatures:
         self._reader = reader
         self._rows = reader.positions(ids)
         self._device = device
-        self.kind = Kind.SETS if cache.row_kind == "sets" else Kind.VECTORS
+        self.kind = kind_of_rows(cache.row_kind)
         self.n_crops = cache.row_shape[0] if cache.row_kind == "crops" else 0
         self._mean_is_unit = bool(cache.provenance.get("config", {}).get("normalize"))
         if cache.offsets is not None:

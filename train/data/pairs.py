@@ -71,7 +71,11 @@ class Split:
 
     def first(self, n_images: int) -> Split:
         """The first images of the split, with all their captions. These are numbered first, so what is read stays as it is."""
-        return self if n_images >= len(self.pairs.images) else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+        return (
+            self
+            if n_images >= len(self.pairs.images)
+            else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+        )
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:

@@ -139,7 +139,9 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = (str(error) or repr(error)).splitlines()[0]
-            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again") from None
+            raise UserError(
+                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
+            ) from None
         return state
 
 

@@ -11,6 +11,7 @@ from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file
+from vse.train.kinds import Kind, kind_of_rows
 from vse.train.run.folder import RunFolder, relative_path
 
 
@@ -44,6 +45,11 @@ class Inputs:
     dataset: Dataset
     base: RunFolder | None
     weights_dir: Path | None
+
+    @property
+    def caption_input_kind(self) -> Kind:
+        """What captions are read as."""
+        return Kind.WORDS if self.captions is None else kind_of_rows(self.captions.row_kind)
 
     def identity(self, seed: int) -> dict[str, Any]:
         """What a run is made from, beside its settings."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -23,24 +23,32 @@ TILE_IMAGES, TILE_CAPTIONS = 64, 512  # pairs of a model that are scored at once
 
 def encode(model: Model, split: Split, device: torch.device) -> tuple[Encoded, Encoded]:
     """Embeddings of all images and all captions of a split, in their order, on the CPU."""
+    return encode_images(model, split, device), encode_captions(model, split)
+
+
+def encode_images(model: Model, split: Split, device: torch.device) -> Encoded:
+    """Embeddings of all images of a split."""
+    block = _BLOCK if model.cnn is None else _PHOTOS
+    parts = (
+        tuple(part.to(device) for part in split.images.of_images(rows)) for rows in _blocks(len(split.pairs.images), block)
+    )
+    return _encoded(model, model.embed_images, parts)
+
+
+def encode_captions(model: Model, split: Split) -> Encoded:
+    """Embeddings of all captions of a split."""
+    parts = (split.captions.of(rows) for rows in _blocks(len(split.pairs), _BLOCK))
+    return _encoded(model, model.embed_captions, parts)
+
+
+def _blocks(n: int, size: int) -> Iterator[NDArray[np.int64]]:
+    return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Encoded:
     model.eval()
-
-    def in_blocks(n: int, block: int, embed: Callable[..., Encoded], read: Callable[[NDArray[np.int64]], Encoded]) -> Encoded:
-        parts = []
-        for start in range(0, n, block):
-            inputs = read(np.arange(start, min(start + block, n)))
-            parts.append(tuple(part.cpu() for part in embed(*inputs)))
-        return joined(parts)
-
     with torch.inference_mode():
-        images = in_blocks(
-            len(split.pairs.images),
-            _BLOCK if model.cnn is None else _PHOTOS,
-            lambda *inputs: model.embed_images(*(part.to(device) for part in inputs)),
-            split.images.of_images,
-        )
-        captions = in_blocks(len(split.pairs), _BLOCK, model.embed_captions, split.captions.of)
-    return images, captions
+        return joined([tuple(tensor.cpu() for tensor in embed(*part)) for part in parts])
 
 
 class PairScores:
@@ -60,6 +68,9 @@ class PairScores:
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
         self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
+        with torch.inference_mode():
+            one = model.similarity(*(self._tile(side, torch.zeros(1, dtype=torch.int64), 1) for side in (images, captions)))
+        self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scores (i2t, t2i) of some image rows with all captions, or with the captions of these numbers, on the CPU."""
@@ -67,17 +78,13 @@ class PairScores:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
 
-    def in_rows(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """All scores, some image rows at a time."""
+    def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
+        """The scores as blocks of rows: i2t, and t2i if they depend on the direction."""
         n_images = len(self._images[0])
-        for start in range(0, n_images, TILE_IMAGES):
-            rows = slice(start, min(start + TILE_IMAGES, n_images))
-            yield rows, *self(rows, None)
-
-    def of_direction(self, direction: str) -> Callable[[slice, Tensor | None], Tensor]:
-        """The blocks of one direction, as :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes them; each is a copy."""
-        which = ("i2t", "t2i").index(direction)
-        return lambda rows, columns: self(rows, columns)[which].clone()
+        i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
+        if not self.has_directions:
+            return i2t, None
+        return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
 
     def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
@@ -85,7 +92,7 @@ class PairScores:
         images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES)
         parts = []
         with torch.inference_mode(), autocast(self._precision, self._device):
-            for part in torch.split(numbers, TILE_CAPTIONS):
+            for part in torch.split(numbers, TILE_CAPTIONS) if len(numbers) else []:
                 scores = self._model.similarity(images, self._tile(self._captions, part, TILE_CAPTIONS))
                 both = scores if isinstance(scores, tuple) else (scores, scores)
                 parts.append([one[:n_rows, : len(part)].float().cpu() for one in both])
@@ -106,11 +113,7 @@ def ranks(
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
         return ranks_from_embeddings(*images, *captions, image_of_caption, ranked_by)
-    scores = PairScores(model, images, captions, precision)
-    i2t, t2i = (
-        ScoreBlocks(len(images[0]), image_of_caption, TILE_IMAGES, scores.of_direction(direction)) for direction in ("i2t", "t2i")
-    )
-    return ranks_from_blocks(i2t, t2i)
+    return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 
 def _trimmed(sets: Encoded) -> Encoded:
