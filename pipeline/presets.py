@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import DatasetConfig, ExperimentConfig, ExperimentPlan, Settings, WorkflowConfig
+from vse.pipeline.config import DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.feature_config import EXTRACTORS, FeatureConfig
 from vse.pipeline.parts import Registry, default_part, group_of, registry_of
@@ -39,11 +39,6 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     if kind not in EXTRACTORS:
         raise UserError(f"feature {name!r}: unknown extractor {kind!r}{did_you_mean(str(kind), EXTRACTORS)}")
     return validated(EXTRACTORS[kind], "feature", name, with_sets(EXTRACTORS[kind], content, sets))
-
-
-def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    return validated(ExperimentConfig, "experiment", name, experiment_settings(name, dataset, sets, ExperimentConfig))
 
 
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
