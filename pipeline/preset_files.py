@@ -105,8 +105,8 @@ def _preset_at(path: Path) -> Preset:
     presets = _presets_of(path)
     if list(presets) != [path.stem]:
         raise UserError(
-            f"{path}: has several presets ({', '.join(presets)}), and a path can only name a file with one; put it into a "
-            "folder of VSE_PRESETS and give the preset's name"
+            f"{path}: is a family of presets ({', '.join(presets)}), and a path can only name a single one; put the file into "
+            "a folder of VSE_PRESETS and give the name of a preset"
         )
     return presets[path.stem]
 

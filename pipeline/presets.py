@@ -164,7 +164,7 @@ def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool)
         return above
     kept, unnamed = old or {}, registry.key not in new
     name = kept.get(registry.key) if unnamed else new[registry.key]
-    if name not in registry:  # an error if it stays so, which the schema reports
+    if not isinstance(name, str) or name not in registry:  # an error if it stays so, which the schema reports
         return below if lenient and unnamed else {**kept, **new}
     part = registry[name]
     if lenient and unnamed:
