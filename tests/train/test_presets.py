@@ -12,6 +12,7 @@ from vse.features.cnn import CnnExtractor
 from vse.features.extraction import Extractor, extract_shards, merge
 from vse.pipeline import presets
 from vse.pipeline.feature_config import BoxesConfig, CnnConfig, RegionsConfig
+from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
@@ -31,13 +32,13 @@ ROWS = [
 
 
 def test_every_row_of_the_papers_is_one_experiment() -> None:
-    found = [row for name in EXPERIMENTS for row in presets.load_experiment(name).rows]
+    found = [row for name in EXPERIMENTS for row in load_experiment(name).rows]
     assert sorted(found) == sorted(ROWS)
 
 
 def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
-    assert presets.load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
-    assert presets.load_experiment("vsepp_effnet").rows == []
+    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
+    assert load_experiment("vsepp_effnet").rows == []
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
 def test_the_four_models_are_those_of_the_paper(
     name: str, loss: str, normalize: bool, absolute: bool, margin: float, rate: float, form: str
 ) -> None:
-    found = presets.load_experiment(name)
+    found = load_experiment(name)
     assert (found.loss.name, found.loss.margin) == (loss, margin)
     assert (found.model.normalize_image, found.model.absolute, found.model.similarity) == (normalize, absolute, form)
     assert (found.train.epochs, found.train.decay_after, found.train.learning_rate) == (30, 15, rate)
@@ -60,7 +61,7 @@ def test_the_four_models_are_those_of_the_paper(
 
 
 def test_the_embedding_networks_are_those_of_the_paper() -> None:
-    full = presets.load_experiment("twobranch_constraints")
+    full = load_experiment("twobranch_constraints")
     assert (full.feature, full.caption_feature) == ("fc7_10c", "hglmm")
     assert full.model.branches.widths == ([2048, 512], [2048, 512])
     assert (full.model.branches.batch_norm, full.model.branches.dropout, full.model.similarity) == (
@@ -72,7 +73,7 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert (loss.name, loss.margin, loss.k, loss.reduction, loss.same_image) == ("top", 0.05, 10, "sum", "mask")
     assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == (1, 1.5, 0, 0.05)
     assert (full.train.batch_size, full.train.learning_rate, full.train.sampling) == (500, 1e-4, "neighbourhood")
-    lstm = presets.load_experiment("twobranch_lstm")
+    lstm = load_experiment("twobranch_lstm")
     assert (lstm.caption_feature, lstm.model.recurrent, lstm.model.word_dim, lstm.model.dim) == (None, "lstm", 256, 512)
     assert lstm.model.branches.widths == ([2048, 512], [1024, 512])
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
@@ -91,7 +92,7 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
 def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
     name: str, weights: tuple[float, ...], layers: str, sampling: str
 ) -> None:
-    found, full = presets.load_experiment(name), presets.load_experiment("twobranch_constraints")
+    found, full = load_experiment(name), load_experiment("twobranch_constraints")
     lambdas = dict(zip(("lambda1", "lambda2", "lambda3", "lambda4"), weights, strict=True))
     branches = full.model.branches.model_copy(update={"layers": layers})
     assert found.loss == full.loss.model_copy(update=lambdas)
@@ -101,9 +102,9 @@ def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
 def test_fine_tuning_follows_the_paper(name: str) -> None:
-    found = presets.load_experiment(name)
+    found = load_experiment(name)
     assert (found.train.epochs, found.train.learning_rate, found.train.decay_after) == (15, 2e-5, 15)
-    base = presets.load_experiment(str(found.start_from))
+    base = load_experiment(str(found.start_from))
     assert (base.train.epochs, base.images.finetune, base.train.restval) == (30, False, found.train.restval)
     assert base.model == found.model
     assert base.loss == found.loss
@@ -144,7 +145,7 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     def run(name: str) -> Path:
         out = folder / f"demo_{name}" / "seed-0"
         if not out.exists():
-            config = presets.load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
+            config = load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
             if config.start_from:
                 run(config.start_from)
             for other in (config.eval_feature, config.caption_feature):
@@ -161,8 +162,8 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
     assert run.record()["state"] == "finished"
-    if run.experiment().solver == "cca":
-        assert len(run.checkpoint()["rows"]) == len(run.experiment().cca.regularization)
+    if run.settings(ExperimentConfig).solver == "cca":
+        assert len(run.checkpoint()["rows"]) == len(run.settings(ExperimentConfig).solver.regularization)
     else:
         assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
     assert run.best_file.is_file()

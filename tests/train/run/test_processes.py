@@ -15,24 +15,22 @@ import torch
 
 from tests.train.conftest import COMMAND, experiment, state
 from vse.train.run.processes import Processes
-from vse.train.training import train
+from vse.train.training import Existing, train
 
 CASES = {
     "max of hinges": ["train.batch_size=50"],  # the last batch has 40 pairs
     "sum of hinges, masked": ["loss.name=sum", "loss.same_image=mask", "train.batch_size=34"],  # the last one has 2
     "order embeddings": ["model.similarity=order", "train.batch_size=50"],
     "two linear branches, neighbourhood sampling": [
-        "model.branches.layers=linear",
-        "model.branches.image_widths=[9]",
-        "model.branches.caption_widths=[9]",
-        "model.recurrent=lstm",
+        "model.image_encoder={name: branch, widths: [9]}",
+        "model.caption_encoder={name: lstm, head: {widths: [9]}}",
         "model.similarity=euclidean",
         "loss.name=top",
         "loss.lambda4=0.1",
         "train.sampling=neighbourhood",
         "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
     ],
-    "similarity network": ["model.similarity=network", "model.network_widths=[6]", "loss.name=logistic"],
+    "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
 }
 
@@ -98,7 +96,7 @@ def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path
         _, log = both.communicate()
     assert both.returncode != 0
     assert "stopped in epoch" in log
-    train(cache, experiment(*sets), out=tmp_path / "run", resume=True)
+    train(cache, experiment(*sets), out=tmp_path / "run", existing=Existing(resume=True))
     train(cache, experiment(*sets), out=tmp_path / "one")
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
 
