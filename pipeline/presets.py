@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.config import DatasetConfig, ExperimentConfig, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import EXTRACTORS, FeatureConfig
 
 _Config = TypeVar("_Config", bound=Settings)
 
@@ -25,17 +24,6 @@ _Config = TypeVar("_Config", bound=Settings)
 def load_dataset(name: str) -> DatasetConfig:
     """The data set preset ``name``."""
     return _validated(DatasetConfig, "data set", name, _read("datasets", name))
-
-
-def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureConfig:
-    """The feature preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    content = _read("features", name)
-    if dataset in known_presets("datasets"):
-        content = merged(content, load_dataset(dataset).features.get(content["name"], {}))
-    kind = content.get("extractor", "cnn")
-    if kind not in EXTRACTORS:
-        raise UserError(f"feature {name!r}: unknown extractor {kind!r}{did_you_mean(str(kind), EXTRACTORS)}")
-    return _validated(EXTRACTORS[kind], "feature", name, _with_sets(EXTRACTORS[kind], content, sets))
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import vse
-from vse.features.cnn import rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.reader import FeatureReader
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError

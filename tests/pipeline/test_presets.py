@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 
@@ -15,7 +16,7 @@ EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("exp
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for feature in FEATURES:
-        assert presets.load_feature(feature, dataset).name == feature
+        assert load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
         assert presets.load_experiment(experiment, dataset).feature in FEATURES
 
@@ -35,12 +36,12 @@ def test_vse0_differs_from_vsepp_in_two_settings() -> None:
 
 
 def test_fc7_is_the_paper_s() -> None:
-    config = presets.load_feature("fc7")
+    config = load_feature("fc7")
     assert isinstance(config, CnnConfig)
     assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
 
 
-@pytest.mark.parametrize("load", [presets.load_experiment, presets.load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [presets.load_experiment, load_feature, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
     known = {"load_experiment": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
