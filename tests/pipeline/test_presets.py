@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from pydantic import SerializeAsAny
 
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 from vse.pipeline.parts import part_of
+from vse.train.experiment import load_experiment
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
@@ -23,13 +25,13 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
     for feature in FEATURES:
-        assert presets.load_feature(feature, dataset).name == feature
+        assert load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
-        assert presets.load_experiment(experiment, dataset).feature in FEATURES
+        assert load_experiment(experiment, dataset).feature in FEATURES
 
 
 def test_vsepp_is_the_paper_s() -> None:
-    config = presets.load_experiment("vsepp")
+    config = load_experiment("vsepp")
     assert (config.loss.name, config.loss.margin, config.loss.same_image, config.warmup.epochs) == ("max", 0.2, "keep", 0)
     assert (config.model.dim, config.model.word_dim, config.model.normalize_image) == (1024, 300, True)
     train = config.train
@@ -38,17 +40,17 @@ def test_vsepp_is_the_paper_s() -> None:
 
 
 def test_vse0_differs_from_vsepp_in_two_settings() -> None:
-    changes = presets.changed_fields(presets.load_experiment("vsepp").content(), presets.load_experiment("vse0").content())
+    changes = presets.changed_fields(load_experiment("vsepp").content(), load_experiment("vse0").content())
     assert changes == ["loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
 
 
 def test_fc7_is_the_paper_s() -> None:
-    config = presets.load_feature("fc7")
+    config = load_feature("fc7")
     assert isinstance(config, CnnConfig)
     assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
 
 
-@pytest.mark.parametrize("load", [presets.load_experiment, presets.load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [load_experiment, load_feature, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
     known = {"load_experiment": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
@@ -56,7 +58,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
 
 
 def test_a_setting_is_read_as_yaml() -> None:
-    config = presets.load_experiment("vsepp", sets=["loss.margin=0.1", "train.learning_rate=2e-3", "loss.same_image=mask"])
+    config = load_experiment("vsepp", sets=["loss.margin=0.1", "train.learning_rate=2e-3", "loss.same_image=mask"])
     assert (config.loss.margin, config.train.learning_rate, config.loss.same_image) == (0.1, 2e-3, "mask")
 
 
@@ -72,13 +74,13 @@ def test_a_setting_is_read_as_yaml() -> None:
 )
 def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        presets.load_experiment("vsepp", sets=[setting])
+        load_experiment("vsepp", sets=[setting])
 
 
 def test_a_preset_by_path_may_extend_one_by_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: vse0\nloss: {margin: 0.3}\n")
-    config = presets.load_experiment(str(path))
+    config = load_experiment(str(path))
     assert (config.name, config.loss.name, config.loss.margin) == ("mine", "sum", 0.3)
 
 
@@ -86,14 +88,14 @@ def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: p
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "wide.yaml").write_text("extends: vsepp\nmodel: {dim: 2048}\n")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert presets.load_experiment("wide").model.dim == 2048
+    assert load_experiment("wide").model.dim == 2048
 
 
 @pytest.mark.parametrize("text", ["loss: {margn: 1}", "learning_rate: 1"])
 def test_an_unknown_setting_of_a_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(UserError, match="bad.*: unknown setting '"):
-        presets.load_experiment(str(tmp_path / "bad.yaml"))
+        load_experiment(str(tmp_path / "bad.yaml"))
 
 
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:

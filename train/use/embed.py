@@ -12,7 +12,7 @@ import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn import rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file

@@ -19,7 +19,7 @@ from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly,
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.image_files import decode
