@@ -28,9 +28,9 @@ def test_a_part_comes_back_from_what_was_written_of_it() -> None:
     ("settings", "where", "message"),
     [
         ({"drink": "te"}, ("drink",), r"unknown drink 'te' \(did you mean 'tea'\? known: coffee, milk, tea\)"),
-        ({"drink": 3}, ("drink",), r"a drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"size": 1}}, ("drink",), r"a drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"name": ["tea"]}}, ("drink",), r"a drink is a name"),
+        ({"drink": 3}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"size": 1}}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"name": ["tea"]}}, ("drink",), r"the drink is a name"),
         ({"drink": {"name": "tea", "shots": 2}}, ("drink", "shots"), "Extra inputs are not permitted"),
         ({"drink": {"name": "tea", "size": 0}}, ("drink", "size"), "greater than or equal to 1"),
         ({"drink": {"name": "milk", "size": 10, "heat": 99}}, ("drink",), "so much milk boils over"),

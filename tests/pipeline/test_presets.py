@@ -143,7 +143,7 @@ def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_b
     without = presets.merged(with_cocoa, {"table": {"topping": None}}, Order)
     assert presets.validated(Order, "order", "toy", without).table.topping is None
     nameless = presets.merged(without, {"table": {"topping": {"grams": 1}}}, Order)
-    with pytest.raises(UserError, match=r"order 'toy': table.topping: a topping is a name \(cream, cocoa\), or settings with"):
+    with pytest.raises(UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or settings with"):
         presets.validated(Order, "order", "toy", nameless)
 
 
@@ -264,7 +264,7 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
         (["table.drink={name: tea, heta: 1}"], r"^experiment 'english': unknown setting 'table.drink.heta' \(did you mean"),
         (
             ["table.topping.grams=1"],
-            r"^experiment 'english': table.topping: a topping is a name \(cream, cocoa\), or settings with",
+            r"^experiment 'english': table.topping: the topping is a name \(cream, cocoa\), or settings with",
         ),
         (
             ["table.topping=cocoa", "table.topping.gram=1"],
