@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import Fold, Queries
-from vse.eval.ranking.ranks import ScoreBlock
+from vse.eval.ranking.ranks import ScoreBlocks
 from vse.pipeline.errors import UserError
 
 COCO_PROTOCOLS = ("cxc", "eccv")
@@ -36,15 +36,17 @@ def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
     return bool(np.isin(_test_captions(), caption_ids).all() and np.isin(_test_images(), coco_ids).all())
 
 
-def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, image_of_caption: Rows, block: ScoreBlock, size: int) -> Fold:
+def coco_fold(
+    protocol: str, coco_ids: Rows, caption_ids: Rows, i2t_blocks: ScoreBlocks, t2i_blocks: ScoreBlocks | None = None
+) -> Fold:
     """The queries of ``cxc`` or ``eccv``; ties count against the model.
 
     Parameters
     ----------
     coco_ids : (n_images,) number of each image in COCO
     caption_ids : (n_captions,) number of each caption in COCO
-    image_of_caption : (n_captions,) for each caption the row of its image
-    block : their scores, at most ``size`` image rows at once
+    i2t_blocks : their scores
+    t2i_blocks : the scores of text-to-image, if they depend on the direction
     """
     images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
     candidates = _test_captions()
@@ -53,9 +55,10 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, image_of_caption
 
     asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
     positions = []
-    for start in range(0, len(coco_ids), size):
-        here = np.flatnonzero((asked >= start) & (asked < start + size))
-        scores = block(slice(start, min(start + size, len(coco_ids))), columns).numpy()
+    for start in range(0, len(coco_ids), i2t_blocks.rows):
+        stop = min(start + i2t_blocks.rows, len(coco_ids))
+        here = np.flatnonzero((asked >= start) & (asked < stop))
+        scores = i2t_blocks.score(slice(start, stop), columns).numpy()
         positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
     i2t = figures(positions, asked)
 
@@ -63,9 +66,9 @@ def coco_fold(protocol: str, coco_ids: Rows, caption_ids: Rows, image_of_caption
     rows = _found(images, candidates, "image")
     asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
     positions = []
-    for part, scores in _of_captions(asked, len(coco_ids), block, size):
+    for part, scores in _of_captions(asked, t2i_blocks or i2t_blocks):
         positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": figures(positions, image_of_caption[asked])}
+    return {"i2t": i2t, "t2i": figures(positions, i2t_blocks.image_of_caption.numpy()[asked])}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
@@ -108,13 +111,14 @@ def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
     return Queries(images, values)
 
 
-def _of_captions(asked: Rows, n_images: int, block: ScoreBlock, size: int) -> Iterator[tuple[Rows, NDArray[np.float32]]]:
+def _of_captions(asked: Rows, blocks: ScoreBlocks) -> Iterator[tuple[Rows, NDArray[np.float32]]]:
     """The scores of all images (n_images, n) with some of the captions asked, and which of them these are."""
     for start in range(0, len(asked), _CAPTIONS):
         part = np.arange(start, min(start + _CAPTIONS, len(asked)))
         columns = torch.from_numpy(asked[part])
-        rows = (slice(first, min(first + size, n_images)) for first in range(0, n_images, size))
-        yield part, np.concatenate([block(some, columns).numpy().copy() for some in rows])
+        starts = range(0, blocks.n_images, blocks.rows)
+        rows = (slice(first, min(first + blocks.rows, blocks.n_images)) for first in starts)
+        yield part, np.concatenate([blocks.score(some, columns).numpy().copy() for some in rows])
 
 
 def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:

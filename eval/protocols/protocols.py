@@ -14,15 +14,13 @@ from vse.eval.files.embeddings import Embeddings
 from vse.eval.protocols.coco import COCO_PROTOCOLS, coco_fold, is_coco_test
 from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of, metrics
 from vse.eval.ranking.ranks import (
-    ROWS,
     Ranks,
-    ScoreBlock,
+    ScoreBlocks,
+    blocks_from_embeddings,
+    blocks_from_scores,
     ranks_from_embeddings,
     ranks_from_scores,
-    score_blocks,
-    scores_in_blocks,
 )
-from vse.eval.ranking.scores import similarity_by_name
 from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.top_k import check_against_candidates, check_against_search, check_sentences_against_search
 from vse.pipeline.errors import UserError, did_you_mean
@@ -66,7 +64,7 @@ def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list
     if protocol == "sentence":
         return [_sentences(run, image_of_caption, cross_check)]
     if protocol in COCO_PROTOCOLS:
-        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, image_of_caption, *_score_blocks(run))]
+        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, _score_blocks(run))]
     if protocol == "full":
         return [_fold(run, image_of_caption, slice(0, len(run.image_ids)), slice(0, len(image_of_caption)), cross_check)]
     folds = []
@@ -80,14 +78,15 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
     return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
-def _score_blocks(run: Embeddings) -> tuple[ScoreBlock, int]:
-    """The scores of a run some image rows at a time, and how many rows that may be."""
+def _score_blocks(run: Embeddings) -> ScoreBlocks:
+    """The scores of a run some image rows at a time."""
+    image_of_caption = torch.from_numpy(run.image_of_caption())
     if run.scores is not None:
-        return scores_in_blocks(torch.from_numpy(run.scores)), ROWS
+        return blocks_from_scores(torch.from_numpy(run.scores), image_of_caption)
     assert run.images is not None
     assert run.captions is not None
-    block = score_blocks(torch.from_numpy(run.images), torch.from_numpy(run.captions), run.similarity)
-    return block, similarity_by_name(run.similarity).tile_images
+    images, captions = torch.from_numpy(run.images), torch.from_numpy(run.captions)
+    return blocks_from_embeddings(images, captions, image_of_caption, run.similarity)
 
 
 def _sentences(run: Embeddings, image_of_caption: NDArray[np.int64], cross_check: bool) -> Fold:

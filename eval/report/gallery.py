@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings, ranks_from_scores, score_blocks
-from vse.eval.ranking.scores import similarity_by_name
+from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_embeddings, ranks_from_scores
 
 TOP = 5  # candidates shown of each query
 NEAR = 10  # a right answer up to this (1-based) rank is a near miss
@@ -124,10 +123,13 @@ def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tenso
     if run.scores is not None:
         yield from torch.from_numpy(run.scores[list(queries)])
         return
+    if not queries:
+        return
     images, captions = _sides(run)
-    block = score_blocks(images[list(queries)], captions, run.similarity)
-    for rows in _slices(len(queries), similarity_by_name(run.similarity).tile_images):
-        yield from block(rows, None)
+    image_of_caption = torch.zeros(len(captions), dtype=torch.int64)
+    blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
+    for rows in _slices(len(queries), blocks.rows):
+        yield from blocks.score(rows, None)
 
 
 def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
@@ -136,10 +138,9 @@ def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Ten
         yield from torch.from_numpy(run.scores[:, list(queries)].T)
         return
     images, captions = _sides(run)
-    block = score_blocks(images, captions, run.similarity)
+    blocks = blocks_from_embeddings(images, captions, torch.from_numpy(run.image_of_caption()), run.similarity)
     columns = torch.tensor(list(queries), dtype=torch.int64)
-    size = similarity_by_name(run.similarity).tile_images
-    parts = [block(rows, columns).clone() for rows in _slices(len(images), size)]  # a block overwrites the one before
+    parts = [blocks.score(rows, columns).clone() for rows in _slices(len(images), blocks.rows)]  # a block overwrites the last
     yield from torch.cat(parts).T
 
 
