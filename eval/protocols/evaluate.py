@@ -6,6 +6,7 @@ import json
 import logging
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 import vse
-from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split
+from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, content_sha256, file_reference
 from vse.eval.protocols.ensemble import ensemble
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
@@ -80,15 +81,23 @@ def evaluate(
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
-    """The embeddings of one model, a file per seed; :class:`UserError` if they are not of one split and experiment."""
+    """The embeddings of one model, a file per seed; :class:`UserError` if they are not of one split and experiment.
+
+    If no file names its experiment, it is called as the first file is.
+    """
     runs = [read_embeddings(path) for path in files]
-    for path, run in zip(files, runs, strict=True):
-        same_split(files[0], runs[0], path, run, of=("experiment", "similarity"))
+    named_path, named = next(
+        ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
+    )
+    experiment = experiment_of(named_path, named)
     of_seed: dict[int, Path] = {}
     for path, run in zip(files, runs, strict=True):
-        if of_seed.setdefault(run.seed, path) != path or list(files).count(path) > 1:
+        same_split(named_path, named, path, run, of=("experiment", "similarity"))
+        if list(files).count(path) > 1:
+            raise UserError(f"{path} is given twice; a seed counts once")
+        if run.seed is not None and of_seed.setdefault(run.seed, path) != path:
             raise UserError(f"{path} and {of_seed[run.seed]} are of the same seed {run.seed}")
-    return runs
+    return [replace(run, experiment=experiment) for run in runs]
 
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
@@ -115,9 +124,10 @@ def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str
 
 def _say_lengths(path: Path, run: Embeddings) -> None:
     """A line if the inner products of ``cosine`` are no cosines on the side of captions: some model forgot to divide."""
-    if run.similarity != "cosine" or run.scores is not None or run.captions is None:
+    if run.similarity != "cosine" or run.vectors is None:
         return
-    squares = np.einsum("nd,nd->n", run.captions, run.captions)
+    _, captions = run.vectors
+    squares = np.einsum("nd,nd->n", captions, captions)
     low, high = float(squares.min()) ** 0.5, float(squares.max()) ** 0.5
     if low < 0.99 or high > 1.01:
         log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
@@ -157,14 +167,14 @@ def _slashed(recalls: Mapping[str, Any]) -> str:
 
 
 def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
-    members = [read_embeddings(path) for path in files]
-    return [{"experiment": member.experiment, "seed": member.seed} for member in members]
+    members = [(path, read_embeddings(path)) for path in files]
+    return [{"experiment": experiment_of(path, member), "seed": member.seed} for path, member in members]
 
 
 def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
-    if run.images is None or run.captions is None or run.scores is not None:
+    if run.vectors is None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
-    return approximate_recalls(run.images, run.captions, run.image_of_caption(), run.similarity, factory, parameters)
+    return approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, factory, parameters)
 
 
 def _mean(figure: Any) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +24,18 @@ _CHECKED = 4096  # rows whose sums are formed at once, in double precision
 
 # Scores of some image rows with all captions, or with the captions of these numbers.
 ScoreBlock = Callable[[slice, Tensor | None], Tensor]
+
+
+@runtime_checkable
+class ScoreMatrix(Protocol):
+    """Scores (n_images, n_captions) that are read some rows at a time: an array, a memory map, a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -118,8 +131,8 @@ def ranks_from_embeddings(
     return ranks_from_blocks(blocks_from_embeddings(images, captions, image_of_caption, similarity))
 
 
-def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
-    """Ranks from a full score matrix."""
+def ranks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
+    """Ranks from a full score matrix (n_images, n_captions)."""
     return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
 
 
@@ -155,15 +168,14 @@ def blocks_from_embeddings(
     return ScoreBlocks(len(images), image_of_caption, tile_images, block)
 
 
-def blocks_from_scores(
-    scores: Float[Tensor, "n_images n_captions"], image_of_caption: Int[Tensor, " n_captions"]
-) -> ScoreBlocks:
-    """The rows of a score matrix, which may be a memory map, as blocks."""
+def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
+    """The rows of a score matrix (n_images, n_captions), which may be a memory map, as blocks."""
     if scores.shape[1] != len(image_of_caption):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
 
     def block(rows: slice, columns: Tensor | None) -> Tensor:
-        return scores[rows] if columns is None else scores[rows][:, columns]
+        block = torch.as_tensor(scores[rows])
+        return block if columns is None else block[:, columns]
 
     return ScoreBlocks(len(scores), image_of_caption, ROWS, block)
 

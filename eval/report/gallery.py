@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_embeddings, ranks_from_scores
+from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks
 
 TOP = 5  # candidates shown of each query
 NEAR = 10  # a right answer up to this (1-based) rank is a near miss
@@ -46,10 +46,7 @@ class Found:
 
 def all_ranks(run: Embeddings) -> Ranks:
     """The ranks of all queries of a split, both directions."""
-    image_of_caption = torch.from_numpy(run.image_of_caption())
-    if run.scores is not None:
-        return ranks_from_scores(torch.from_numpy(run.scores), image_of_caption)
-    return ranks_from_embeddings(*_sides(run), image_of_caption, run.similarity)
+    return ranks_from_blocks(*run.score_blocks())
 
 
 def retrieved(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[Found]:
@@ -120,36 +117,22 @@ def _found(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> Fo
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     """Scores (n_captions,) of each of some images with all captions."""
-    if run.scores is not None:
-        yield from torch.from_numpy(run.scores[list(queries)])
-        return
-    if not queries:
-        return
-    images, captions = _sides(run)
-    image_of_caption = torch.zeros(len(captions), dtype=torch.int64)
-    blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
-    for rows in _slices(len(queries), blocks.rows):
-        yield from blocks.score(rows, None)
+    scores = run.scores_of("i2t")
+    if scores is not None:
+        yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
+    elif queries and run.vectors is not None:
+        images, captions = map(torch.from_numpy, run.vectors)
+        image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # of no importance for scores
+        blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
+        for start in range(0, len(queries), blocks.rows):
+            yield from blocks.score(slice(start, min(start + blocks.rows, len(queries))), None)
 
 
 def _scores_of_captions(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     """Scores (n_images,) of each of some captions with all images."""
-    if run.scores is not None:
-        yield from torch.from_numpy(run.scores[:, list(queries)].T)
-        return
-    images, captions = _sides(run)
-    blocks = blocks_from_embeddings(images, captions, torch.from_numpy(run.image_of_caption()), run.similarity)
+    i2t, t2i = run.score_blocks()
+    blocks = t2i or i2t
     columns = torch.tensor(list(queries), dtype=torch.int64)
-    parts = [blocks.score(rows, columns).clone() for rows in _slices(len(images), blocks.rows)]  # a block overwrites the last
-    yield from torch.cat(parts).T
-
-
-def _sides(run: Embeddings) -> tuple[Tensor, Tensor]:
-    assert run.images is not None
-    assert run.captions is not None
-    return torch.from_numpy(run.images), torch.from_numpy(run.captions)
-
-
-def _slices(n: int, size: int) -> Iterator[slice]:
-    for start in range(0, n, size):
-        yield slice(start, min(start + size, n))
+    starts = range(0, blocks.n_images, blocks.rows)
+    parts = (blocks.score(slice(start, min(start + blocks.rows, blocks.n_images)), columns) for start in starts)
+    yield from torch.cat([part.clone() for part in parts]).T  # a block may overwrite the last

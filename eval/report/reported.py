@@ -186,21 +186,9 @@ def on_the_same_queries(first: Reported, second: Reported) -> Reported:
             raise UserError(f"{second.path} and {first.path} are of different queries: {differing[0]} is in the {name} of one")
         order = np.argsort(theirs)
         rows[name] = order[np.searchsorted(theirs[order], ours)]
-    run = _reordered(second.run, rows["image_ids"], rows["caption_ids"])
+    run = second.run
+    if not all(np.array_equal(order, np.arange(len(order))) for order in rows.values()):
+        run = run.select(rows["image_ids"], rows["caption_ids"])
     if not np.array_equal(run.caption_image_ids, first.run.caption_image_ids):
         raise UserError(f"{second.path} and {first.path} disagree on which image a caption belongs to")
     return replace(second, run=run)
-
-
-def _reordered(run: Embeddings, images: Any, captions: Any) -> Embeddings:
-    if np.array_equal(images, np.arange(len(images))) and np.array_equal(captions, np.arange(len(captions))):
-        return run
-    return replace(
-        run,
-        image_ids=run.image_ids[images],
-        caption_ids=run.caption_ids[captions],
-        caption_image_ids=run.caption_image_ids[captions],
-        images=None if run.images is None else run.images[images],
-        captions=None if run.captions is None else run.captions[captions],
-        scores=None if run.scores is None else run.scores[np.ix_(images, captions)],
-    )

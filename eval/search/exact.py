@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.ranking.scores import Similarity, similarity_by_name
+from vse.eval.ranking.scores import RankingSimilarity, similarity_by_name
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
@@ -132,7 +132,9 @@ def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> Fou
     return Found(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
-def _top(scorer: Similarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None) -> Found:
+def _top(
+    scorer: RankingSimilarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None
+) -> Found:
     """The highest scores of any similarity, a tile of images and captions at a time."""
     asked, entries = (torch.from_numpy(np.require(values, requirements="W")) for values in (queries, rows))
     n_asked, n_entries = scorer.tile_images, scorer.tile_captions
