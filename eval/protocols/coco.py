@@ -23,7 +23,6 @@ from vse.eval.ranking.metrics import Fold, Queries
 from vse.eval.ranking.ranks import ScoreBlocks
 from vse.pipeline.errors import UserError
 
-COCO_PROTOCOLS = ("cxc", "eccv")
 _CAPTIONS = 2500  # that search all images at once
 
 Rows = NDArray[np.int64]

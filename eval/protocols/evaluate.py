@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 import vse
+from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
-from vse.eval.files.results import VERSION, content_sha256, file_reference
+from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.protocols.ensemble import ensemble
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
-from vse.eval.ranking.bootstrap import SAMPLES, intervals
+from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.pipeline.errors import UserError
@@ -133,31 +134,32 @@ def _say_lengths(path: Path, run: Embeddings) -> None:
         log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
 
 
-def summary_line(result: Mapping[str, Any], protocol: str) -> str:
+def summary_line(result: Result, protocol: str) -> str:
     """The recalls of each direction, or what a protocol has in their place, and rsum where there is one; for a person."""
-    found = result["protocols"][protocol]
+    shown = result.protocols[protocol]
     parts = []
-    for direction in ("i2t", "t2i", "s2s"):
-        names = [name for name in found.get(direction, {}) if name not in ("medr", "meanr")]
+    for direction, metrics in shown.directions.items():
+        names = [name for name in metrics if name not in ("medr", "meanr")]
         if names:
             labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
-            parts.append(f"{direction} {labels} " + " / ".join(f"{_mean(found[direction][name]):.1f}" for name in names))
-    if "rsum" in found:
-        low, high = found.get("ci95", {}).get("rsum", (None, None))
-        interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
-        parts.append(f"rsum {_mean(found['rsum']):.1f}{interval}")
-    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
+            parts.append(f"{direction} {labels} " + " / ".join(f"{mean_and_std(metrics[name])[0]:.1f}" for name in names))
+    if shown.rsum is not None:
+        interval = shown.interval("rsum")
+        parts.append(
+            f"rsum {mean_and_std(shown.rsum)[0]:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
+        )
+    return f"{result.dataset} {result.experiment} {protocol}: {', '.join(parts)}"
 
 
-def index_line(result: Mapping[str, Any]) -> str:
+def index_line(index: Mapping[str, Any]) -> str:
     """What an approximate index finds, for a person."""
-    index = result["index"]
     what = " ".join(filter(None, [index["factory"], index["parameters"]]))
-    directions = [
-        f"{direction}{' (Flat)' if index[direction]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[direction])}, "
-        f"{index[direction]['recall_at_10']:.1f}% of the exact top 10"
-        for direction in ("i2t", "t2i")
-    ]
+    directions = []
+    for direction in ("i2t", "t2i"):
+        side = index[direction]
+        flat = " (Flat)" if side["factory"] != index["factory"] else ""
+        recall = f"{side['recall_at_10']:.1f}% of the exact top 10"
+        directions.append(f"{direction}{flat} R@1/5/10 {_slashed(side)}, {recall}")
     reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
     return f"index {what}: {', '.join(directions)}{reranked}"
 
@@ -175,10 +177,6 @@ def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict
     if run.vectors is None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
     return approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, factory, parameters)
-
-
-def _mean(figure: Any) -> float:
-    return float(figure["mean"] if isinstance(figure, Mapping) else figure)
 
 
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:

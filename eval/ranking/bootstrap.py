@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.eval.defaults import SAMPLES
 from vse.eval.ranking.metrics import Fold, averaged, fold_metrics, resampled
 
-SAMPLES = 1000  # for intervals
-COMPARED = 10_000  # for p-values
 LEVEL = 0.95
 ALPHA = 0.05  # a difference is called significant if p is below
 _WEIGHTS = 2**21  # of images in samples, held at once

@@ -12,17 +12,16 @@ from typing import Any
 import pandas as pd
 from pydantic import ValidationError
 
-from vse.eval.files.results import read_result, without_comparisons
+from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
-from vse.eval.tables.summary import as_latex, figure_cell, interval_of, title_of, write_table
+from vse.eval.tables.summary import NO_INTERVAL, as_latex, figure_cell, title_of, write_table
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 from vse.pipeline.presets import changed_fields, known_presets, load_experiment
 
 log = logging.getLogger(__name__)
-_WAYS = ("i2t", "t2i", "s2s", "phrase")
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Measured:
     """What a result says of a published row; ``changed`` are the settings in which it is not that row's preset."""
 
     path: Path
-    result: Mapping[str, Any]
+    result: Result
     row: PublishedRow
     changed: Sequence[str]
 
@@ -42,26 +41,25 @@ class Measured:
     @property
     def images(self) -> int:
         """How many images a query was compared with."""
-        return FOLD if self.protocol == "1k" else int(self.result["n_images"])
+        return FOLD if self.protocol == "1k" else self.result.n_images
 
     @property
     def comparable(self) -> bool:
         """Whether a difference from the printed figures has a meaning: of the same data set, among as many images."""
-        return bool(self.result["dataset"] == self.row.dataset and self.images == self.row.images)
+        return self.result.dataset == self.row.dataset and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
-        """The 95% interval of a figure's mean, NaN where there is none: one fold of several has no interval of its own."""
-        single = self.row.protocol == "1k-single" and self.result["protocols"]["1k"]["folds"] > 1
-        return (math.nan, math.nan) if single else interval_of(self.result["protocols"][self.protocol], name)
+        """The 95% interval of a metric's mean, NaN where there is none: one fold of several has no interval of its own."""
+        protocol = self.result.protocols[self.protocol]
+        single = self.row.protocol == "1k-single" and protocol.folds > 1
+        return NO_INTERVAL if single else protocol.interval(name) or NO_INTERVAL
 
-    def figure(self, name: str) -> tuple[float, float]:
+    def metric(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation over seeds; NaN is the deviation of one seed."""
-        found = self.result["protocols"][self.protocol]
+        protocol = self.result.protocols[self.protocol]
         if self.row.protocol == "1k-single":
-            found = found["per_fold"][0]
-        direction, _, rest = name.partition("_")
-        value = found[direction][rest] if direction in _WAYS else found[name]
-        return (value["mean"], value["std"]) if isinstance(value, Mapping) else (value, math.nan)
+            protocol = ProtocolMetrics.model_validate(protocol.per_fold[0])
+        return mean_and_std(protocol.metric(name))
 
 
 def compared(table: str, results: Sequence[Path], dataset: str | None = None) -> pd.DataFrame:
@@ -83,31 +81,31 @@ def write_compared(table: pd.DataFrame, out: Path) -> Path:
 
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
-    found: dict[str, Measured] = {}
+    by_row: dict[str, Measured] = {}
     for path in without_comparisons(results):
         result = read_result(path)
-        if "sha256" not in result:
+        if result.sha256 is None:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
         keys, changed = _rows_of(result)
         own = [row for row in rows if row.key in keys]
         if not own:
-            log.warning("%s is left out: no row of %s is the experiment %s", path, table, result["experiment"])
+            log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
         for measured in [Measured(path, result, row, changed) for row in _of_dataset(path, result, own, dataset)]:
             _of_test_split(measured)
-            other = found.setdefault(measured.row.key, measured)
+            other = by_row.setdefault(measured.row.key, measured)
             if other is not measured:
                 raise UserError(f"{path} and {other.path} are both of the row {measured.row.key}; give one of them")
-    if results and not found:
+    if results and not by_row:
         names = ", ".join(name for _, name in experiments_of(table)) or "none of the presets"
         raise UserError(f"no result is of a row of {table}; its rows are the experiments {names}")
-    return found
+    return by_row
 
 
-def _rows_of(result: Mapping[str, Any]) -> tuple[set[str], list[str]]:
+def _rows_of(result: Result) -> tuple[set[str], list[str]]:
     """The rows that a result's experiment is, by its own settings or its preset, and where these two differ."""
-    name = result["experiment"]
-    preset = load_experiment(name, result["dataset"]) if name in known_presets("experiments") else None
-    config = result.get("provenance", {}).get("config")
+    name = result.experiment
+    preset = load_experiment(name, result.dataset) if name in known_presets("experiments") else None
+    config = result.provenance.get("config")
     if not isinstance(config, Mapping) or "rows" not in config:
         return set(preset.rows if preset else ()), []
     changed = []
@@ -120,26 +118,24 @@ def _rows_of(result: Mapping[str, Any]) -> tuple[set[str], list[str]]:
     return {*config["rows"], *(preset.rows if preset and not changed else ())}, changed
 
 
-def _of_dataset(
-    path: Path, result: Mapping[str, Any], rows: Sequence[PublishedRow], dataset: str | None
-) -> list[PublishedRow]:
+def _of_dataset(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
     """Those of a result's rows that are of its data set, of which there must be one if there are rows at all."""
     asked = list(dict.fromkeys(dataset or row.dataset for row in rows))
-    if rows and result["dataset"] not in asked:
+    if rows and result.dataset not in asked:
         of = f"{', '.join(row.key for row in rows)} of {' and '.join(asked)}"
-        hint = "" if dataset else f" (--dataset {result['dataset']} makes a table of that instead)"
-        raise UserError(f"{path}: made from the data set {result['dataset']!r}, and the table asks for {of}{hint}")
-    return [row for row in rows if (dataset or row.dataset) == result["dataset"]]
+        hint = "" if dataset else f" (--dataset {result.dataset} makes a table of that instead)"
+        raise UserError(f"{path}: made from the data set {result.dataset!r}, and the table asks for {of}{hint}")
+    return [row for row in rows if (dataset or row.dataset) == result.dataset]
 
 
 def _of_test_split(measured: Measured) -> None:
     path, result, protocol = measured.path, measured.result, measured.protocol
-    if result["split"] != "test":
-        raise UserError(f"{path}: made from the split {result['split']!r}, and the table asks for the test split")
-    if protocol not in result["protocols"]:
-        few = protocol == "1k" and result["n_images"] < FOLD
-        what = f"it takes {FOLD} images, not {result['n_images']}" if few else f"evaluate again with --protocol {protocol}"
-        there = ", ".join(result["protocols"])
+    if result.split != "test":
+        raise UserError(f"{path}: made from the split {result.split!r}, and the table asks for the test split")
+    if protocol not in result.protocols:
+        few = protocol == "1k" and result.n_images < FOLD
+        what = f"it takes {FOLD} images, not {result.n_images}" if few else f"evaluate again with --protocol {protocol}"
+        there = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol}, which {measured.row.key} asks for (there is {there}); {what}")
 
 
@@ -148,11 +144,14 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "changed": ""}
     if measured:
-        line |= {"experiment": measured.result["experiment"], "seeds": " ".join(map(str, measured.result["seeds"]))}
-        line |= {"our_dataset": measured.result["dataset"], "our_images": measured.images}
+        line |= {
+            "experiment": measured.result.experiment,
+            "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
+        }
+        line |= {"our_dataset": measured.result.dataset, "our_images": measured.images}
         line["changed"] = "; ".join(measured.changed)
     for name, printed in row.figures.items():
-        mean, deviation = measured.figure(name) if measured else (math.nan, math.nan)
+        mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed
         low, high = measured.interval(name) if measured else (math.nan, math.nan)
         difference = mean - published if measured and measured.comparable else math.nan

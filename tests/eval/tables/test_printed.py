@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vse.eval.tables.printed import experiments_of, published_rows, published_tables
+from vse.eval.defaults import published_tables
+from vse.eval.tables.printed import experiments_of, published_rows
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
 

@@ -16,9 +16,10 @@ import pytest
 import yaml
 
 from vse.eval.cli import table_main
+from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.tables.printed import published_rows, published_tables
+from vse.eval.tables.printed import published_rows
 from vse.eval.tables.published_table import compared, write_compared
 from vse.eval.tables.summary import summary
 from vse.pipeline import presets
