@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
@@ -89,6 +89,19 @@ class FeatureCache:
     def dim(self) -> int:
         """Length of one vector."""
         return self.row_shape[-1]
+
+    @property
+    def row_kind(self) -> Literal["vectors", "crops", "sets"]:
+        """What one row is: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
+
+        Sets are the regions of an image, which may be none, or positions (n_positions, dim): those of a grid, the patches
+        of a transformer, or imported arrays with three axes. Only extractors of ours make banks, so their settings say it.
+        """
+        if self.offsets is not None:
+            return "sets"
+        if len(self.row_shape) == 1:
+            return "vectors"
+        return "crops" if str(self.provenance.get("config", {}).get("crops", "")).endswith("_bank") else "sets"
 
     def described(self) -> str:
         """What the cache holds, in words: ``66 image rows of 10 x 4096 float16``."""

@@ -91,7 +91,7 @@ def feature_encoder(wildcards):
 
 def experiment_preset(wildcards):
     """The preset of an experiment."""
-    return resolved(presets.load_experiment, wildcards.experiment, wildcards.dataset)
+    return resolved(presets.load_plan, wildcards.experiment, wildcards.dataset)
 
 
 def experiment_settings(wildcards):
