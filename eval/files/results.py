@@ -40,7 +40,7 @@ _Fold = dict[str, Metric | dict[str, Metric]]
 
 
 class ProtocolMetrics(BaseModel):
-    """The metrics of a protocol: of each direction by their names, and the sums of both; ``ci95`` repeats them as intervals."""
+    """The metrics of a protocol: of each direction by name, and the sums of both; ``ci95`` has their 95% intervals."""
 
     model_config = ConfigDict(extra="allow")
     i2t: dict[str, Metric] = {}

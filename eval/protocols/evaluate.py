@@ -42,28 +42,28 @@ def evaluate(
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
-    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see :mod:`vse.eval.protocols.coco`), or
-    ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds every figure becomes
-    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the figures stand their 95% intervals, ``ci95``,
-    from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
+    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see
+    :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds
+    every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the metrics stand their 95%
+    intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
     scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
-    R@K over the whole split, go into the result beside the exact figures, of the first file if there are several (see
+    R@K over the whole split, go into the result beside the exact metrics, of the first file if there are several (see
     :func:`vse.eval.search.approximate.approximate_recalls`).
     """
     check_out(out, files)
     runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
     for path, run in zip(files, runs, strict=False):
-        _say_lengths(path, run)
+        _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
-    tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
-    found: dict[str, Any] = {}
+    tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
+    protocols: dict[str, Any] = {}
     for name in names:
         folds = all_queries(files, runs, name, cross_check)
-        found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
+        protocols[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
-            found[name]["ci95"] = intervals(folds, bootstrap)
+            protocols[name]["ci95"] = intervals(folds, bootstrap)
     result = {
         "version": VERSION,
         "dataset": first.dataset,
@@ -72,7 +72,7 @@ def evaluate(
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
-        "protocols": found,
+        "protocols": protocols,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": _members(files)} if together else {}),
@@ -103,27 +103,27 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """The protocols that all runs can serve; :class:`UserError` names the file that cannot serve one that was asked for."""
-    asked, found = named_protocols(protocol), []
+    asked, served = named_protocols(protocol), []
     for path, run in zip(files, runs, strict=False):
         try:
-            found.append(protocols_of(run, asked))
+            served.append(protocols_of(run, asked))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return [name for name in found[0] if all(name in others for others in found)]
+    return [name for name in served[0] if all(name in others for others in served)]
 
 
 def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
     """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
-    found = []
+    queries = []
     for path, run in zip(files, runs, strict=False):
         try:
-            found.append(queries_of(run, protocol, cross_check))
+            queries.append(queries_of(run, protocol, cross_check))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return found
+    return queries
 
 
-def _say_lengths(path: Path, run: Embeddings) -> None:
+def _warn_of_lengths(path: Path, run: Embeddings) -> None:
     """A line if the inner products of ``cosine`` are no cosines on the side of captions: some model forgot to divide."""
     if run.similarity != "cosine" or run.vectors is None:
         return
@@ -173,26 +173,26 @@ def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
     return [{"experiment": experiment_of(path, member), "seed": member.seed} for path, member in members]
 
 
-def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
+def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
     if run.vectors is None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
     return approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, factory, parameters)
 
 
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
-    """The figures of one seed."""
-    found = [fold_metrics(fold) for fold in folds]
+    """The metrics of one seed."""
+    per_fold = [fold_metrics(fold) for fold in folds]
     if protocol == "1k":
-        return {"folds": len(found), **averaged(found), "per_fold": found}
+        return {"folds": len(per_fold), **averaged(per_fold), "per_fold": per_fold}
     if protocol == "sentence":
-        return {**found[0], "n_queries": len(folds[0]["s2s"].images)}
+        return {**per_fold[0], "n_queries": len(folds[0]["s2s"].images)}
     asked = {direction: len(queries.images) for direction, queries in folds[0].items()}
     every = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
-    return found[0] if asked == every else {**found[0], "n_queries": asked}
+    return per_fold[0] if asked == every else {**per_fold[0], "n_queries": asked}
 
 
 def _over_seeds(results: Sequence[Any]) -> Any:
-    """One seed's figures as they are; of several, mean and standard deviation of each that is no count."""
+    """One seed's metrics as they are; of several, mean and standard deviation of each that is no count."""
     first = results[0]
     if len(results) == 1:
         return first

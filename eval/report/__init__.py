@@ -1,1 +1,4 @@
-"""HTML reports: a result, two results side by side, the results of a search. May import everything in eval but tables."""
+"""HTML reports: of a result, of two results side by side, of what a search returned.
+
+May import ranking, files, search and protocols.
+"""

@@ -71,7 +71,7 @@ class CardGroup:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The queries of one direction; of two models also ``counts``: for how many the first, the second and neither is better."""
+    """The queries of one direction; of two models also ``counts``: how often the first, the second and neither is better."""
 
     direction: Direction
     groups: Sequence[CardGroup]

@@ -165,7 +165,7 @@ def _drawn(label: str, draw: Callable[[Axes], None], left: float, bottom: float)
 
 
 def _inline(svg: str, label: str) -> Markup:
-    """What matplotlib wrote, to stand in a report among others: named, without a prolog, without ids that nothing refers to."""
+    """What matplotlib wrote, to stand among others in a report: named, without prolog, without ids that nothing refers to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))

@@ -158,7 +158,7 @@ def _described(reported: ReportedResult, letter: str) -> DescribedResult:
 
 
 def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
-    """What was run, in a few lines; what was not noted is left out."""
+    """What was run, in a few lines; what is unknown is left out."""
     result, record = reported.result, reported.record
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
     if result.ensemble:

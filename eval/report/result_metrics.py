@@ -23,7 +23,7 @@ _RECALLS = ("r1", "r5", "r10")
 
 
 class ShownMetric(NamedTuple):
-    """A metric as a report shows it: its value, its standard deviation over seeds, and its interval; NaN is what is not known."""
+    """A metric as a report shows it, with its standard deviation over seeds and its interval; NaN is what is not known."""
 
     value: float
     std: float = math.nan

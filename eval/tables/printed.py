@@ -1,4 +1,4 @@
-"""The tables that papers printed: their rows with the printed figures, and the experiments that are these rows.
+"""The tables that papers printed: their rows with the printed metrics, and the experiments that are these rows.
 
 A table is a CSV file of ``config/published/``, named ``<paper>_<table>``; docs/tables.md has its columns.
 """
@@ -12,7 +12,7 @@ from functools import cache
 
 from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets import known_presets, load_experiment
+from vse.pipeline.presets import known_presets, load_plan
 
 _DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "source")
 
@@ -28,7 +28,7 @@ class PublishedRow:
     dataset: str
     protocol: str
     images: int | None
-    figures: Mapping[str, float | None]
+    metrics: Mapping[str, float | None]
     source: str
 
     @property
@@ -55,7 +55,7 @@ def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, st
     rows = {row.key: row for row in published_rows(table)}
     named: dict[str, str] = {}
     for name in known_presets("experiments"):
-        for key in load_experiment(name).rows:
+        for key in load_plan(name).rows:
             if key in named and key in rows:
                 raise UserError(
                     f"the row {key} is named by two experiments, {named[key]} and {name}; take it out of one's rows"
@@ -65,9 +65,9 @@ def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, st
 
 
 def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
-    figures = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
+    metrics = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
     described = {name: line[name] for name in _DESCRIPTION if name != "images"}
-    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, figures=figures, **described)
+    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, metrics=metrics, **described)
 
 
 def _repeated(paper: str, row: str) -> PublishedRow:

@@ -1,4 +1,4 @@
-"""Published tables with our figures beside the printed ones, as CSV and LaTeX."""
+"""Published tables with our metrics beside the printed ones, as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
-from vse.eval.tables.summary import NO_INTERVAL, as_latex, figure_cell, title_of, write_table
-from vse.pipeline.config import ExperimentConfig
+from vse.eval.tables.summary import NO_INTERVAL, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
-from vse.pipeline.presets import changed_fields, known_presets, load_experiment
+from vse.pipeline.presets import known_presets, load_plan
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +43,7 @@ class Measured:
 
     @property
     def comparable(self) -> bool:
-        """Whether a difference from the printed figures has a meaning: of the same data set, among as many images."""
+        """Whether a difference from the printed metrics has a meaning: of the same data set, among as many images."""
         return self.result.dataset == self.row.dataset and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
@@ -63,8 +61,8 @@ class Measured:
 
 
 def compared(table: str, results: Sequence[Path], dataset: str | None = None) -> pd.DataFrame:
-    """A published table, row by row: of each figure what was printed, ours, its deviation over seeds, its 95% interval, the
-    difference, and whether that is significant: whether the printed figure lies outside of our interval.
+    """A published table, row by row: of each metric what was printed, ours, its deviation over seeds, its 95% interval, the
+    difference, and whether that is significant: whether the printed value lies outside of our interval.
 
     A result is of the rows that its experiment names, if its data set is theirs or, where one is given, ``dataset``. What
     was not measured is NaN or blank, and so is a difference between unlike data sets or numbers of images.
@@ -102,20 +100,18 @@ def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], d
 
 
 def _rows_of(result: Result) -> tuple[set[str], list[str]]:
-    """The rows that a result's experiment is, by its own settings or its preset, and where these two differ."""
-    name = result.experiment
-    preset = load_experiment(name, result.dataset) if name in known_presets("experiments") else None
+    """The rows that a result's experiment is, by its own settings or its preset, and where these two differ.
+
+    Only the writer of the embeddings knows all settings and their defaults, and notes the ``changed_settings``.
+    """
+    preset = load_plan(result.experiment, result.dataset) if result.experiment in known_presets("experiments") else None
     config = result.provenance.get("config")
-    if not isinstance(config, Mapping) or "rows" not in config:
+    if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
         return set(preset.rows if preset else ()), []
-    changed = []
-    if preset:
-        try:
-            changed = changed_fields(preset.content(), ExperimentConfig.model_validate(config).content())
-        except ValidationError:
-            changed = ["settings of another version"]
+    noted = result.provenance.get("changed_settings")
+    changed = [] if not preset else list(map(str, noted)) if isinstance(noted, list) else ["settings of another version"]
     # A run may be older than a row's name in its preset.
-    return {*config["rows"], *(preset.rows if preset and not changed else ())}, changed
+    return {*map(str, config["rows"]), *(preset.rows if preset and not changed else ())}, changed
 
 
 def _of_dataset(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
@@ -150,7 +146,7 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
         }
         line |= {"our_dataset": measured.result.dataset, "our_images": measured.images}
         line["changed"] = "; ".join(measured.changed)
-    for name, printed in row.figures.items():
+    for name, printed in row.metrics.items():
         mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed
         low, high = measured.interval(name) if measured else (math.nan, math.nan)
@@ -162,7 +158,7 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
 
 
 def _significant(published: float, low: float, high: float) -> str:
-    """Whether a printed figure lies outside of our interval; blank if there is none."""
+    """Whether a printed value lies outside of our interval; blank if there is none."""
     if math.isnan(low) or math.isnan(high):
         return ""
     return "no" if low <= published <= high else "yes"
@@ -171,35 +167,35 @@ def _significant(published: float, low: float, high: float) -> str:
 def _latex(table: pd.DataFrame) -> str:
     """A printed row, under it ours if there is one, and under that the difference if it has a meaning.
 
-    A difference is in parentheses where the printed figure lies within our 95% interval.
+    A difference is in parentheses where the printed value lies within our 95% interval.
     """
-    figures = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
-    tenths = table[[f"{name}_published" for name in figures]] * 10
+    metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
+    tenths = table[[f"{name}_published" for name in metrics]] * 10
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
     lines = []
     for row in table.to_dict("records"):
         described = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*described, *(figure_cell(row[f"{name}_published"], digits) for name in figures)])
+        lines.append([*described, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
         if row["experiment"]:
-            ours = (figure_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in figures)
+            ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
             lines.append([*_described(row), *ours])
-        differences = [_difference(row, name, digits) for name in figures]
+        differences = [_difference(row, name, digits) for name in metrics]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
-    if (table[[f"{name}_significant" for name in figures]] == "no").any(axis=None):
-        notes.append("(in parentheses): a difference whose printed figure lies within our 95% interval")
-    return as_latex(lines, titles + [title_of(name) for name in figures], len(titles), notes)
+    if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
+        notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
+    return as_latex(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
-    text = figure_cell(row[f"{name}_difference"], digits, sign="+")
+    text = metric_cell(row[f"{name}_difference"], digits, sign="+")
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
 def _described(row: Mapping[Hashable, Any]) -> list[str]:
-    """What our line of a row says before its figures."""
+    """What our line of a row says before its metrics."""
     seeds = f"{'seeds' if ' ' in row['seeds'] else 'seed'} {row['seeds']}"
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     as_many = str(row["our_images"]) == str(row["images"])

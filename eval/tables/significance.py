@@ -23,7 +23,7 @@ from vse.eval.files.results import (
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import NAMES
-from vse.eval.tables.summary import as_latex, figure_cell, write_table
+from vse.eval.tables.summary import as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
 
@@ -35,10 +35,10 @@ def compare(
     cross_check: bool = True,
     samples: int = COMPARED,
 ) -> Path:
-    """Write how far two models are apart, figure by figure, on the same queries; returns the file.
+    """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
     Two files are the two models. More are seeds of two experiments, as many of each, paired in their order. See
-    :func:`vse.eval.ranking.bootstrap.differences` for what is said of each figure. ``out`` is
+    :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
     ``results/<dataset>_<a>_vs_<b>.json`` unless it is given.
     """
     if not samples:
@@ -79,7 +79,7 @@ def compare(
 
 
 def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """A row per comparison, protocol and figure: both figures, their difference, its 95% interval and p."""
+    """A row per comparison, protocol and metric: both values, their difference, its 95% interval and p."""
     rows = []
     for path in comparisons:
         comparison = read_comparison(path)
@@ -107,15 +107,15 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].copy()
-    shown[a] = [figure_cell(figure, 1) for figure in table["a_figure"]]
-    shown[b] = [figure_cell(figure, 1) for figure in table["b_figure"]]
-    cells = ((figure_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
+    shown[a] = [metric_cell(value, 1) for value in table["a_figure"]]
+    shown[b] = [metric_cell(value, 1) for value in table["b_figure"]]
+    cells = ((metric_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
     shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
     shown["95% interval"] = interval
     shown["p"] = p
     notes = [
         f"{models['dataset'].iloc[0]}: paired bootstrap (interval) and randomisation test (p, two-sided) over test images",
-        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many figures there are",
+        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many metrics there are",
     ]
     return write_text(out, as_latex(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 3, notes))
 

@@ -24,18 +24,18 @@ from vse.pipeline.files import write_text
 
 _DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
-_WAYS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have figures
+_DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
 NO_INTERVAL = (math.nan, math.nan)
-_FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
-_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _FIGURES), "rsum")
+_METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
+_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r and mean r both directions, rsum, each with its 95% interval (``_low``, ``_high``)
-    where the result has one; with several seeds also standard deviations.
+    """A row per result and protocol: R@K, Med r and mean r in both directions, and rsum.
 
-    A test set of one fold has one row, ``full``, since ``1k`` would repeat it. Of captions that query captions the
-    figures stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
+    Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
+    standard deviation. A test set of one fold has one row, ``full``, since ``1k`` would repeat it. The metrics of captions
+    that query captions stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
     """
     rows = []
     for result in map(read_result, without_comparisons(results)):
@@ -56,13 +56,13 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     """
     if out.suffix != ".tex":
         return write_table(table, out)
-    figures = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
+    metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
     described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
-        cells = [figure_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in figures]
+        cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
         lines.append([*(str(row[name]) for name in described), *cells])
-    titles = [("", name) for name in described] + [title_of(name) for name in figures]
+    titles = [("", name) for name in described] + [title_of(name) for name in metrics]
     same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
     return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
 
@@ -90,17 +90,17 @@ def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]
     return "\n".join(["% \\usepackage{booktabs}", *comments, text])
 
 
-def title_of(figure: str) -> tuple[str, str]:
-    """A figure's column, ``i2t_r1`` say, as a table prints it: the direction, and the name."""
-    direction, _, name = figure.partition("_")
-    return (_WAYS[direction], NAMES.get(name, name)) if direction in _WAYS else ("", NAMES.get(figure, figure))
+def title_of(metric: str) -> tuple[str, str]:
+    """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
+    direction, _, name = metric.partition("_")
+    return (_DIRECTIONS[direction], NAMES.get(name, name)) if direction in _DIRECTIONS else ("", NAMES.get(metric, metric))
 
 
-def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
-    if math.isnan(figure):
+def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
+    """A metric as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
+    if math.isnan(value):
         return ""
-    text = f"{figure:{sign}.{digits}f}".replace("-", "−")
+    text = f"{value:{sign}.{digits}f}".replace("-", "−")
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
