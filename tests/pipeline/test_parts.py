@@ -120,3 +120,12 @@ def test_the_default_of_a_part_may_be_none_or_missing() -> None:
     assert default_part(Table, "drink") == Coffee()
     assert default_part(Table, "topping") is None
     assert default_part(Needed, "drink") is None
+
+
+def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
+    registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
+    assert list(registry) == ["tea", "ghost"]
+    assert registry["tea"] is registry.chosen("tea") is Tea
+    assert registry.read({"name": "tea", "heat": 80}) == Tea(heat=80)
+    with pytest.raises(ModuleNotFoundError):
+        registry["ghost"]
