@@ -16,9 +16,8 @@ from tqdm import tqdm
 
 from vse.features import shards
 from vse.features.cache import merge_shards
-from vse.features.extraction import ids_of, items_of
 from vse.features.proposals import inside
-from vse.features.shards import Identity, Ids, Rows, sha256_bytes
+from vse.features.rows import Identity, Ids, Rows, ids_of, items_of, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vse.features.cache import open_cache, read_sources
 from vse.features.imported import open_array, read_ids, row_hashes, write_imported
 from vse.features.reader import FeatureReader
-from vse.features.shards import Rows
+from vse.features.rows import Rows
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_bytes, write_json, written

@@ -79,7 +79,7 @@ class Embeddings:
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """The scores for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; the second is None if both directions share them."""
+        """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(torch.from_numpy, self.vectors)

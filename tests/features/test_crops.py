@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.crops import crops_of, normalized, read_ahead
-from vse.pipeline.feature_config import CnnConfig
+from vse.features.crops import crops_of, normalized
+from vse.features.extractors.cnn import CnnConfig
 from vse.pipeline.image_files import BadImage, decode
 
 
@@ -56,12 +56,6 @@ def test_pixels_are_normalised_by_mean_and_deviation() -> None:
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     found = normalized(white, (0.5, 0.4, 0.0), (0.5, 0.2, 1.0), torch.device("cpu"))
     torch.testing.assert_close(found[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("ahead", [1, 4, 100])
-def test_read_ahead_keeps_the_order(workers: int, ahead: int) -> None:
-    assert list(read_ahead(range(40), lambda k: k * k, workers, ahead)) == [k * k for k in range(40)]
 
 
 def slow_random_crops(picture: Image.Image, settings: CnnConfig, image_id: int) -> list[torch.Tensor]:

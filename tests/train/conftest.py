@@ -15,11 +15,12 @@ import torch
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import merge_shards
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn import CnnExtractor
+from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.shards import Identity, Rows, shard_path, write_shard
+from vse.features.extractors.tfidf import TfidfConfig
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, write_shard
 from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.feature_config import TfidfConfig
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.run.folder import RunFolder
 from vse.train.training import train

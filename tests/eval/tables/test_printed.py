@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vse.eval.tables.printed import experiments_of, published_rows, published_tables
+from vse.eval.defaults import published_tables
+from vse.eval.tables.printed import experiments_of, published_rows
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
 
@@ -109,7 +110,7 @@ def test_figures_of_a_row_go_together() -> None:
 def test_the_rows_that_presets_name_are_there() -> None:
     keys = {row.key for table in TABLES for row in published_rows(table)}
     for name in presets.known_presets("experiments"):
-        assert set(presets.load_experiment(name).rows) <= keys, name
+        assert set(presets.load_plan(name).rows) <= keys, name
 
 
 def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
