@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, experiment, state
-from vse.features.box_extractor import BoxesExtractor
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.boxes import BoxesConfig
 from vse.features.shards import shards_folder
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
@@ -33,31 +28,24 @@ def test_captions_of_images_without_features_are_named(
     assert not (tmp_path / "run").exists()
 
 
-POSITIONS = {"positions": True, "layer": "features.2", "grid": 2}
-
-
-BOXES = BoxesConfig(
-    name="x",
-    model="squeezenet1_1",
-    weights="random",
-    map="features.1",
-    layer="features.2",
-    pool=8,
-    shorter=32,
-    longer=48,
-    n_boxes=4,
-)
-
-
-@pytest.mark.parametrize(("what", "said"), [("positions", "66 image rows of 4 x 64"), ("regions", "regions of 64")])
-def test_features_that_are_not_one_vector_per_image_are_refused(
-    what: str, said: str, demo: Path, tmp_path: Path, fails: Callable[..., str]
+@pytest.mark.parametrize("kind", ["positions", "regions"])
+def test_sets_for_a_model_of_vectors_are_refused_in_one_line_that_names_both(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    positions = TINY_FEATURE.model_copy(update=POSITIONS)
-    out = tmp_path / "f" / "demo_x.h5"
-    extract_shards(demo, BoxesExtractor(BOXES) if what == "regions" else CnnExtractor(positions), out, 1)
-    line = fails(train_main, "--features", merge(demo, out, 1), "--out", tmp_path / "run")
-    assert f"{said} float16; one vector per image, or a bank of them from crops, is needed" in line
+    arguments = ["--features", request.getfixturevalue(kind), "--out", tmp_path / "run"]
+    line = fails(train_main, *arguments)
+    assert f"'cosine' compares vectors of images, and the image encoder 'linear' makes sets of the feature '{kind}'" in line
+    line = fails(
+        train_main,
+        "--features",
+        request.getfixturevalue(kind),
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "model.image_encoder=branch",
+    )
+    assert f"the image encoder 'branch' reads vectors, and the feature '{kind}' is of sets" in line
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:

@@ -16,8 +16,12 @@ from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
+from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.models.encoders.branch import BranchSettings, LayersSettings
+from vse.train.models.encoders.recurrent import Lstm
 from vse.train.run.folder import RunFolder
+from vse.train.solvers.cca import CcaSettings
 from vse.train.training import train
 
 EXPERIMENTS = presets.known_presets("experiments")
@@ -59,27 +63,26 @@ def test_the_four_models_are_those_of_the_paper(
 ) -> None:
     found = load_experiment(name)
     assert (found.loss.name, found.loss.margin) == (loss, margin)
-    assert (found.model.normalize_image, found.model.absolute, found.model.similarity) == (normalize, absolute, form)
+    assert (found.model.normalize_image, found.model.absolute, found.model.similarity.name) == (normalize, absolute, form)
     assert (found.train.epochs, found.train.decay_after, found.train.learning_rate) == (30, 15, rate)
     assert (found.train.batch_size, found.model.dim, found.model.word_dim, found.warmup.epochs) == (128, 1024, 300, 0)
 
 
 def test_the_embedding_networks_are_those_of_the_paper() -> None:
     full = load_experiment("twobranch_constraints")
-    assert (full.feature, full.caption_feature) == ("fc7_10c", "hglmm")
-    assert full.model.branches.widths == ([2048, 512], [2048, 512])
-    assert (full.model.branches.batch_norm, full.model.branches.dropout, full.model.similarity) == (
-        "after_last",
-        0.5,
-        "euclidean",
-    )
+    assert (full.feature, full.caption_feature, full.model.similarity.name) == ("fc7_10c", "hglmm", "euclidean")
+    for encoder in (full.model.image_encoder, full.model.caption_encoder):
+        assert isinstance(encoder, BranchSettings)
+        assert (encoder.widths, encoder.batch_norm, encoder.dropout) == ([2048, 512], "after_last", 0.5)
     loss = full.loss
     assert (loss.name, loss.margin, loss.k, loss.reduction, loss.same_image) == ("top", 0.05, 10, "sum", "mask")
     assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == (1, 1.5, 0, 0.05)
-    assert (full.train.batch_size, full.train.learning_rate, full.train.sampling) == (500, 1e-4, "neighbourhood")
+    assert (full.train.batch_size, full.train.learning_rate, full.train.sampling.name) == (500, 1e-4, "neighbourhood")
     lstm = load_experiment("twobranch_lstm")
-    assert (lstm.caption_feature, lstm.model.recurrent, lstm.model.word_dim, lstm.model.dim) == (None, "lstm", 256, 512)
-    assert lstm.model.branches.widths == ([2048, 512], [1024, 512])
+    assert isinstance(lstm.model.caption_encoder, Lstm)
+    assert (lstm.caption_feature, lstm.model.word_dim, lstm.model.dim) == (None, 256, 512)
+    assert lstm.model.image_encoder == full.model.image_encoder
+    assert lstm.model.caption_encoder.head == LayersSettings(widths=[1024, 512])
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
 
 
@@ -98,10 +101,10 @@ def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
 ) -> None:
     found, full = load_experiment(name), load_experiment("twobranch_constraints")
     lambdas = dict(zip(("lambda1", "lambda2", "lambda3", "lambda4"), weights, strict=True))
-    branches = full.model.branches.model_copy(update={"layers": layers})
+    branch = BranchSettings(widths=[2048, 512] if layers == "nonlinear" else [2048])
     assert found.loss == full.loss.model_copy(update=lambdas)
-    assert found.model == full.model.model_copy(update={"branches": branches})
-    assert found.train == full.train.model_copy(update={"sampling": sampling})
+    assert found.model == full.model.model_copy(update={"image_encoder": branch, "caption_encoder": branch})
+    assert found.train == full.train.model_copy(update={"sampling": SAMPLERS[sampling]()})
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
@@ -166,8 +169,9 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
     assert run.record()["state"] == "finished"
-    if run.settings(ExperimentConfig).solver == "cca":
-        assert len(run.checkpoint()["rows"]) == len(run.settings(ExperimentConfig).solver.regularization)
+    solver = run.settings(ExperimentConfig).solver
+    if isinstance(solver, CcaSettings):
+        assert len(run.checkpoint()["rows"]) == len(solver.regularization)
     else:
         assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
     assert run.best_file.is_file()

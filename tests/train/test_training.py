@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
+import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 
+from tests.train import forked
 from tests.train.conftest import COMMAND, assert_same, experiment, state, table, weights
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
@@ -23,8 +22,7 @@ from vse.train.solvers.negatives import COLUMNS
 from vse.train.training import Existing, Extras, train
 
 
-def test_a_run_leaves_all_its_files(cache: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_a_run_leaves_all_its_files(run: Path) -> None:
     files = {path.name for path in run.iterdir()}
     assert files == {"config.yaml", "vocab.json", "metrics.csv", "best.safetensors", "last.ckpt", "run.json"}
     record = RunFolder(run).record()
@@ -36,15 +34,15 @@ def test_a_run_leaves_all_its_files(cache: Path, tmp_path: Path) -> None:
     assert (float(best["epoch"]), float(best["rsum"])) == (record["best_epoch"], record["best_rsum"])
 
 
-def test_a_second_call_of_a_finished_run_changes_nothing(cache: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_a_second_call_of_a_finished_run_changes_nothing(cache: Path, own_run: Path) -> None:
+    run = own_run
     before = {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.iterdir()}
     train(cache, experiment(), out=run)
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.iterdir()} == before
 
 
-def test_other_settings_do_not_overwrite_a_run(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_other_settings_do_not_overwrite_a_run(cache: Path, own_run: Path, fails: Callable[..., str]) -> None:
+    run = own_run
     before = weights(run)
     line = fails(train_main, "--features", cache, "--out", run, *COMMAND, "--set", "loss.margin=0.3")
     assert "loss.margin: 0.2 -> 0.3" in line
@@ -52,8 +50,8 @@ def test_other_settings_do_not_overwrite_a_run(cache: Path, tmp_path: Path, fail
     assert all(torch.equal(before[name], value) for name, value in weights(run).items())
 
 
-def test_other_captions_are_another_run(cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_other_captions_are_another_run(cache: Path, own_demo: Path, own_run: Path, fails: Callable[..., str]) -> None:
+    run = own_run
     own_demo.write_text(own_demo.read_text().replace("square", "quadrangle"))
     line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", run, "--resume", *COMMAND)
     assert "captions_sha256" in line
@@ -62,9 +60,9 @@ def test_other_captions_are_another_run(cache: Path, own_demo: Path, tmp_path: P
 @pytest.mark.parametrize("file", ["config.yaml", "last.ckpt", "run.json"])
 @pytest.mark.parametrize("content", [b"", b"[junk", b"[]"])
 def test_a_broken_run_is_named_and_can_be_overwritten(
-    file: str, content: bytes, cache: Path, tmp_path: Path, fails: Callable[..., str]
+    file: str, content: bytes, cache: Path, own_run: Path, fails: Callable[..., str]
 ) -> None:
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    run = own_run
     if file == "last.ckpt":
         (run / "run.json").unlink()
     (run / file).write_bytes(content)
@@ -75,9 +73,9 @@ def test_a_broken_run_is_named_and_can_be_overwritten(
     assert stop.value.code == 0
 
 
-def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, tmp_path: Path) -> None:
+def test_a_lost_record_does_not_cost_the_checkpoint(cache: Path, own_run: Path) -> None:
     """Snakemake deletes run.json before it starts a job again."""
-    run = train(cache, experiment(), out=tmp_path / "run")
+    run = own_run
     before = weights(run)
     (run / "run.json").unlink()
     calls = []
@@ -106,16 +104,15 @@ def test_a_warm_up_without_end_is_told(cache: Path, tmp_path: Path, caplog: pyte
     assert "all 1 epochs are warm-up with the loss 'sum', and 'max' is never used" in caplog.text
 
 
-def test_hard_negatives_are_listed_per_epoch_and_direction(cache: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives=2))
-    rows = list(csv.DictReader((run / "negatives.csv").read_text().splitlines()))
+def test_hard_negatives_are_listed_per_epoch_and_direction(run: Path, cache: Path, tmp_path: Path) -> None:
+    listing = train(cache, experiment(), out=tmp_path / "run", extras=Extras(log_negatives=2))
+    rows = list(csv.DictReader((listing / "negatives.csv").read_text().splitlines()))
     assert tuple(rows[0]) == COLUMNS
     assert [(row["epoch"], row["query"]) for row in rows] == [
         (epoch, query) for epoch in "123" for query in ("image", "image", "caption", "caption")
     ]
     assert all(row["sentid"] != row["negative_sentid"] for row in rows)
-    plain = train(cache, experiment(), out=tmp_path / "plain")
-    assert_same(state(run)["model"], state(plain)["model"])
+    assert_same(state(run)["model"], state(listing)["model"])
 
 
 def test_events_can_be_read_by_tensorboard(cache: Path, tmp_path: Path) -> None:
@@ -129,60 +126,55 @@ def test_events_can_be_read_by_tensorboard(cache: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int, cache: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vse.train", "--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND]
-    command += ["--set", "train.epochs=500", "--threads", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while process.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.05)
-        process.send_signal(number)
-        _, log = process.communicate()
-    assert process.returncode == code, log
-    assert "Traceback" not in log
-    assert log.splitlines()[-1].startswith("vse-train: stopped in epoch ")
-    assert log.splitlines()[-1].endswith("--resume continues there")
-    saved = RunFolder(tmp_path / "run").checkpoint()
+    run, log = tmp_path / "run", tmp_path / "log.txt"
+    arguments = ["--features", str(cache), "--out", str(run), *COMMAND, "--set", "train.epochs=500", "--threads", "1"]
+    process = forked.start(forked.train_main, arguments, log)
+    while process.is_alive() and not (run / "metrics.csv").exists():
+        process.join(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join()
+    assert process.exitcode == code, log.read_text()
+    assert "Traceback" not in log.read_text()
+    assert log.read_text().splitlines()[-1].startswith("vse-train: stopped in epoch ")
+    assert log.read_text().splitlines()[-1].endswith("--resume continues there")
+    saved = RunFolder(run).checkpoint()
     assert saved["epoch"] * 8 + saved["step"] > 0
-    assert RunFolder(tmp_path / "run").record()["state"] == "running"
+    assert RunFolder(run).record()["state"] == "running"
 
 
-@pytest.mark.slow
 def test_killed_ten_times_then_resumed_gives_the_same_weights(cache: Path, tmp_path: Path) -> None:
     """SIGKILL at random moments of the training, each time resumed; the final weights must not show it."""
-    chance = random.Random(1)
+    rng, log = random.Random(1), tmp_path / "log.txt"
 
-    def command(folder: str) -> list[str]:
-        arguments = ["--features", str(cache), "--out", str(tmp_path / folder), "--resume", "--threads", "1", *COMMAND]
-        arguments += ["--set", "train.epochs=25"]
-        return [sys.executable, "-c", "from vse.train.cli import train_main; train_main()", *arguments]
+    def arguments(folder: str) -> list[str]:
+        sets = [*COMMAND, "--set", "train.epochs=25"]
+        return ["--features", str(cache), "--out", str(tmp_path / folder), "--resume", "--threads", "1", *sets]
 
     def epochs() -> int:
-        table = tmp_path / "killed" / "metrics.csv"
-        return len(table.read_text().splitlines()) if table.exists() else 0
+        metrics = tmp_path / "killed" / "metrics.csv"
+        return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
-    for _ in range(10):
-        process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        enough = epochs() + chance.randrange(3)
-        while process.poll() is None and epochs() <= enough:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=chance.uniform(0.005, 0.05))
+    kills = 0
+    while kills < 10:
+        process = forked.start(forked.train_main, arguments("killed"), log)
+        enough = epochs() + rng.randrange(3)
+        while process.is_alive() and epochs() <= enough:
+            process.join(rng.uniform(0.005, 0.05))
+        kills += 1
         process.kill()
-        process.communicate()
+        process.join()
     for folder in ("killed", "whole"):
-        subprocess.run(command(folder), check=True, capture_output=True)
-    killed, whole = (RunFolder(tmp_path / folder) for folder in ("killed", "whole"))
-    a, b = killed.checkpoint(), whole.checkpoint()
-    assert all(torch.equal(a["model"][name], b["model"][name]) for name in b["model"])
-    assert killed.best_file.read_bytes() == whole.best_file.read_bytes()
+        assert forked.run(forked.train_main, arguments(folder), log) == 0, log.read_text()
+    assert_same(state(tmp_path / "killed"), state(tmp_path / "whole"))
+    assert (tmp_path / "killed/best.safetensors").read_bytes() == (tmp_path / "whole/best.safetensors").read_bytes()
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tmp_path: Path) -> None:
     """No file of this process may grow beyond 20,000 bytes, which the system reports like a full disk: in the write."""
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000)); "
     arguments = ["--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND, "--set", "model.dim=64"]
-    command = [sys.executable, "-c", limit + "from vse.train.cli import train_main; train_main()", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert f"vse-train: error: cannot write {tmp_path}/run/best.safetensors: File too large" in done.stderr
-    assert "Traceback" not in done.stderr
+    log = tmp_path / "log.txt"
+    assert forked.run(forked.train_on_a_full_disk, arguments, log) == 2, log.read_text()
+    assert f"vse-train: error: cannot write {tmp_path}/run/best.safetensors: File too large" in log.read_text()
+    assert "Traceback" not in log.read_text()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "vocab.json", "run.json"}

@@ -58,7 +58,7 @@ def test_captions_are_read_from_the_cache_that_is_named(
     line = fails(train_main, *arguments, "--set", "caption_feature=hglmm")
     assert "demo_hglmm.h5: no such feature cache; vsepp reads captions as 'hglmm': extract it, or name its cache with" in line
     line = fails(train_main, *arguments, "--caption-features", bank)
-    assert "image rows of 3 x 256 float16; one vector per caption is needed" in line
+    assert "image rows of 3 x 256 float16; features of captions are needed" in line
     assert not (tmp_path / "run").exists()
     run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf))
     assert RunFolder(run).settings(ExperimentConfig).caption_feature == "tfidf"

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.train import forked
 from tests.train.conftest import COMMAND, experiment, state
+from tests.train.toy_similarity import ToySettings
+from vse.train.models.similarities import SIMILARITIES
 from vse.train.run.processes import Processes
 from vse.train.training import Existing, train
 
@@ -35,19 +38,11 @@ CASES = {
 }
 
 
-def command(cache: Path, out: Path, sets: list[str], processes: int = 1, *options: str) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "vse.train"]
-    if processes == 1:
-        launcher = ["-m", "vse.train"]
-    arguments = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
-    return [sys.executable, *launcher, "--features", str(cache), "--out", str(out), "--threads", "1", *arguments, *options]
+def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
+    chosen = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
+    return ["--features", cache, "--out", out, "--threads", 1, *chosen]
 
 
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
@@ -62,13 +57,26 @@ def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
 )
 def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
     train(cache, experiment("train.epochs=2", *CASES[name]), out=tmp_path / "one")
-    done = run(cache, tmp_path / "several", CASES[name], processes)
-    assert done.returncode == 0, done.stderr
+    codes, log = forked.run_together(arguments(cache, tmp_path / "several", CASES[name]), processes, tmp_path)
+    assert codes == [0] * processes, log
     one, several = state(tmp_path / "one"), state(tmp_path / "several")
     assert_close(one["rows"], several["rows"])
     assert_close(one["model"], several["model"])
     assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
-    assert done.stderr.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+    assert log.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+
+
+def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Path, tmp_path: Path) -> None:
+    sets = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.batch_size=7", "train.epochs=1"]
+    SIMILARITIES.add(ToySettings)
+    try:
+        train(regions, experiment(*sets), out=tmp_path / "one")
+    finally:
+        SIMILARITIES.remove("toy")
+    codes, log = forked.run_together(arguments(regions, tmp_path / "several", sets), 3, tmp_path, forked.train_toy)
+    assert codes == [0, 0, 0], log
+    for part in ("rows", "model"):
+        assert_close(state(tmp_path / "one")[part], state(tmp_path / "several")[part])
 
 
 def assert_close(a: Any, b: Any) -> None:
@@ -87,8 +95,11 @@ def assert_close(a: Any, b: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
+    """Started by ``torchrun``."""
     sets = ["train.batch_size=50", "train.epochs=30"]
-    with subprocess.Popen(command(cache, tmp_path / "run", sets, 2), stderr=subprocess.PIPE, text=True) as both:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vse.train"]
+    command = [sys.executable, "-m", *launcher, *map(str, arguments(cache, tmp_path / "run", sets))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as both:
         while both.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
             with suppress(subprocess.TimeoutExpired):
                 both.wait(timeout=0.05)
@@ -101,14 +112,12 @@ def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
 
 
-@pytest.mark.slow
-def test_a_refusal_ends_all_processes(cache: Path, tmp_path: Path) -> None:
-    train(cache, experiment(), out=tmp_path / "run")
-    done = run(cache, tmp_path / "run", ["loss.margin=0.3"], 2)
-    assert done.returncode != 0
-    assert done.stderr.count("vse-train: error:") == 2
-    assert "loss.margin: 0.2 -> 0.3" in done.stderr
-    assert "the first process refused" in done.stderr
+def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path) -> None:
+    codes, log = forked.run_together(arguments(cache, own_run, ["loss.margin=0.3"]), 2, tmp_path)
+    assert 0 not in codes
+    assert log.count("vse-train: error:") == 2
+    assert "loss.margin: 0.2 -> 0.3" in log
+    assert "the first process refused" in log
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 128])

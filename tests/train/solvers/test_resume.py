@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.conftest import assert_same, experiment, state
+from tests.train.conftest import assert_same, experiment, state, weights
 from vse.pipeline.errors import Interrupted
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
@@ -106,15 +106,38 @@ def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, tmp_path
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
 
 
-def test_a_signal_in_validation_loses_no_step(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(cache, experiment(), out=tmp_path / "whole")
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("epochs_done", [0, 2])
+def test_a_crash_in_mid_epoch_costs_that_epoch_alone(
+    epochs_done: int, run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        steps, real = iter(range(10**6)), adam.Trainer.step
+
+        def step(self: adam.Trainer, *arguments: object) -> object:
+            if next(steps) == 8 * epochs_done + 3:
+                raise Crash
+            return real(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(adam.Trainer, "step", step)
+        with pytest.raises(Crash):
+            train(cache, experiment(), out=tmp_path / "cut")
+    resumed = train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
+    assert_same(state(run), state(resumed))
+    assert_same(weights(run), weights(resumed))
+
+
+def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(adam.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues there"):
             train(cache, experiment(), out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
     train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
-    assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
+    assert_same(state(run), state(tmp_path / "cut"))
 
 
 def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,11 @@ from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
 from vse.train.cli import embed_main
-from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 
 
-def test_embeddings_are_those_of_the_best_weights(cache: Path, demo: Path, tmp_path: Path) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_embeddings_are_those_of_the_best_weights(cache: Path, own_run: Path) -> None:
+    run = own_run
     with pytest.raises(SystemExit) as stop:
         embed_main([str(run)])
     assert stop.value.code == 0
@@ -37,8 +36,7 @@ def test_embeddings_are_those_of_the_best_weights(cache: Path, demo: Path, tmp_p
         np.testing.assert_allclose(file["images"][:], slow, rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_is_not_embedded_with_another_cache(cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = train(cache, experiment(), out=tmp_path / "run")
+def test_a_run_is_not_embedded_with_another_cache(run: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     other = tmp_path / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"grid": 1})), other, 2)
     merge(demo, other, 2)
@@ -47,23 +45,23 @@ def test_a_run_is_not_embedded_with_another_cache(cache: Path, demo: Path, tmp_p
     assert "no images in split 'tset' (did you mean 'test'?" in fails(embed_main, run, "--split", "tset")
 
 
-def test_broken_weights_are_named(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+def test_broken_weights_are_named(own_run: Path, fails: Callable[..., str]) -> None:
+    run = own_run
     (run / "best.safetensors").write_bytes(b"junk")
     assert "not readable weights" in fails(embed_main, run)
 
 
-FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=2", "train.learning_rate=1e-3"]
+FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]
 
 
-def test_a_fine_tuned_run_embeds_the_pictures(base: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = train(own_cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=InputPaths(start_from=base))
+def test_a_fine_tuned_run_embeds_the_photos(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = train(own_cache, experiment(*FINETUNE), out=tmp_path / "run")
     with pytest.raises(SystemExit) as stop:
         embed_main([str(run)])
     assert stop.value.code == 0
-    picture = sorted((own_cache.parent.parent / "data" / "images").rglob("*.jpg"))[-1]
-    picture.write_bytes(b"junk")
-    assert f"{picture.name}: not a readable image" in fails(embed_main, run)
+    photo = sorted((own_cache.parent.parent / "data" / "images").rglob("*.jpg"))[-1]
+    photo.write_bytes(b"junk")
+    assert f"{photo.name}: not a readable image" in fails(embed_main, run)
 
 
 def test_a_run_on_cached_captions_is_embedded_with_them_alone(
