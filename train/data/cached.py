@@ -84,7 +84,7 @@ class CachedFeatures:
             column = torch.arange(int(max(1, self._counts[numbers].max(initial=1))), device=self._device)
             mask = column < counts[:, None]
             which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
-            vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, -1)
+            vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
             vectors = vectors * mask[:, :, None]
         mask[:, 0] = True  # an empty set is one vector of zeros
         return vectors, mask
