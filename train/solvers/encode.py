@@ -107,8 +107,8 @@ class PairScores:
         """Which of some captions are scored together, padded to how many, and to sets of how many vectors."""
         widths = self._widths[numbers]
         for width in widths.unique().tolist():
-            fitting = _TILE_PAIRS // (TILE_IMAGES * self._image_width * width)
-            size = max(1, min(TILE_CAPTIONS, fitting))
+            fitting = max(1, _TILE_PAIRS // (TILE_IMAGES * self._image_width * width))
+            size = min(TILE_CAPTIONS, 2 ** (fitting.bit_length() - 1))  # kernels treat odd ends of a tile differently
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
