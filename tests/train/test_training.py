@@ -212,7 +212,7 @@ def test_validation_changes_nothing_but_which_weights_are_the_best(run: Path, ca
     seldom = train(cache, experiment("train.validate_every=3"), out=tmp_path / "run")
     assert_same(state(run)["model"], state(seldom)["model"])
     assert float(table(run)[-1]["rsum"]) == float(table(seldom)[-1]["rsum"])
-    assert_same(weights(seldom), {name: value for name, value in state(run)["model"].items()})
+    assert_same(weights(seldom), dict(state(run)["model"]))
 
 
 def test_early_stop_counts_epochs_since_the_best_validation(
