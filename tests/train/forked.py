@@ -16,7 +16,8 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["vse.train.training", "vse.train.cli", "tests.train.forked"])
+# torch imports _dynamo in the first step of an optimiser, which takes seconds.
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "vse.train.training", "vse.train.use.embed", "tests.train.forked"])
 
 # Called with the arguments of a command.
 Main = Callable[[Sequence[object]], None]
