@@ -100,9 +100,7 @@ def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(mode: 
         assert Path(file.strip()).is_relative_to(site if mode == "plain" else clone)
 
 
-def test_an_editable_install_is_one_folder_on_the_path_that_editors_can_read(
-    clone: Path, tmp_path: Path
-) -> None:
+def test_an_editable_install_is_one_folder_on_the_path_that_editors_can_read(clone: Path, tmp_path: Path) -> None:
     site = install(clone, "editable", tmp_path)
     (path,) = site.glob("*.pth")
     assert path.read_text().split() == [str(clone / "_vse")]
