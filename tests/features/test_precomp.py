@@ -252,7 +252,7 @@ def test_the_data_set_has_no_pictures_and_says_so(
     cache = open_cache(imported(layout(tmp_path / "in")))
     with pytest.raises(SystemExit):
         main(["check", str(cache.captions)])
-    assert "without pictures" in capsys.readouterr().out
+    assert "without image files" in capsys.readouterr().out
     assert "a data set without images" in fails(
         extract, "cnn", "--dataset", cache.captions, "--out", tmp_path / "y.h5", "--set", "weights=random",
         "--set", "model=squeezenet1_1", "--set", "layer=features.2",
