@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
 
@@ -15,8 +13,6 @@ EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("exp
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
-    for feature in FEATURES:
-        assert load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
         assert presets.load_experiment(experiment, dataset).feature in FEATURES
 
@@ -35,15 +31,9 @@ def test_vse0_differs_from_vsepp_in_two_settings() -> None:
     assert changes == ["loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
 
 
-def test_fc7_is_the_paper_s() -> None:
-    config = load_feature("fc7")
-    assert isinstance(config, CnnConfig)
-    assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
-
-
-@pytest.mark.parametrize("load", [presets.load_experiment, load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [presets.load_experiment, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
-    known = {"load_experiment": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
+    known = {"load_experiment": "vsepp", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
         load(known[:-1] + "x" if known == "f30k" else known + "x")
 
