@@ -58,7 +58,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
     ],
 )
 def test_an_index_of_something_else_is_refused_with_what_differs(other: Indexed, what: str, file: Path) -> None:
-    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; remove it to build it anew"):
+    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; delete it to rebuild it"):
         read_index(file, other)
 
 
