@@ -425,7 +425,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     assert line.startswith(
         f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
     )
-    assert "% (in parentheses): a difference whose printed figure lies within our 95% interval" in text
+    assert "% (in parentheses): a difference whose printed value lies within our 95% interval" in text
 
 
 def _signed(difference: float) -> str:
