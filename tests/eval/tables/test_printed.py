@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -133,3 +135,12 @@ def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(experiments_of("vsepp_3")) == 10
     with pytest.raises(UserError, match="vsepp 4.4 is named by two experiments, mine and vsepp_10c_rv"):
         experiments_of("vsepp_4")
+
+
+def test_the_rows_are_read_without_torch() -> None:
+    """The workflow reads them each time that it reads its rules."""
+    program = "import sys; from vse.eval.tables.printed import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "vse.eval.tables.printed" in modules
+    assert not modules & {"torch", "pandas", "numpy", "faiss"}
