@@ -160,7 +160,7 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
 def _check_fit(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
     if read.kind not in settings.takes:
         raise UserError(
-            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, and {read.name} is of {read.kind}"
+            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {read.kind} of {read.name}"
         )
     if settings.gives(read.kind) != compared:
         raise UserError(

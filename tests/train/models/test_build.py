@@ -190,19 +190,19 @@ def test_sets_of_both_sides_are_scored_in_both_directions_whatever_their_padding
             {"image_encoder": {"name": "branch", "widths": [4]}},
             REGIONS,
             WORDS_INPUT,
-            "the image encoder 'branch' reads vectors, and 'regions' is of sets",
+            "the image encoder 'branch' reads vectors, not the sets of 'regions'",
         ),
         (
             {"caption_encoder": "gru"},
             IMAGES,
             CACHED_INPUT,
-            "the caption encoder 'gru' reads words, and 'tfidf' is of vectors",
+            "the caption encoder 'gru' reads words, not the vectors of 'tfidf'",
         ),
         (
             {"caption_encoder": "linear"},
             IMAGES,
             WORDS_INPUT,
-            "the caption encoder 'linear' reads vectors or sets, and the captions is of words",
+            "the caption encoder 'linear' reads vectors or sets, not the words of the captions",
         ),
         (
             {},
