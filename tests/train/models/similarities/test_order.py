@@ -172,4 +172,4 @@ def test_either_form_ranks_as_evaluation_does(form: Any) -> None:
     order_scores(images, captions, ranked)
     scores = OrderSettings(form=form).build(5)((images,), (captions,))
     for dim in (0, 1):
-        assert torch.equal(scores.argsort(dim, stable=True), ranked.argsort(dim, stable=True))
+        assert torch.equal(scores.argsort(dim=dim, stable=True), ranked.argsort(dim=dim, stable=True))
