@@ -1,4 +1,4 @@
-"""The feature cache: an HDF5 file of virtual views over shards that are whole or not there.
+"""The feature cache: an HDF5 file of virtual views over shards that are written atomically.
 
 ``features/<dataset>_<feature>.h5`` refers to ``features/<dataset>_<feature>.shards/shard-00000-of-00004.h5`` ...
 by relative names (:mod:`vse.features.shards`); ``manifest.json`` beside them joins their records.
@@ -14,18 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.features.rows import FORMAT, VERSION, Ids
 from vse.features.shards import (
-    FORMAT,
     PER_ROW,
     RAGGED,
-    VERSION,
-    Ids,
     Shard,
     finished_shard,
     read_record,
@@ -90,6 +88,19 @@ class FeatureCache:
         """Length of one vector."""
         return self.row_shape[-1]
 
+    @property
+    def row_kind(self) -> Literal["vectors", "crops", "sets"]:
+        """What one row is: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
+
+        Sets are the regions of an image, which may be none, or positions (n_positions, dim): those of a grid, the patches
+        of a transformer, or imported arrays with three axes. Only extractors of ours make banks, so their settings say it.
+        """
+        if self.offsets is not None:
+            return "sets"
+        if len(self.row_shape) == 1:
+            return "vectors"
+        return "crops" if str(self.provenance.get("config", {}).get("crops", "")).endswith("_bank") else "sets"
+
     def described(self) -> str:
         """What the cache holds, in words: ``66 image rows of 10 x 4096 float16``."""
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
@@ -114,7 +125,7 @@ def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -
         record = read_record(path)
         shard = finished_shard(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
-            raise UserError(f"{path}: missing or not whole; extract shard {index} of {n_shards} again")
+            raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
         expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
         left_out = {int(item["id"]) for item in shard.skipped}
         if read_rows(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
@@ -129,7 +140,7 @@ def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -
 
 
 def open_cache(path: Path) -> FeatureCache:
-    """Open a cache: format, version, row counts, and that every shard is there and has all its bytes.
+    """Open a cache: format, version, row counts, and that every shard exists and has all its bytes.
 
     HDF5 itself returns fill values for a missing or short shard, so nothing is read through its views.
     """
@@ -179,8 +190,8 @@ def verify_cache(path: Path) -> FeatureCache:
     stored = [np.concatenate(parts) for parts in zip(*(read_rows(file, "ids", "sources") for file in files), strict=True)]
     if cache.offsets is not None:
         stored.append(_joined_offsets([read_rows(file, "offsets")[0] for file in files]))
-    for name, found, expected in zip(names, stored, read_rows(path, *names), strict=True):
-        if not np.array_equal(found, expected):
+    for name, of_shards, expected in zip(names, stored, read_rows(path, *names), strict=True):
+        if not np.array_equal(of_shards, expected):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
     return cache
 
@@ -250,7 +261,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
                 raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
             missing = {"dataset", "feature", "kind", "key", "captions", "provenance"} - attributes.keys()
             if missing:
-                raise UserError(f"{path}: not a whole feature cache, it lacks {', '.join(sorted(missing))}")
+                raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
             arrays = {name: file[name][:] for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
             arrays.setdefault("skipped_ids", np.empty(0, np.int64))
             json.loads(attributes["provenance"])

@@ -1,4 +1,4 @@
-"""The one way features are read: rows by position or id, from memory as far as they fit, else from the shards."""
+"""Reading features: rows by position or id, from memory as far as they fit, else from the shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from vse.pipeline.errors import UserError
 
 @dataclass(frozen=True)
 class Regions:
-    """Regions of n images: ``features`` (n, longest, dim), and where there is a region at all, ``mask`` (n, longest)."""
+    """A set of vectors for each of n rows: ``features`` (n, n_longest, dim), ``mask`` (n, n_longest), False for padding.
+
+    The vectors of a set come first; the padding after them is zeros.
+    """
 
     features: NDArray[np.generic]
     mask: NDArray[np.bool_]
@@ -34,10 +37,10 @@ class _File:
         weakref.finalize(self, os.close, self._descriptor)
 
     def __getitem__(self, span: slice) -> bytes:
-        found = os.pread(self._descriptor, span.stop - span.start, self._stored.offset + span.start)
-        if len(found) < span.stop - span.start:
+        content = os.pread(self._descriptor, span.stop - span.start, self._stored.offset + span.start)
+        if len(content) < span.stop - span.start:
             raise UserError(f"{self._stored.path}: shorter than it was when it was opened")
-        return found
+        return content
 
 
 class FeatureReader:
@@ -84,27 +87,39 @@ class FeatureReader:
             )
         return np.asarray([self._positions[i] for i in wanted], np.int64)
 
-    def crops(self, positions: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.generic]:
-        """One crop of each row of a crop bank, (len(positions), dim): that with the number ``chosen``."""
+    def crops(self, positions: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
+        """One crop of each row of a crop bank, (len(positions), dim): the one with the number in ``crops``."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
-        assert not len(chosen) or 0 <= chosen.min() <= chosen.max() < n_crops, "no such crop"
-        first = positions * n_crops + chosen
+        assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
+        first = positions * n_crops + crops
         return self._gathered(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
         """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
         assert self.cache.offsets is None, "regions are read by regions()"
         if len(self._bytes) == 1:
-            found: NDArray[np.generic] = self._memory[positions]
-            return found
+            in_memory: NDArray[np.generic] = self._memory[positions]
+            return in_memory
         return self._gathered(positions, positions + 1)
 
-    def regions(self, positions: NDArray[np.int64]) -> Regions:
-        """Regions of images, side by side, and the mask that tells them from the zeros behind the shorter rows."""
+    def sets(self, positions: NDArray[np.int64]) -> Regions:
+        """The set of vectors of each row, with its mask, of any cache whose ``row_kind`` is ``sets``.
+
+        Regions of images are padded to the longest set of the rows asked for; an image without a region has a mask that is
+        False throughout. Of a grid or of patches every position is there. There is at least one column, so that a maximum
+        over the sets exists.
+        """
+        assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
+        if self.cache.offsets is not None:
+            return self.regions(positions, at_least=1)
+        return Regions(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
+
+    def regions(self, positions: NDArray[np.int64], at_least: int = 0) -> Regions:
+        """Regions of images with their mask, padded to the longest set of these rows or to ``at_least`` columns."""
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
-        column = np.arange(counts.max(initial=0))
+        column = np.arange(counts.max(initial=at_least))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
         features[mask] = self._gathered(starts, starts + counts)
@@ -114,8 +129,8 @@ class FeatureReader:
         """:class:`UserError` naming the first of these rows whose features are not all finite numbers, if there is one."""
         for position in positions:
             row = np.asarray([position])
-            found = self.rows(row) if self.cache.offsets is None else self.regions(row).features
-            if not np.isfinite(found).all():
+            features = self.rows(row) if self.cache.offsets is None else self.regions(row).features
+            if not np.isfinite(features).all():
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
     def _gathered(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:

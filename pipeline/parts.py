@@ -7,9 +7,11 @@ Settings name it: ``similarity: { name: order, form: norm }``, or just ``similar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator
+from pydantic_core import PydanticUndefined
 
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import did_you_mean
@@ -18,18 +20,19 @@ _Part = TypeVar("_Part", bound=Settings)
 
 
 class Registry(Generic[_Part]):
-    """The parts of one kind by name.
+    """The parts of one kind by name. A part is imported when it is asked for.
 
     Parameters
     ----------
     kind : what they are, for messages, such as ``similarity``
-    parts : their classes; each has its name as the default of the field ``key``
+    parts : classes; each has its name as the default of the field ``key``
     key : the field that names a part
+    lazy : classes by name, as ``module:Class``
     """
 
-    def __init__(self, kind: str, *parts: type[_Part], key: str = "name") -> None:
+    def __init__(self, kind: str, *parts: type[_Part], key: str = "name", lazy: Mapping[str, str] | None = None) -> None:
         self.kind, self.key = kind, key
-        self._parts: dict[str, type[_Part]] = {}
+        self._parts: dict[str, type[_Part] | str] = dict(lazy or {})
         for part in parts:
             self.add(part)
 
@@ -51,27 +54,70 @@ class Registry(Generic[_Part]):
         """The class of the part ``name``; :class:`ValueError` suggests the nearest name if there is none."""
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
-        return self._parts[name]
+        part = self._parts[name]
+        if isinstance(part, str):
+            module, _, own_name = part.partition(":")
+            part = self._parts[name] = cast(type[_Part], getattr(import_module(module), own_name))
+        return part
 
     def read(self, value: Any) -> Any:
         """A part from its name, or from a mapping of its settings with its name; a part itself, and None, stay as they are."""
         if value is None or isinstance(value, BaseModel):
             return value
-        settings = {self.key: value} if isinstance(value, str) else value
-        if not isinstance(settings, Mapping) or not isinstance(settings.get(self.key), str):
-            raise ValueError(f"a {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
+        settings = self.settings(value)
+        if settings is None or not isinstance(settings.get(self.key), str):
+            raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         return self[settings[self.key]].model_validate(settings)
+
+    def settings(self, value: Any) -> dict[str, Any] | None:
+        """The settings of a part that is given as its name, as a mapping or as itself; None for anything else."""
+        if isinstance(value, BaseModel):
+            return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
+        if isinstance(value, str):
+            return {self.key: value}
+        return dict(value) if isinstance(value, Mapping) else None
+
+    def chosen(self, value: Any) -> type[_Part] | None:
+        """The class of a part that is given as its name, as a mapping or as itself; None if it names none of these parts."""
+        name = (self.settings(value) or {}).get(self.key)
+        return self[name] if isinstance(name, str) and name in self else None
 
 
 def part_of(registry: Registry[Any]) -> BeforeValidator:
-    """What makes a field of a schema a part: ``loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)]``."""
+    """The mark of a field that is a part.
+
+    For example ``loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
+    """
     return BeforeValidator(registry.read)
 
 
 def registry_of(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """The registry that a field of a schema takes its part from, if it is a part."""
-    for mark in schema.model_fields[field].metadata:
+    """The registry that a field of a schema takes its part from, if it is a part (or none)."""
+    info = schema.model_fields[field]
+    for mark in (*info.metadata, *_marks(info.annotation)):
         owner = getattr(getattr(mark, "func", None), "__self__", None)
         if isinstance(owner, Registry):
             return owner
     return None
+
+
+def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """The class of settings that a field of a schema holds, if it is a group of them (or none)."""
+    annotation = schema.model_fields[field].annotation
+    for kind in (annotation, *get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+def default_part(schema: type[BaseModel], field: str) -> Any:
+    """The part that a field of a schema has unless told otherwise; None if there is none."""
+    default = schema.model_fields[field].get_default(call_default_factory=True)
+    return None if default is PydanticUndefined else default
+
+
+def _marks(annotation: Any) -> Iterator[Any]:
+    """What ``Annotated`` says in an annotation, at any depth of a union."""
+    yield from getattr(annotation, "__metadata__", ())
+    for inner in get_args(annotation):
+        yield from _marks(inner)

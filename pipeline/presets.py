@@ -1,13 +1,11 @@
-"""Presets by name or path, with ``extends``, the data set's own changes and ``--set``, checked against the schema.
+"""Presets by name or path as layers of settings: what they extend, the data set's changes and ``--set``, under a schema.
 
-Presets ship with the package. A folder laid out like ``config/`` and named by the environment variable
-``VSE_PRESETS`` is searched first, and any preset can be given as the path of a YAML file.
+Where the schema says that a field is a part (:mod:`vse.pipeline.parts`), layers are merged by the part's name.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,36 +13,25 @@ from typing import Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import DatasetConfig, ExperimentConfig, Settings, WorkflowConfig
+from vse.pipeline.config import DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import EXTRACTORS, FeatureConfig
+from vse.pipeline.parts import Registry, default_part, group_of, registry_of
+from vse.pipeline.preset_files import described_presets as described_presets
+from vse.pipeline.preset_files import known_presets as known_presets
+from vse.pipeline.preset_files import preset_layers, read_yaml
 
-_Config = TypeVar("_Config", bound=Settings)
+_Schema = TypeVar("_Schema", bound=Settings)
+_FIXED = ("name", "extractor")  # of a preset as a whole: no setting
 
 
 def load_dataset(name: str) -> DatasetConfig:
     """The data set preset ``name``."""
-    return _validated(DatasetConfig, "data set", name, _read("datasets", name))
+    return validated(DatasetConfig, "data set", name, read_preset("datasets", name))
 
 
-def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureConfig:
-    """The feature preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    content = _read("features", name)
-    if dataset in known_presets("datasets"):
-        content = merged(content, load_dataset(dataset).features.get(content["name"], {}))
-    kind = content.get("extractor", "cnn")
-    if kind not in EXTRACTORS:
-        raise UserError(f"feature {name!r}: unknown extractor {kind!r}{did_you_mean(str(kind), EXTRACTORS)}")
-    return _validated(EXTRACTORS[kind], "feature", name, _with_sets(EXTRACTORS[kind], content, sets))
-
-
-def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    content = _read("experiments", name)
-    if dataset in known_presets("datasets"):
-        changes = load_dataset(dataset)
-        content = merged(merged(content, changes.experiment), changes.experiments.get(content["name"], {}))
-    return _validated(ExperimentConfig, "experiment", name, _with_sets(ExperimentConfig, content, sets))
+def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
+    """What the workflow needs to know of the experiment ``name``; its other settings are not checked."""
+    return validated(ExperimentPlan, "experiment", name, experiment_settings(name, dataset, sets, ExperimentPlan))
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
@@ -52,23 +39,99 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
     datasets = known_presets("datasets")
     short = {key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets}
     rest = {key: value for key, value in overrides.items() if key.removesuffix("_dir") not in datasets}
-    defaults = yaml.safe_load(files("vse.presets").joinpath("config.yaml").read_text(encoding="utf-8"))
+    defaults = read_yaml(Path(str(files("vse.presets").joinpath("config.yaml"))))
     content = merged(merged(defaults, rest), {"sources": short})
-    return _validated(WorkflowConfig, "workflow", "--config", content)
+    return validated(WorkflowConfig, "workflow", "--config", content)
 
 
-def known_presets(kind: str) -> list[str]:
-    """Names of the presets of a ``kind`` (``datasets``, ``features`` or ``experiments``)."""
-    return sorted({path.stem for folder in _folders(kind) for path in folder.glob("*.yaml")})
+def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
+    """The settings of a preset by name or path, on top of those of the presets that it ``extends``."""
+    content: dict[str, Any] = {}
+    for layer in preset_layers(kind, name):
+        content = merged(content, layer, schema)
+    return content
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over`` on top, group by group."""
+def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], schema: type[Settings]) -> dict[str, Any]:
+    """All layers of an experiment's settings: its presets, the data set's changes of all and of this one, and ``--set``.
+
+    A data set does not know which parts an experiment has: what it changes in every experiment concerns the parts that have
+    such a setting, and no others.
+    """
+    content = read_preset("experiments", name, schema)
+    if dataset in known_presets("datasets"):
+        changes = load_dataset(dataset)
+        content = merged(content, changes.experiment, schema, lenient=True)
+        content = merged(content, changes.experiments.get(content["name"], {}), schema)
+    return with_sets(schema, content, sets)
+
+
+def merged(
+    base: Mapping[str, Any], over: Mapping[str, Any], schema: type[BaseModel] | None = None, *, lenient: bool = False
+) -> dict[str, Any]:
+    """``base`` with the values of ``over`` on top, group by group; with a schema, a part is merged by its name.
+
+    A part is given as its name alone or as its settings, without the name if that stays the same. If ``over`` names another
+    part than ``base``, the settings that the new one has as well are kept, and the others dropped. ``lenient`` leaves out
+    what ``over`` sets in a part that has no such setting.
+    """
     result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        field = schema is not None and key in schema.model_fields
+        registry, group = (registry_of(schema, key), group_of(schema, key)) if schema and field else (None, None)
+        if schema and registry:
+            below = result[key] if key in result else default_part(schema, key)
+            result[key] = _merged_part(registry, below, value, lenient)
+        elif isinstance(value, Mapping) and (group or isinstance(result.get(key), Mapping)):
+            if lenient and schema and field and result.get(key, schema.model_fields[key].default) is None:
+                continue
+            result[key] = merged(_mapping(result.get(key)), value, group, lenient=lenient)
+        else:
+            result[key] = value
     return result
+
+
+def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """``content`` with settings on top that are given as ``key=value``; an unknown key is answered with the nearest.
+
+    A key of a part, such as ``loss.margin``, must be known to the part that is chosen in the end.
+    """
+    result, keys = dict(content), []
+    for item in sets:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise UserError(f"--set takes key=value, got {item!r}")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
+        for name in reversed(key.split(".")):
+            value = {name: value}
+        result = merged(result, value, schema)
+        keys.append(key)
+    for key in keys:
+        if key in schema.renamed:
+            raise UserError(f"{key} is now {schema.renamed[key]}")
+        if key in _FIXED or not _is_known(schema, result, key.split(".")):
+            raise UserError(f"unknown setting {key!r}{did_you_mean(key, _keys(schema, result))}")
+    return result
+
+
+def validated(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
+    """The settings ``content`` as a ``schema``; what is wrong with them is said of the ``kind`` and ``name`` of preset."""
+    for key in _leaves(content):
+        if key in schema.renamed:
+            raise UserError(f"{kind} {name!r}: {key} is now {schema.renamed[key]}")
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = did_you_mean(key, _keys(schema, content))
+            raise UserError(f"{kind} {name!r}: unknown setting {key!r}{known}") from None
+        where = f"{kind} {name!r}: {key}" if key else f"{kind} {name!r}"
+        raise UserError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
 def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -83,79 +146,55 @@ def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
     return changes
 
 
-def _folders(kind: str) -> list[Path]:
-    own = os.environ.get("VSE_PRESETS")
-    packaged = Path(str(files("vse.presets").joinpath(kind)))
-    return [Path(own, kind), packaged] if own else [packaged]
+def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool) -> Any:
+    old, new = registry.settings(below), registry.settings(above)
+    if new is None:
+        return above
+    kept, unnamed = old or {}, registry.key not in new
+    name = kept.get(registry.key) if unnamed else new[registry.key]
+    if not isinstance(name, str) or name not in registry:  # an error if it stays so, which the schema reports
+        return below if lenient and unnamed else {**kept, **new}
+    part = registry[name]
+    if lenient and unnamed:
+        new = {key: value for key, value in new.items() if key in part.model_fields}
+    if name != kept.get(registry.key):
+        kept = {key: value for key, value in kept.items() if key in part.model_fields}
+    return merged(kept, {registry.key: name, **new}, part, lenient=lenient)
 
 
-def _read(kind: str, name: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """A preset's settings, with those of the preset it ``extends`` underneath."""
-    path = _find(kind, name)
-    if path in above:
-        raise UserError(f"{path}: extends itself ({' -> '.join(p.stem for p in (*above, path))})")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: a preset is a YAML mapping")
-    base = content.pop("extends", None)
-    if base is not None and not isinstance(base, str):
-        raise UserError(f"{path}: extends: takes the name of a preset, not {base!r}")
-    inherited = _read(kind, base, (*above, path)) if base else {}
-    inherited.pop("rows", None)  # a preset that changes another is not that one's row of a table
-    return {**merged(inherited, content), "name": path.stem}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _find(kind: str, name: str) -> Path:
-    if name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise UserError(f"{name}: no such preset file")
-        return path
-    for folder in _folders(kind):
-        if (path := folder / f"{name}.yaml").is_file():
-            return path
-    raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known_presets(kind))}")
+def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequence[str]) -> bool:
+    """Whether ``path`` leads to a setting, in the parts that ``content`` names; what is in no known part is left for later."""
+    name, *rest = path
+    if name not in schema.model_fields:
+        return schema.model_config.get("extra") == "allow"
+    if not rest:
+        return True
+    value = content.get(name)
+    if registry := registry_of(schema, name):
+        part = registry.chosen(value)
+        return part is None or _is_known(part, _mapping(value), rest)
+    group = group_of(schema, name)
+    return group is not None and _is_known(group, _mapping(value), rest)
 
 
-def _with_sets(schema: type[BaseModel], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    known = _keys(schema)
-    result = dict(content)
-    for item in sets:
-        key, equals, text = item.partition("=")
-        if not equals:
-            raise UserError(f"--set takes key=value, got {item!r}")
-        if key not in known:
-            raise UserError(f"unknown setting {key!r}{did_you_mean(key, known)}")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        result = merged(result, value)
-    return result
+def _keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """All settings that there are, in the parts that ``content`` names."""
+    for name in schema.model_fields:
+        value = content.get(name)
+        group = group_of(schema, name)
+        if registry := registry_of(schema, name):
+            group = registry.chosen(value if name in content else default_part(schema, name))
+        if group:
+            yield from _keys(group, _mapping(value), f"{prefix}{name}.")
+        elif prefix or name not in _FIXED:
+            yield prefix + name
 
 
-def _keys(schema: type[BaseModel], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in schema.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            keys += _keys(kind, f"{prefix}{name}.")
-        elif prefix or name not in ("name", "extractor"):
-            keys.append(prefix + name)
-    return keys
-
-
-def _validated(schema: type[_Config], kind: str, name: str, content: dict[str, Any]) -> _Config:
-    try:
-        return schema.model_validate(content)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        hint = did_you_mean(key, _keys(schema)) if first["type"] == "extra_forbidden" else ""
-        where = f"{kind} {name!r}: {key}" if key else f"{kind} {name!r}"
-        raise UserError(f"{where}: {first['msg'].removeprefix('Value error, ')}{hint}") from None
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in content.items():
+        yield f"{prefix}{key}"
+        yield from _leaves(_mapping(value), f"{prefix}{key}.")

@@ -22,10 +22,10 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from vse.features.cnn import CnnExtractor  # noqa: E402
+from vse.features.cnn_extractor import CnnExtractor  # noqa: E402
 from vse.features.extraction import extract_shards, merge  # noqa: E402
+from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
-from vse.pipeline.feature_config import CnnConfig  # noqa: E402
 
 settings.register_profile(
     "vse",

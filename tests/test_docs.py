@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
+from tests.docs import experiments
 from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, pages
 from tests.docs.world import World
 
@@ -100,6 +101,11 @@ def block_starts(block: Block, start: str) -> bool:
 def test_every_page_is_in_the_navigation() -> None:
     written = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
     assert written | {"README.md"} == set(pages())
+
+
+def test_the_page_of_experiments_has_what_their_files_say() -> None:
+    said = experiments.PAGE.read_text(encoding="utf-8")
+    assert said == experiments.written(), "python -m tests.docs.experiments regenerates it"
 
 
 def test_every_block_says_what_it_is_so_that_no_command_hides() -> None:

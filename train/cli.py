@@ -8,14 +8,7 @@ from pathlib import Path
 
 import click
 
-from vse.features.cache import open_cache
-from vse.features.hardware import use_threads
-from vse.pipeline import presets
 from vse.pipeline.command import entry_point
-from vse.train.training import train
-from vse.train.use.embed import embed_split
-from vse.train.use.search import search_split
-from vse.train.use.search_page import write_search_page
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -26,14 +19,14 @@ log = logging.getLogger(__name__)
 @click.command("vse-train")
 @click.option("--features", type=_FILE, required=True, help="The feature cache to train on.")
 @click.option("--experiment", default="vsepp", show_default=True, help="A preset of config/experiments, or a YAML file.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, loss.margin=0.1 say.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. loss.margin=0.1.")
 @click.option("--seed", default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
 @click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
 @click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")
 @click.option("--caption-features", type=_FILE, help="Cache of captions, read instead of words.  [default: the experiment's]")
 @click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
-@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where pictures are read.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where photos are read.")
 @click.option(
     "--log-negatives",
     default=0,
@@ -41,7 +34,7 @@ log = logging.getLogger(__name__)
     metavar="N",
     help="List the N hardest negatives of each epoch and direction.",
 )
-@click.option("--tensorboard", is_flag=True, help="Write TensorBoard events, too.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard events as well.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
 @_DEVICE
@@ -69,31 +62,32 @@ def train_command(
     Ctrl-C and SIGTERM save a checkpoint first; --resume continues there. On several GPUs or machines:
     torchrun --nproc-per-node N -m vse.train --features ...
     """
+    from vse.features.cache import open_cache
+    from vse.features.hardware import use_threads
+    from vse.pipeline.presets import changed_fields
+    from vse.train.experiment import load_experiment
+    from vse.train.run.inputs import InputPaths
+    from vse.train.training import Existing, Extras, train
+
     leads = os.environ.get("RANK", "0") == "0"
     if not leads:
         logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(threads)
     dataset = open_cache(features).dataset
-    config = presets.load_experiment(experiment, dataset, sets)
-    plain = presets.load_experiment(experiment, None, sets)
-    changes = presets.changed_fields(plain.model_dump(), config.model_dump())
+    config = load_experiment(experiment, dataset, sets)
+    plain = load_experiment(experiment, None, sets)
+    changes = changed_fields(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
     run = train(
         features,
         config,
-        seed,
-        out,
-        captions,
-        resume,
-        overwrite,
-        device,
-        eval_features,
-        start_from,
-        weights_dir,
-        log_negatives,
-        tensorboard,
-        caption_features,
+        seed=seed,
+        out=out,
+        device=device,
+        inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
+        existing=Existing(resume, overwrite),
+        extras=Extras(log_negatives, tensorboard),
     )
     if leads:
         click.echo(run)
@@ -119,8 +113,11 @@ def embed_command(
     threads: int | None,
 ) -> None:
     """Write the embeddings of a split, for vse-eval."""
+    from vse.features.hardware import use_threads
+    from vse.train.use.embed import RunPlaces, embed_split
+
     use_threads(threads)
-    click.echo(embed_split(run, out or run / f"{split}.h5", split, features, captions, device, caption_features))
+    click.echo(embed_split(run, out or run / f"{split}.h5", split, RunPlaces(features, captions, caption_features), device))
 
 
 @click.command("vse-search")
@@ -138,7 +135,7 @@ def embed_command(
 @click.option(
     "--index-parameters", default="", metavar="NAME=NUMBER", help="How far to look, such as nprobe=16 or efSearch=64."
 )
-@click.option("--html", type=_FILE, help="Write a page of thumbnails, too.")
+@click.option("--html", type=_FILE, help="Write a report with thumbnails as well.")
 @_DEVICE
 @_THREADS
 def search_command(
@@ -160,9 +157,14 @@ def search_command(
 ) -> None:
     """Search a split with a run: a text finds images, an image file finds captions.
 
-    QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, picture, caption; an id where
+    QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, image, caption; an id where
     dataset.json knows no more.
     """
+    from vse.eval.report.search_page import write_search_page
+    from vse.features.hardware import use_threads
+    from vse.train.use.embed import RunPlaces
+    from vse.train.use.search import search_split
+
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
     hits = search_split(
@@ -170,11 +172,9 @@ def search_command(
         asked,
         k,
         split,
-        features,
-        captions,
-        weights_dir,
-        device,
-        caption_features,
+        places=RunPlaces(features, captions, caption_features),
+        weights_dir=weights_dir,
+        device=device,
         corpus=corpus,
         index=index,
         index_type=index_type,
@@ -182,9 +182,9 @@ def search_command(
     )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture or hit.image_id), *caption]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.photo or hit.image_id), *caption]))
     if html is not None:
-        log.info("%s: the results as a page", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
+        log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
 
 
 train_main = entry_point(train_command)

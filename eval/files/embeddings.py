@@ -1,53 +1,111 @@
-"""The file between a model and the evaluator: embeddings (or scores) of a split, with ids.
+"""The file between a model and the evaluator: embeddings or scores of a split, with ids.
 
 Any program can write it; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import h5py
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from vse.eval.files.score_matrices import selected_scores
+from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import write_bytes
+from vse.pipeline.files import write_bytes, written
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
-_MATRICES = ("images", "captions", "scores")
+_SCORES = ("scores", "scores_i2t", "scores_t2i")
+_MATRICES = ("images", "captions", *_SCORES)
 _CHECKED = 4096  # rows looked at at once
-_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity")
+_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance")
+_OPTIONAL = ("experiment", "seed", "provenance")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or ``scores``.
+    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or scores of all pairs.
 
-    Where there are ``scores`` (n_images, n_captions), images and captions are compared by them; ``captions``, if they
-    are there as well, serve to compare captions. Attributes name the ``dataset``, ``split``, ``experiment``, ``seed`` and
-    ``similarity`` (without ``scores`` one of :data:`vse.eval.ranking.scores.SIMILARITIES`); ``provenance`` is what the writer noted
-    about features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in MS-COCO, if they are of it.
+    Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if the score depends on which side
+    queries. Where there are any, images and captions are compared by them alone; ``captions``, if they are there as well,
+    serve to compare captions. The attributes name the ``dataset``, the ``split`` and the ``similarity`` (without scores
+    one of :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
+    ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
+    MS-COCO, if they are of it.
     """
 
     image_ids: NDArray[np.int64]
     caption_ids: NDArray[np.int64]
     caption_image_ids: NDArray[np.int64]
-    images: NDArray[np.float32] | None
-    captions: NDArray[np.float32] | None
-    scores: NDArray[np.float32] | None
     dataset: str
     split: str
-    experiment: str
-    seed: int
+    images: NDArray[np.float32] | None = None
+    captions: NDArray[np.float32] | None = None
+    scores: ScoreMatrix | None = None
+    scores_i2t: ScoreMatrix | None = None
+    scores_t2i: ScoreMatrix | None = None
+    experiment: str | None = None
+    seed: int | None = None
     similarity: str = "cosine"
     provenance: str = "{}"
     coco_ids: NDArray[np.int64] | None = None
+
+    @property
+    def directional(self) -> bool:
+        """Whether each direction has scores of its own."""
+        return self.scores is None and self.scores_i2t is not None
+
+    @property
+    def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """The embeddings of images and captions if it is these that are compared; None if scores are."""
+        if self.scores_of("i2t") is not None or self.images is None or self.captions is None:
+            return None
+        return self.images, self.captions
+
+    def scores_of(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
+        """The scores (n_images, n_captions) of a direction; None if vectors are compared."""
+        if self.scores is not None:
+            return self.scores
+        return self.scores_i2t if direction == "i2t" else self.scores_t2i
+
+    def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
+        """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
+        image_of_caption = torch.from_numpy(self.image_of_caption())
+        if self.vectors is not None:
+            images, captions = map(torch.from_numpy, self.vectors)
+            return blocks_from_embeddings(images, captions, image_of_caption, self.similarity), None
+        i2t, t2i = self.scores_of("i2t"), self.scores_of("t2i")
+        if i2t is None or t2i is None:
+            raise ValueError("neither embeddings of images and captions nor scores of both directions")
+        blocks = blocks_from_scores(i2t, image_of_caption)
+        return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
+
+    def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
+        """Some rows, in their order; scores are not copied, but selected where they are read."""
+        scores = {name: getattr(self, name) for name in _SCORES}
+        selected: dict[str, Any] = {
+            name: None if matrix is None else selected_scores(matrix, images, captions) for name, matrix in scores.items()
+        }
+        return replace(
+            self,
+            image_ids=self.image_ids[images],
+            caption_ids=self.caption_ids[captions],
+            caption_image_ids=self.caption_image_ids[captions],
+            coco_ids=None if self.coco_ids is None else self.coco_ids[images],
+            images=None if self.images is None else self.images[images],
+            captions=None if self.captions is None else self.captions[captions],
+            **selected,
+        )
 
     def image_of_caption(self) -> NDArray[np.int64]:
         """For each caption the row of its image; :class:`UserError` if an id has no image."""
@@ -62,16 +120,43 @@ class Embeddings:
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
-    """Write the file atomically; returns ``path``."""
+    """Write the file atomically; returns ``path``. For scores that do not fit into memory see :func:`write_scores`."""
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        for name in (*_IDS, "coco_ids", *_MATRICES):
-            values = getattr(embeddings, name)
-            if values is not None:
-                file.create_dataset(name, data=values)
-        for name in (*_ATTRIBUTES, "provenance"):
-            file.attrs[name] = getattr(embeddings, name)
+        _write_all_but_scores(file, embeddings)
+        for name in _SCORES:
+            scores: ScoreMatrix | None = getattr(embeddings, name)
+            if scores is not None:
+                file.create_dataset(name, data=scores[:])
     return write_bytes(path, buffer.getbuffer())
+
+
+def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Path:
+    """Write a file of scores that a model computes, block by block, atomically; returns ``path``.
+
+    ``embeddings`` has ids and attributes, ``captions`` if these can be compared, and no scores. The blocks are those that
+    :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes, and are asked for in the same order: they become ``scores``, or
+    with ``t2i`` ``scores_i2t`` and ``scores_t2i``, as float32 in one piece, so that a reader can map them. No more than a
+    block is held. On an error or an interruption ``path`` stays as it was. :class:`UserError` names the first image row
+    whose scores are not finite.
+    """
+    directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
+    shape = len(embeddings.image_ids), len(embeddings.caption_ids)
+    for name, blocks in directions.items():
+        if (blocks.n_images, len(blocks.image_of_caption)) != shape or blocks.rows != i2t.rows:
+            raise ValueError(
+                f"{name}: blocks of {blocks.n_images} images do not fit ids of {shape[0]}, or differ in their rows"
+            )
+    with written(path) as stream, _hdf5(stream) as file:
+        _write_all_but_scores(file, embeddings)
+        matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
+        for start in range(0, i2t.n_images, i2t.rows):
+            rows = slice(start, min(start + i2t.rows, i2t.n_images))
+            for name, blocks in directions.items():
+                scores = blocks.score(rows, None).float().cpu().numpy()
+                _check_finite(path, name, scores, start)
+                matrices[name][rows] = scores
+    return path
 
 
 def read_embeddings(path: Path) -> Embeddings:
@@ -83,17 +168,12 @@ def read_embeddings(path: Path) -> Embeddings:
         with h5py.File(path, "r") as file:
             items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
             arrays = {name: _array(path, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
-            noted = {name: file.attrs[name] for name in (*_ATTRIBUTES, "provenance") if name in file.attrs}
+            stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
     except OSError as error:
         reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
         raise UserError(f"{path}: {reason}") from None
-    attributes = {name: _plain(path, name, value) for name, value in noted.items()}
-    missing = [name for name in _IDS if name not in arrays]
-    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes]
-    if "scores" not in arrays:
-        missing += [name for name in ("images", "captions") if name not in arrays]
-    if missing:
-        raise UserError(f"{path}: not a whole embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
+    attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
+    _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
     values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
@@ -102,16 +182,54 @@ def read_embeddings(path: Path) -> Embeddings:
     return run
 
 
+def experiment_of(path: Path, run: Embeddings) -> str:
+    """What to call the model of a file: its experiment, or the file's name if it does not say."""
+    return path.stem if run.experiment is None else run.experiment
+
+
 def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:
-    """:class:`UserError` unless two files are of one split, row by row, and agree in the attributes ``of``."""
+    """:class:`UserError` unless two files are of one split, row by row, and agree in the attributes ``of`` that both have."""
     for name in ("dataset", "split", *of):
-        if getattr(first, name) != getattr(run, name):
-            raise UserError(f"{path} is of {name} {getattr(run, name)!r}, {first_path} of {getattr(first, name)!r}")
+        ours, theirs = getattr(first, name), getattr(run, name)
+        if None not in (ours, theirs) and ours != theirs:
+            raise UserError(f"{path} is of {name} {theirs!r}, {first_path} of {ours!r}")
     for name in _IDS:
         if not np.array_equal(getattr(first, name), getattr(run, name)):
             raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
     if first.coco_ids is not None and run.coco_ids is not None and not np.array_equal(first.coco_ids, run.coco_ids):
         raise UserError(f"{path} and {first_path} differ in coco_ids; what is evaluated together shares them")
+
+
+def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> None:
+    for name in (*_IDS, "coco_ids", "images", "captions"):
+        values = getattr(embeddings, name)
+        if values is not None:
+            file.create_dataset(name, data=values)
+    for name in _ATTRIBUTES:
+        value = getattr(embeddings, name)
+        if value is not None:
+            file.attrs[name] = value
+
+
+@contextmanager
+def _hdf5(stream: BinaryIO) -> Iterator[h5py.File]:
+    """An HDF5 file that is written into a temporary file, which HDF5 reads as well."""
+    with open(os.dup(stream.fileno()), "r+b") as both, h5py.File(both, "w") as file:
+        yield file
+
+
+def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
+    missing = [name for name in _IDS if name not in arrays]
+    missing += [f"the attribute {name}" for name in _ATTRIBUTES if name not in attributes and name not in _OPTIONAL]
+    pair = {"scores_i2t", "scores_t2i"}
+    if "scores" in arrays and pair & arrays:
+        raise UserError(f"{path}: holds both scores and {min(pair & arrays)}; scores of one direction replace scores of both")
+    if pair & arrays:
+        missing += sorted(pair - arrays)
+    elif "scores" not in arrays:
+        missing += [name for name in ("images", "captions") if name not in arrays]
+    if missing:
+        raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
 def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
@@ -122,8 +240,8 @@ def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 
 
-def _plain(path: Path, name: str, value: Any) -> Any:
-    """An attribute as text, however the writer stored it; of the seed as a whole number."""
+def _attribute(path: Path, name: str, value: Any) -> Any:
+    """An attribute as text, or the seed as an integer, however the writer stored it."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
         value = value.decode() if isinstance(value, bytes) else value
@@ -132,15 +250,15 @@ def _plain(path: Path, name: str, value: Any) -> Any:
     if name == "seed" and isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int if name == "seed" else str):
-        raise UserError(f"{path}: the attribute {name} is {value!r}, not {'a whole number' if name == 'seed' else 'a text'}")
+        raise UserError(f"{path}: the attribute {name} is {value!r}, not {'an integer' if name == 'seed' else 'a text'}")
     return value
 
 
 def _ids(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
-    whole = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
-    if not whole or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
+    integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
+    if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
-        raise UserError(f"{path}: {name} are to be whole numbers in one row, and are {kind}")
+        raise UserError(f"{path}: {name} must be a 1-D integer array (int64), but is {kind}")
     return values.astype(np.int64)
 
 
@@ -148,34 +266,40 @@ def _matrix(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
     """A matrix in float32; scores in the precision that they have, so that no two become equal."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise UserError(f"{path}: {name} holds no numbers")
-    if name == "scores" and values.dtype == np.float64:
+    if name in _SCORES and values.dtype == np.float64:
         return values
     with np.errstate(over="ignore"):  # what becomes infinite is refused by its row
         return values.astype(np.float32, copy=False)
 
 
-def _check(path: Path, found: Embeddings) -> None:
-    if found.scores is None and found.similarity not in SIMILARITIES:
-        raise UserError(f"{path}: unknown similarity {found.similarity!r}{did_you_mean(str(found.similarity), SIMILARITIES)}")
-    n_images, n_captions = len(found.image_ids), len(found.caption_ids)
+def _check(path: Path, run: Embeddings) -> None:
+    if run.vectors is not None and run.similarity not in SIMILARITIES:
+        raise UserError(f"{path}: unknown similarity {run.similarity!r}{did_you_mean(run.similarity, SIMILARITIES)}")
+    n_images, n_captions = len(run.image_ids), len(run.caption_ids)
     if not n_images or not n_captions:
         raise UserError(f"{path}: no images or no captions")
-    if found.coco_ids is not None and found.coco_ids.shape != (n_images,):
-        raise UserError(f"{path}: {n_images} images, but coco_ids of shape {found.coco_ids.shape}")
-    for name, ids in (("image", found.image_ids), ("caption", found.caption_ids)):
+    if run.coco_ids is not None and run.coco_ids.shape != (n_images,):
+        raise UserError(f"{path}: {n_images} images, but coco_ids of shape {run.coco_ids.shape}")
+    for name, ids in (("image", run.image_ids), ("caption", run.caption_ids)):
         values, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():
             raise UserError(f"{path}: duplicate {name} id {values[counts > 1][0]}")
-    if found.caption_image_ids.shape != (n_captions,):
-        raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {found.caption_image_ids.shape}")
-    shapes = {"images": (n_images, None), "captions": (n_captions, None), "scores": (n_images, n_captions)}
-    for name, (rows, columns) in shapes.items():
-        values = getattr(found, name)
-        if values is None:
-            continue
-        if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
-            raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
-        for start in range(0, rows, _CHECKED):
-            finite = np.isfinite(values[start : start + _CHECKED]).all(1)
-            if not finite.all():
-                raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")
+    if run.caption_image_ids.shape != (n_captions,):
+        raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
+    for name in _MATRICES:
+        if getattr(run, name) is not None:
+            rows, columns = n_captions if name == "captions" else n_images, n_captions if name in _SCORES else None
+            _check_matrix(path, name, getattr(run, name), rows, columns)
+
+
+def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> None:
+    if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
+        raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
+    for start in range(0, rows, _CHECKED):
+        _check_finite(path, name, values[start : start + _CHECKED], start)
+
+
+def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> None:
+    finite = np.isfinite(rows).all(1)
+    if not finite.all():
+        raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")

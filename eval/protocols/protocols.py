@@ -10,25 +10,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.defaults import COCO_PROTOCOLS, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.protocols.coco import COCO_PROTOCOLS, coco_fold, is_coco_test
+from vse.eval.protocols.coco import coco_fold, is_coco_test
 from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of, metrics
-from vse.eval.ranking.ranks import (
-    ROWS,
-    Ranks,
-    ScoreBlock,
-    ranks_from_embeddings,
-    ranks_from_scores,
-    score_blocks,
-    scores_in_blocks,
-)
-from vse.eval.ranking.scores import similarity_by_name
+from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.ranking.sentences import sentence_ranks
-from vse.eval.search.top_k import check_against_candidates, check_against_search, check_sentences_against_search
+from vse.eval.search.cross_check import check_against_candidates, check_against_search, check_sentences_against_search
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
-PROTOCOLS = ("1k", "full", "sentence", *COCO_PROTOCOLS)
 
 
 def named_protocols(asked: str | Sequence[str]) -> list[str]:
@@ -61,18 +52,20 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
 
 
 def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list[Fold]:
-    """What became of the queries of a protocol, fold by fold; all but ``1k`` have one. ``cross_check`` asks FAISS, too."""
-    image_of_caption = run.image_of_caption()
+    """What became of the queries of a protocol, fold by fold; all but ``1k`` have one.
+
+    With ``cross_check`` FAISS searches the embeddings, too; scores of pairs it cannot search.
+    """
     if protocol == "sentence":
-        return [_sentences(run, image_of_caption, cross_check)]
+        return [_sentences(run, cross_check)]
     if protocol in COCO_PROTOCOLS:
-        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, image_of_caption, *_score_blocks(run))]
+        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())]
     if protocol == "full":
-        return [_fold(run, image_of_caption, slice(0, len(run.image_ids)), slice(0, len(image_of_caption)), cross_check)]
-    folds = []
+        return [_fold(run, cross_check)]
+    image_of_caption, folds = run.image_of_caption(), []
     for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
         captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
-        folds.append(_fold(run, image_of_caption, slice(start, start + FOLD), captions, cross_check=False))
+        folds.append(_fold(run.select(np.arange(start, start + FOLD), captions), cross_check=False))
     return folds
 
 
@@ -80,52 +73,40 @@ def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
     return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
-def _score_blocks(run: Embeddings) -> tuple[ScoreBlock, int]:
-    """The scores of a run some image rows at a time, and how many rows that may be."""
-    if run.scores is not None:
-        return scores_in_blocks(torch.from_numpy(run.scores)), ROWS
-    assert run.images is not None
+def _sentences(run: Embeddings, cross_check: bool) -> Fold:
     assert run.captions is not None
-    block = score_blocks(torch.from_numpy(run.images), torch.from_numpy(run.captions), run.similarity)
-    return block, similarity_by_name(run.similarity).tile_images
-
-
-def _sentences(run: Embeddings, image_of_caption: NDArray[np.int64], cross_check: bool) -> Fold:
-    assert run.captions is not None
-    found = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
+    image_of_caption = run.image_of_caption()
+    exact = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
     if cross_check:
-        recalls = check_sentences_against_search(run.captions, image_of_caption, found, RECALLS)
+        recalls = check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS)
         log.info("FAISS agrees with the exact ranks (R@1 %.1f s2s)", recalls["r1"])
-    return {"s2s": Queries.ranked(found.ranks, image_of_caption[found.queries])}
+    return {"s2s": Queries.ranked(exact.ranks, image_of_caption[exact.queries])}
 
 
-def _fold(
-    run: Embeddings, image_of_caption: NDArray[np.int64], images: slice, captions: slice | NDArray[np.int64], cross_check: bool
-) -> Fold:
-    """The queries among some rows of a run, which are consecutive images and all their captions."""
-    ranks = _ranks(run, images, captions, image_of_caption[captions] - images.start, cross_check)
-    return fold_of(ranks, image_of_caption[captions])
+def _fold(run: Embeddings, cross_check: bool) -> Fold:
+    """The queries of all images and captions of a run, or of some consecutive images of it and all their captions."""
+    image_of_caption = run.image_of_caption()
+    ranks = ranks_from_blocks(*run.score_blocks())
+    if cross_check and run.vectors is not None:
+        _cross_check(run.vectors, image_of_caption, ranks, run.similarity)
+    return fold_of(ranks, image_of_caption)
 
 
-def _ranks(
-    run: Embeddings, images: slice, captions: slice | NDArray[np.int64], image_of_caption: NDArray[np.int64], cross_check: bool
-) -> Ranks:
-    if run.scores is not None:
-        return ranks_from_scores(torch.from_numpy(run.scores[images][:, captions]), torch.from_numpy(image_of_caption))
-    assert run.images is not None
-    assert run.captions is not None
-    left, right = run.images[images], run.captions[captions]
-    ranks = ranks_from_embeddings(
-        torch.from_numpy(left), torch.from_numpy(right), torch.from_numpy(image_of_caption), run.similarity
+def _cross_check(
+    vectors: tuple[NDArray[np.float32], NDArray[np.float32]],
+    image_of_caption: NDArray[np.int64],
+    ranks: Ranks,
+    similarity: str,
+) -> None:
+    """Compare the exact ranks with a search by FAISS, and log that they agree."""
+    images, captions = vectors
+    if similarity == "cosine":
+        recalls = check_against_search(images, captions, image_of_caption, ranks, RECALLS)
+        log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", recalls["i2t"]["r1"], recalls["t2i"]["r1"])
+        return
+    recalls = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, similarity)
+    exact: dict[str, Any] = metrics(ranks)
+    compared = ", ".join(
+        f"{direction} {recalls[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
     )
-    if cross_check and run.similarity == "cosine":
-        found = check_against_search(left, right, image_of_caption, ranks, RECALLS)
-        log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", found["i2t"]["r1"], found["t2i"]["r1"])
-    elif cross_check:
-        found = check_against_candidates(left, right, image_of_caption, ranks, RECALLS, run.similarity)
-        exact: dict[str, Any] = metrics(ranks)
-        compared = ", ".join(
-            f"{direction} {found[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
-        )
-        log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)
-    return ranks
+    log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)

@@ -1,13 +1,14 @@
-"""Exact ranks of the right answers, in blocks, with ties against the model.
+"""Exact ranks of the positives from a stream of score blocks, with ties against the model.
 
-A rank is 0-based. A candidate that scores exactly as high as the right one counts as ranked before it, so a
+A rank is 0-based. A candidate that scores exactly as high as the positive counts as ranked before it, so a
 model that gives every pair the same score earns nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,15 +26,91 @@ _CHECKED = 4096  # rows whose sums are formed at once, in double precision
 ScoreBlock = Callable[[slice, Tensor | None], Tensor]
 
 
+@runtime_checkable
+class ScoreMatrix(Protocol):
+    """Scores (n_images, n_captions) that are read some rows at a time: an array, a memory map, a tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Ranks:
     """0-based ranks: ``i2t`` of each image's best own caption, ``t2i`` (n_captions,) of each caption's image.
 
-    An image without a caption is no query and has no place in ``i2t``; captions may find it all the same.
+    An image without a caption is no query and has no place in ``i2t``; for captions it is a candidate all the same.
     """
 
     i2t: NDArray[np.int64]
     t2i: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreBlocks:
+    """Scores of all images with all captions, computed or read a block of image rows at a time.
+
+    Parameters
+    ----------
+    n_images : how many images there are
+    image_of_caption : (n_captions,) int64, for each caption the row of its image, on the device of the scores
+    rows : how many image rows a block has; the last one may have fewer
+    score : ``score(rows, columns)`` gives the scores (n_rows, n_captions) of the images ``rows`` with all captions if
+        ``columns`` is None, else (n_rows, n_columns) with the captions of these numbers. The caller reads a block before
+        it asks for the next, never writes into it, and a block may therefore be overwritten by the next one.
+
+    :class:`UserError` if a caption belongs to an image that is not there.
+    """
+
+    n_images: int
+    image_of_caption: Int[Tensor, " n_captions"]
+    rows: int
+    score: ScoreBlock
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"blocks of {self.rows} rows")
+        outside = self.image_of_caption[(self.image_of_caption < 0) | (self.image_of_caption >= self.n_images)]
+        if len(outside):
+            raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
+
+
+def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Ranks:
+    """Ranks of both directions from scores that are computed or read block by block; no whole matrix is ever held.
+
+    ``i2t`` are the scores by which images rank captions, and captions images, unless the score depends on the direction:
+    then ``t2i`` are those by which captions rank images, also (n_images, n_captions), in blocks of the same rows. Both are
+    asked in lockstep, for a block of rows first ``i2t``, then ``t2i``, so that a model that computes both at once can keep
+    what it made for ``i2t`` and hand out the other half.
+
+    Every block is asked for twice: first for the positive pairs alone (of ``t2i``, if it is given), with ``columns`` the
+    captions of its own images, of which there may be none at all; then for all captions. Both times a pair must have the
+    same score, bit for bit, and equal images or captions equal scores, whatever is asked along with them: otherwise a tie
+    is missed and a collapsed model gets credit. Most kernels give that only for inputs of one shape, so that a model does
+    best to score tiles of a fixed size, the last one padded.
+
+    :class:`UserError` names the first image row whose scores are not finite.
+    """
+    other = i2t if t2i is None else t2i
+    image_of_caption = i2t.image_of_caption
+    if (other.n_images, other.rows) != (i2t.n_images, i2t.rows) or not torch.equal(other.image_of_caption, image_of_caption):
+        raise ValueError("the two directions differ in their images, their captions or the rows of a block")
+    blocks = _row_blocks(i2t.n_images, image_of_caption, i2t.rows)
+    positives = _positive_scores(other, blocks)
+    ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
+    ranks_t2i = torch.zeros_like(image_of_caption)
+    for rows, own in blocks:
+        scores = _finite_block(i2t, rows)
+        ranks_i2t[rows] = _image_ranks(scores, own, image_of_caption[own] - rows.start)
+        if t2i is not None:
+            scores = _finite_block(t2i, rows)
+        ranks_t2i += (scores >= positives).sum(0)
+        # The positive itself is no candidate that comes before it.
+        ranks_t2i[own] -= (scores[image_of_caption[own] - rows.start, own] >= positives[own]).long()
+    return Ranks(ranks_i2t[torch.unique(image_of_caption)].cpu().numpy(), ranks_t2i.cpu().numpy())
 
 
 def ranks_from_embeddings(
@@ -51,14 +128,24 @@ def ranks_from_embeddings(
     image_of_caption : for each caption the row of its image
     similarity : ``cosine`` (the inner product) or ``order`` (how far captions exceed images)
     """
-    block = score_blocks(images, captions, similarity)
-    return _ranks(block, len(images), image_of_caption, similarity_by_name(similarity).tile_images)
+    return ranks_from_blocks(blocks_from_embeddings(images, captions, image_of_caption, similarity))
 
 
-def score_blocks(
-    images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], similarity: str
-) -> ScoreBlock:
-    """Scores of up to ``tile_images`` images at once, each overwritten by the next; rows are checked to be finite."""
+def ranks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
+    """Ranks from a full score matrix (n_images, n_captions)."""
+    return ranks_from_blocks(blocks_from_scores(scores, image_of_caption))
+
+
+def blocks_from_embeddings(
+    images: Float[Tensor, "n_images dim"],
+    captions: Float[Tensor, "n_captions dim"],
+    image_of_caption: Int[Tensor, " n_captions"],
+    similarity: str = "cosine",
+) -> ScoreBlocks:
+    """Scores of embeddings, up to ``tile_images`` images at once, each block overwritten by the next.
+
+    Parameters are those of :func:`ranks_from_embeddings`; :class:`UserError` names a row that is not finite.
+    """
     score, tile_images, tile_captions = similarity_by_name(similarity)
     if images.shape[1] != captions.shape[1]:
         raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
@@ -78,58 +165,19 @@ def score_blocks(
             score(part, right[tile], buffer[:, tile])
         return buffer[: rows.stop - rows.start, : len(captions) if columns is None else len(columns)]
 
-    return block
+    return ScoreBlocks(len(images), image_of_caption, tile_images, block)
 
 
-def ranks_from_scores(scores: Float[Tensor, "n_images n_captions"], image_of_caption: Int[Tensor, " n_captions"]) -> Ranks:
-    """Ranks from a full score matrix."""
+def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
+    """The rows of a score matrix (n_images, n_captions), which may be a memory map, as blocks."""
     if scores.shape[1] != len(image_of_caption):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
-    return _ranks(scores_in_blocks(scores), len(scores), image_of_caption, ROWS)
-
-
-def scores_in_blocks(scores: Float[Tensor, "n_images n_captions"]) -> ScoreBlock:
-    """A matrix as the blocks that :func:`score_blocks` gives; each is a copy."""
 
     def block(rows: slice, columns: Tensor | None) -> Tensor:
-        return scores[rows].clone() if columns is None else scores[rows][:, columns]
+        block = torch.as_tensor(scores[rows])
+        return block if columns is None else block[:, columns]
 
-    return block
-
-
-def _ranks(block: ScoreBlock, n_images: int, image_of_caption: Int[Tensor, " n_captions"], size: int) -> Ranks:
-    """The scores of the right pairs first, then, block by block of images, how many others reach them."""
-    _check_image_of_caption(image_of_caption, n_images)
-    blocks = list(_row_blocks(n_images, image_of_caption, size))
-    right = torch.cat([block(rows, own)[image_of_caption[own] - rows.start, torch.arange(len(own))] for rows, own in blocks])
-    right = right[torch.argsort(torch.cat([own for _, own in blocks]))]
-    best = torch.full((n_images,), -torch.inf, dtype=right.dtype).scatter_reduce(0, image_of_caption, right, "amax")
-    i2t = torch.empty(n_images, dtype=torch.int64)
-    t2i = torch.zeros(len(image_of_caption), dtype=torch.int64)
-    for rows, own in blocks:
-        scores = block(rows, None)
-        # The sum of finite scores may overflow; then they are looked at one by one.
-        if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
-            bad = int(torch.nonzero(~torch.isfinite(scores))[0, 0]) + rows.start
-            raise UserError(f"the scores of image row {bad} are not finite (NaN or infinite)")
-        scores[image_of_caption[own] - rows.start, own] = -torch.inf
-        i2t[rows] = (scores >= best[rows, None]).sum(1)
-        t2i += (scores >= right).sum(0)
-    return Ranks(i2t[torch.unique(image_of_caption)].numpy(), t2i.numpy())
-
-
-def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> Iterator[tuple[slice, Int[Tensor, " own"]]]:
-    """Blocks of ``size`` image rows with the numbers of their own captions."""
-    order = torch.argsort(image_of_caption, stable=True)
-    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size))
-    for k, start in enumerate(range(0, n_images, size)):
-        yield slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]]
-
-
-def _check_image_of_caption(image_of_caption: Tensor, n_images: int) -> None:
-    outside = image_of_caption[(image_of_caption < 0) | (image_of_caption >= n_images)]
-    if len(outside):
-        raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {n_images} images")
+    return ScoreBlocks(len(scores), image_of_caption, ROWS, block)
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
@@ -141,7 +189,50 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
             raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
+def _positive_scores(blocks: ScoreBlocks, rows: list[tuple[slice, Int[Tensor, " own"]]]) -> Float[Tensor, " n_captions"]:
+    """The score of each caption with its image."""
+    image_of_caption = blocks.image_of_caption
+    parts = []
+    for some, own in rows:
+        scores = blocks.score(some, own)
+        parts.append(scores[image_of_caption[own] - some.start, torch.arange(len(own), device=own.device)])
+    return torch.cat(parts)[torch.argsort(torch.cat([own for _, own in rows]))]
+
+
+def _finite_block(blocks: ScoreBlocks, rows: slice) -> Float[Tensor, "n_rows n_captions"]:
+    """The scores of some images with all captions."""
+    scores = blocks.score(rows, None)
+    if scores.shape != (expected := (rows.stop - rows.start, len(blocks.image_of_caption))):
+        raise ValueError(f"a block of scores has shape {tuple(scores.shape)}, expected {expected}")
+    # The sum of finite scores may overflow; then they are looked at one by one.
+    if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
+        bad = int(torch.nonzero(~torch.isfinite(scores))[0, 0]) + rows.start
+        raise UserError(f"the scores of image row {bad} are not finite (NaN or infinite)")
+    return scores
+
+
+def _image_ranks(
+    scores: Float[Tensor, "n_rows n_captions"], own: Int[Tensor, " own"], row_of_own: Int[Tensor, " own"]
+) -> Int[Tensor, " n_rows"]:
+    """How many captions of other images score at least as high as the best of each image's own captions."""
+    positives = scores[row_of_own, own]
+    best = torch.full((len(scores),), -torch.inf, dtype=scores.dtype, device=scores.device)
+    best.scatter_reduce_(0, row_of_own, positives, "amax")
+    ranks = (scores >= best[:, None]).sum(1)
+    return ranks.index_add_(0, row_of_own, -(positives >= best[row_of_own]).long())
+
+
+def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> list[tuple[slice, Int[Tensor, " own"]]]:
+    """Blocks of ``size`` image rows with the numbers of their own captions."""
+    order = torch.argsort(image_of_caption, stable=True)
+    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size, device=order.device))
+    return [
+        (slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]])
+        for k, start in enumerate(range(0, n_images, size))
+    ]
+
+
 def _padded(rows: Tensor, multiple: int) -> Tensor:
-    """``rows`` with zero rows behind, up to a multiple."""
+    """``rows`` followed by zero rows, up to a multiple."""
     missing = -len(rows) % multiple
     return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows

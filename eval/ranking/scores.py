@@ -1,4 +1,7 @@
-"""How pairs of embeddings are scored: the similarities by name, each a tile of images and captions at a time."""
+"""Cosine and order scores of embeddings, for ranking: the similarities by name, scored a tile of pairs at a time.
+
+These are the only implementations of both; training computes the same scores in its forward pass by them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 _DIFFERENCES = 2**18
 
 
-class Similarity(NamedTuple):
+class RankingSimilarity(NamedTuple):
     """A similarity, and the size of the tiles in which all pairs are scored fastest.
 
     ``score(images, captions, out)`` writes the scores of ``images`` (n_images, dim) with ``captions``
@@ -28,27 +31,31 @@ class Similarity(NamedTuple):
     tile_captions: int
 
 
-def _cosine(
+def cosine_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
-    """Inner products; for unit vectors the cosine."""
+    """Write the inner products of all pairs into ``out``; of unit vectors these are the cosines.
+
+    Like :func:`order_scores` it is made for ranking: no gradient flows through it.
+    """
     torch.mm(images, captions.T, out=out)
 
 
-def _order(
+def order_scores(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], out: Float[Tensor, "n_images n_captions"]
 ) -> None:
-    """s(i, c) = -||max(0, c - v)||^2, for the image's v: how far the caption, the more general of the two, exceeds it.
+    """Write the order scores of all pairs into ``out``: how little each caption, the more general side, exceeds each image.
 
-    Vendrov et al. 2016; VSE++ paper, section 3.5. The sum runs over the differences themselves: written out as
-    |c|^2 - 2cv + |v|^2 it would lose the small ones, and a dominated caption would not score 0.
+    s(i, c) = -||max(0, c - i)||^2 (Vendrov et al. 2016; VSE++ paper, section 3.5), in memory of one megabyte besides
+    ``out``. The sum runs over the differences themselves: written out as |c|^2 - 2ci + |i|^2 it would lose the small ones,
+    and a dominated caption would not score 0.
     """
     several = max(1, _DIFFERENCES // max(1, captions.numel()))
-    buffer = torch.empty(min(several, len(images)), *captions.shape)
+    buffer = captions.new_empty(min(several, len(images)), *captions.shape)
     for start in range(0, len(images), several):
         rows = images[start : start + several, None]
         larger = torch.maximum(captions, rows, out=buffer[: len(rows)])
-        # max(0, c - v) = max(c, v) - v, which torch subtracts and squares in one go, but only by this name.
+        # max(0, c - i) = max(c, i) - i, which torch subtracts and squares in one go, but only by this name.
         torch.ops.aten.mse_loss.out(larger, rows, 0, out=larger)
         torch.sum(larger, 2, out=out[start : start + several])
     out.neg_()
@@ -56,12 +63,12 @@ def _order(
 
 # Ranking scores all images of a tile with all their own captions first; where a pair is dear, few images keep that small.
 SIMILARITIES = {
-    "cosine": Similarity(_cosine, tile_images=512, tile_captions=4096),
-    "order": Similarity(_order, tile_images=64, tile_captions=32),
+    "cosine": RankingSimilarity(cosine_scores, tile_images=512, tile_captions=4096),
+    "order": RankingSimilarity(order_scores, tile_images=64, tile_captions=32),
 }
 
 
-def similarity_by_name(name: str) -> Similarity:
+def similarity_by_name(name: str) -> RankingSimilarity:
     """The similarity of that name; :class:`UserError` names those that there are."""
     if name not in SIMILARITIES:
         raise UserError(f"unknown similarity {name!r}{did_you_mean(name, SIMILARITIES)}")

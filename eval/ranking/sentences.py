@@ -15,8 +15,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import check_finite, score_blocks
-from vse.eval.ranking.scores import similarity_by_name
+from vse.eval.ranking.ranks import blocks_from_embeddings, check_finite
 from vse.pipeline.errors import UserError
 
 
@@ -45,20 +44,19 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: 
     # Image after image: the right answers to a block of queries are then neighbours.
     order = torch.argsort(image_of_caption, stable=True)
     units, images = unit_rows(captions[order]), image_of_caption[order]
-    block = score_blocks(units, units, "cosine")
+    blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     ranks = torch.empty_like(image_of_caption)
-    size = similarity_by_name("cosine").tile_images
-    for start in range(0, len(image_of_caption), size):
-        rows = slice(start, min(start + size, len(image_of_caption)))
-        scores = block(rows, None)
+    for start in range(0, len(image_of_caption), blocks.rows):
+        rows = slice(start, min(start + blocks.rows, len(image_of_caption)))
+        scores = blocks.score(rows, None)
         first = int(torch.searchsorted(images, images[start]))
         last = int(torch.searchsorted(images, images[rows.stop - 1], right=True))
         own = images[rows, None] == images[first:last]
         near = scores[:, first:last]
         right = near.masked_fill(~own, -torch.inf)
         right.diagonal(start - first).fill_(-torch.inf)  # the queries themselves
-        near.masked_fill_(own, -torch.inf)
-        ranks[order[rows]] = (scores >= right.amax(1, keepdim=True)).sum(1)
+        best = right.amax(1, keepdim=True)
+        ranks[order[rows]] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
     return SentenceRanks(queries.numpy(), ranks[queries].numpy())
 
 

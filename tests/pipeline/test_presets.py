@@ -1,91 +1,42 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SerializeAsAny
 
+from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
 from vse.pipeline import presets
+from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
+from vse.pipeline.parts import part_of
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
+NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
-    for feature in FEATURES:
-        assert presets.load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
-        assert presets.load_experiment(experiment, dataset).feature in FEATURES
+        assert presets.load_plan(experiment, dataset).feature in FEATURES
 
 
-def test_vsepp_is_the_paper_s() -> None:
-    config = presets.load_experiment("vsepp")
-    assert (config.loss.name, config.loss.margin, config.loss.same_image, config.warmup.epochs) == ("max", 0.2, "keep", 0)
-    assert (config.model.dim, config.model.word_dim, config.model.normalize_image) == (1024, 300, True)
-    train = config.train
-    assert (train.epochs, train.batch_size, train.learning_rate, train.decay_after, train.decay) == (30, 128, 2e-4, 15, 0.1)
-    assert (train.clip, train.min_count, train.precision) == (2.0, 4, "fp32")
-
-
-def test_vse0_differs_from_vsepp_in_two_settings() -> None:
-    changes = presets.changed_fields(presets.load_experiment("vsepp").content(), presets.load_experiment("vse0").content())
-    assert changes == ["loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
-
-
-def test_fc7_is_the_paper_s() -> None:
-    config = presets.load_feature("fc7")
-    assert isinstance(config, CnnConfig)
-    assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
-
-
-@pytest.mark.parametrize("load", [presets.load_experiment, presets.load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [presets.load_plan, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
-    known = {"load_experiment": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
+    known = {"load_plan": "vsepp", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
         load(known[:-1] + "x" if known == "f30k" else known + "x")
-
-
-def test_a_setting_is_read_as_yaml() -> None:
-    config = presets.load_experiment("vsepp", sets=["loss.margin=0.1", "train.learning_rate=2e-3", "loss.same_image=mask"])
-    assert (config.loss.margin, config.train.learning_rate, config.loss.same_image) == (0.1, 2e-3, "mask")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("loss.margn=1", "unknown setting 'loss.margn' .did you mean 'loss.margin'"),
-        ("loss", "takes key=value"),
-        ("loss.name=[", "is not a YAML value"),
-        ("loss.margin=-1", "loss.margin: Input should be greater than or equal to 0"),
-        ("loss.same_image=drop", "loss.same_image: Input should be 'keep' or 'mask'"),
-    ],
-)
-def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        presets.load_experiment("vsepp", sets=[setting])
-
-
-def test_a_preset_by_path_may_extend_one_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("extends: vse0\nloss: {margin: 0.3}\n")
-    config = presets.load_experiment(str(path))
-    assert (config.name, config.loss.name, config.loss.margin) == ("mine", "sum", 0.3)
 
 
 def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "wide.yaml").write_text("extends: vsepp\nmodel: {dim: 2048}\n")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert presets.load_experiment("wide").model.dim == 2048
-
-
-@pytest.mark.parametrize("text", ["loss: {margn: 1}", "[1, 2]", "a: [", "learning_rate: 1", "extends: 3"])
-def test_a_wrong_preset_file_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(UserError, match="bad"):
-        presets.load_experiment(str(tmp_path / "bad.yaml"))
+    assert presets.load_plan("wide").content()["model"]["dim"] == 2048
 
 
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
@@ -95,10 +46,229 @@ def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
         presets.load_workflow({"thread": 2})
 
 
-def test_a_preset_that_extends_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# How layers of settings are merged, under a toy schema: a table in a cafe with a drink and perhaps a topping, which are parts.
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "drink"),
+    [
+        ({}, {"drink": "tea"}, {"name": "tea"}),
+        ({}, {"drink": {"shots": 2}}, {"name": "coffee", "shots": 2}),
+        ({"drink": "tea"}, {"drink": {"heat": 80}}, {"name": "tea", "heat": 80}),
+        ({"drink": {"name": "tea", "heat": 80}}, {"drink": "tea"}, {"name": "tea", "heat": 80}),
+        ({"drink": {"name": "tea", "heat": 80, "minutes": 1.0}}, {"drink": "milk"}, {"name": "milk", "heat": 80}),
+        (
+            {"drink": {"name": "tea", "size": 5}},
+            {"drink": {"name": "coffee", "shots": 2}},
+            {"name": "coffee", "size": 5, "shots": 2},
+        ),
+        ({"drink": {"size": 5}}, {"drink": {"name": "milk"}}, {"name": "milk", "size": 5}),
+    ],
+)
+def test_a_part_is_merged_by_its_name(base: dict[str, Any], over: dict[str, Any], drink: dict[str, Any]) -> None:
+    content = presets.merged(presets.merged({}, {"table": base}, Order), {"table": over}, Order)
+    assert content == {"table": {"drink": drink}}
+    presets.validated(Order, "order", "toy", content)
+
+
+def test_the_parts_that_a_schema_has_by_default_are_beneath_all_layers() -> None:
+    class Set(Settings):
+        drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)] = Tea(heat=80, minutes=1.0)
+
+    assert presets.merged({}, {"drink": {"size": 5}}, Set)["drink"] == {"name": "tea", "heat": 80, "minutes": 1.0, "size": 5}
+    assert presets.merged({}, {"drink": "milk"}, Set)["drink"] == {"name": "milk", "heat": 80}
+
+
+def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_back() -> None:
+    with_cocoa = presets.merged({}, {"table": {"topping": {"name": "cocoa", "grams": 9}}}, Order)
+    without = presets.merged(with_cocoa, {"table": {"topping": None}}, Order)
+    assert presets.validated(Order, "order", "toy", without).table.topping is None
+    nameless = presets.merged(without, {"table": {"topping": {"grams": 1}}}, Order)
+    with pytest.raises(
+        UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or settings with"
+    ):
+        presets.validated(Order, "order", "toy", nameless)
+
+
+def test_a_part_in_a_group_of_a_part_is_merged_like_any_other() -> None:
+    jug = {"table": {"topping": {"name": "cream", "jug": {"volume": 1.0, "drink": {"heat": 70}}}}}
+    content = presets.merged(presets.merged({}, jug, Order), {"table": {"topping": {"jug": {"drink": "tea"}}}}, Order)
+    assert content["table"]["topping"] == {"name": "cream", "jug": {"volume": 1.0, "drink": {"name": "tea", "heat": 70}}}
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({}, optional={"name": NAMES, "size": VALUES, "heat": VALUES, "minutes": VALUES}), max_size=6
+    )
+)
+def test_a_setting_counts_from_when_it_is_given_for_as_long_as_the_parts_have_it(layers: list[dict[str, Any]]) -> None:
+    names, known = ["coffee"], []
+    for layer in layers:
+        names.append(layer.get("name", names[-1]))
+        known.append({key: value for key, value in layer.items() if key in DRINKS[names[-1]].model_fields})
+    content: dict[str, Any] = {}
+    for layer in known:
+        content = presets.merged(content, {"table": {"drink": layer}}, Order)
+    drink = presets.validated(Order, "order", "toy", content).table.drink.model_dump()
+    assert drink["name"] == names[-1]
+    for key, default in DRINKS[names[-1]]().model_dump(exclude={"name"}).items():
+        given = [i for i, layer in enumerate(known) if key in layer]
+        kept = [i for i in given if all(key in DRINKS[name].model_fields for name in names[i + 1 :])]
+        assert drink[key] == (known[max(kept)][key] if kept else default)
+
+
+def test_without_a_schema_groups_are_merged_and_anything_else_is_replaced() -> None:
+    base = {"table": {"seats": 2, "drink": {"name": "tea", "heat": 80}}, "rows": ["a"]}
+    over = {"table": {"drink": {"name": "milk"}}, "rows": ["b"]}
+    assert presets.merged(base, over) == {"table": {"seats": 2, "drink": {"name": "milk", "heat": 80}}, "rows": ["b"]}
+
+
+@pytest.fixture
+def cafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with toy experiments and a data set that changes all of them."""
     (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "a.yaml").write_text("extends: b\n")
-    (tmp_path / "experiments" / "b.yaml").write_text("extends: a\n")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "experiments" / "cafe.yaml").write_text(
+        "presets:\n"
+        "  plain: {}\n"
+        "  english: { table: { drink: { name: tea, minutes: 6 } } }\n"
+        "  sweet: { extends: english, table: { topping: { name: cream, jug: { volume: 1 } } } }\n"
+    )
+    (tmp_path / "datasets" / "home.yaml").write_text(
+        "experiment: { tip: 1, table: { drink: { minutes: 2 }, topping: { grams: 5, jug: { volume: 3 } } } }\n"
+        "experiments: { sweet: { table: { seats: 4, drink: coffee } } }\n"
+    )
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    with pytest.raises(UserError, match="extends itself .a -> b -> a"):
-        presets.load_experiment("a")
+    return tmp_path
+
+
+def settings(name: str, dataset: str | None = None, *sets: str) -> Order:
+    return presets.validated(Order, "experiment", name, presets.experiment_settings(name, dataset, sets, Order))
+
+
+def test_what_a_data_set_changes_in_every_experiment_concerns_only_the_parts_that_have_such_a_setting(cafe: Path) -> None:
+    assert settings("plain", "home").table == Table()
+    assert settings("plain", "home").tip == 1
+    assert settings("english", "home").table == Table(drink=Tea(minutes=2))
+    assert settings("english", "elsewhere").table == Table(drink=Tea(minutes=6))
+
+
+def test_what_a_data_set_changes_in_one_experiment_comes_after_what_it_changes_in_all(cafe: Path) -> None:
+    assert settings("sweet", "home").table == Table(seats=4, drink=Coffee(), topping=Cream(jug=Jug(volume=3)))
+
+
+def test_a_data_set_gives_no_experiment_a_group_that_it_does_not_have(cafe: Path) -> None:
+    (cafe / "experiments" / "dry.yaml").write_text("table: { topping: cream }")
+    assert settings("dry", "home").table.topping == Cream(jug=None)
+
+
+def test_a_part_that_a_data_set_names_itself_is_checked(cafe: Path) -> None:
+    (cafe / "datasets" / "home.yaml").write_text("experiment: { table: { drink: { name: tea, shots: 2 } } }")
+    with pytest.raises(UserError, match=r"experiment 'plain': unknown setting 'table.drink.shots' \(did you mean"):
+        settings("plain", "home")
+
+
+def test_what_a_data_set_sets_in_a_part_of_one_experiment_is_checked(cafe: Path) -> None:
+    (cafe / "datasets" / "home.yaml").write_text("experiments: { plain: { table: { drink: { minutes: 2 } } } }")
+    with pytest.raises(UserError, match=r"experiment 'plain': unknown setting 'table.drink.minutes'"):
+        settings("plain", "home")
+
+
+@pytest.mark.parametrize(
+    ("sets", "table"),
+    [
+        (["table.drink=milk"], Table(drink=Milk())),
+        (["table.drink.name=milk"], Table(drink=Milk())),
+        (["table.drink.heat=50", "table.drink=milk"], Table(drink=Milk(heat=50))),
+        (["table.drink=milk", "table.drink.heat=50"], Table(drink=Milk(heat=50))),
+        (["table.drink={name: milk, heat: 50}"], Table(drink=Milk(heat=50))),
+        (["table={seats: 3, drink: {heat: 50}}"], Table(seats=3, drink=Tea(minutes=6, heat=50))),
+        (["table.topping=cocoa", "table.topping.grams=9"], Table(drink=Tea(minutes=6), topping=Cocoa(grams=9))),
+        (
+            ["table.topping=cream", "table.topping.jug.drink=tea"],
+            Table(drink=Tea(minutes=6), topping=Cream(jug=Jug(drink=Tea()))),
+        ),
+        (["table.topping=cocoa", "table.topping=null"], Table(drink=Tea(minutes=6))),
+    ],
+)
+def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Table, cafe: Path) -> None:
+    assert settings("english", None, *sets).table == table
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (
+            ["table.drink.heta=1"],
+            r"^unknown setting 'table.drink.heta' \(did you mean 'table.drink.heat'\? known: .*table.topping, tip\)$",
+        ),
+        (["table.drink.heat=50", "table.drink=coffee"], r"^unknown setting 'table.drink.heat' \(.*known: .*table.drink.shots"),
+        (["table.drink.heat.more=1"], "^unknown setting 'table.drink.heat.more'"),
+        (["table.drink={name: tea, heta: 1}"], r"^experiment 'english': unknown setting 'table.drink.heta' \(did you mean"),
+        (
+            ["table.topping.grams=1"],
+            r"^experiment 'english': table.topping: the topping is a name \(cream, cocoa\), or settings with",
+        ),
+        (
+            ["table.topping=cocoa", "table.topping.gram=1"],
+            "^unknown setting 'table.topping.gram' .did you mean 'table.topping.grams'",
+        ),
+        (
+            ["table.drink=te", "table.drink.heat=1"],
+            r"^experiment 'english': table.drink: unknown drink 'te' \(did you mean 'tea'",
+        ),
+        (["table.drink.heat=warm"], "^experiment 'english': table.drink.heat: Input should be a valid integer"),
+        (
+            ["table.drink=milk", "table.drink.size=10", "table.drink.heat=99"],
+            "^experiment 'english': table.drink: so much milk boils",
+        ),
+        (["table=3"], "^experiment 'english': table: Input should be a valid dictionary"),
+        (["name=mine"], "^unknown setting 'name'"),
+        (["table"], "^--set takes key=value, got 'table'$"),
+        (["tip=["], "^--set tip=.: '.' is not a YAML value$"),
+        (["table.beans=3"], r"^table.beans is now table.drink.shots$"),
+        (["table.pot.lid=on"], r"^table.pot.lid is now table.topping.name$"),
+    ],
+)
+def test_a_wrong_setting_of_a_part_is_named_in_one_line(sets: list[str], message: str, cafe: Path) -> None:
+    with pytest.raises(UserError, match=message) as refusal:
+        settings("english", None, *sets)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "table: { drink: { name: tea, heta: 1 } }",
+            r"experiment 'mine': unknown setting 'table.drink.heta' \(did you mean 'table.drink.heat'",
+        ),
+        ("table: { sets: 1 }", r"experiment 'mine': unknown setting 'table.sets' \(did you mean 'table.seats'"),
+        ("table: { beans: 1 }", r"^experiment 'mine': table.beans is now table.drink.shots$"),
+        ("table: { pot: { lid: on } }", r"^experiment 'mine': table.pot.lid is now table.topping.name$"),
+    ],
+)
+def test_a_wrong_setting_of_a_file_is_named_in_one_line(text: str, message: str, cafe: Path) -> None:
+    (cafe / "experiments" / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        settings("mine")
+
+
+def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(cafe: Path) -> None:
+    (cafe / "experiments" / "mine.yaml").write_text(
+        "about: Mine.\nextends: vsepp_ft\nseeds: [3]\nprotocols: [full]\n"
+        "train: { epochs: 2, memory_gb: 1 }\nimages: { workers: 3 }\n"
+    )
+    plan = presets.load_plan("mine", None, ["loss.margin=0.3"])
+    assert (plan.seeds, plan.protocols, plan.start_from, plan.eval_feature) == ([3], ["full"], "vsepp_rc", None)
+    content = plan.content()
+    assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
+    assert content["images"] == {"source": "pictures", "finetune": True}
+    assert content["loss"]["margin"] == 0.3
+    assert {"about", "rows", "seeds", "protocols"}.isdisjoint(content)
+
+
+def test_a_plan_keeps_what_a_data_set_changes() -> None:
+    plain, demo = (presets.load_plan("vsepp_ft", dataset).content() for dataset in (None, "demo"))
+    assert "warmup" not in plain
+    assert demo["warmup"] == {"loss": "sum", "epochs": 0}

@@ -10,11 +10,11 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn import CnnExtractor
+from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.tfidf import TfidfConfig
 from vse.pipeline import presets
 from vse.pipeline.config import ExperimentConfig
-from vse.pipeline.feature_config import TfidfConfig
 from vse.train.run.folder import RunFolder
 
 SETS = [

@@ -1,4 +1,4 @@
-"""What a model reads of captions: their words, or cached vectors."""
+"""What a model reads of captions: their words, or cached features."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ from torch import Tensor
 
 from vse.pipeline.dataset import Caption
 from vse.pipeline.vocabulary import PAD, Vocabulary
-from vse.train.data.cached import CachedFeatures
+from vse.train.kinds import Kind
 
 
-class Captions(Protocol):
-    """What the model reads of captions."""
+class CaptionInputs(Protocol):
+    """What the model reads of captions; cached ones are :class:`vse.train.data.cached.CachedFeatures`."""
 
-    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """For the captions with these numbers, what :meth:`vse.train.models.build.TwoBranchModel.embed_captions` takes."""
+    kind: Kind
+
+    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        """The captions with these numbers, as tensors of this kind."""
 
 
-class Words:
+class WordNumbers:
     """Numbers of words. They lie in one flat array, so that a batch is padded without a loop over captions."""
+
+    kind = Kind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
         words, lengths = array("i"), array("i")
@@ -37,18 +41,10 @@ class Words:
         self._words = np.asarray(words)
         self._device = device
 
-    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Padded words (n, longest), and lengths (n,), which stay on the CPU."""
-        lengths = self._lengths[captions]
+        lengths = self._lengths[numbers]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
-        words = np.where(inside, self._words[np.minimum(self._starts[captions][:, None] + column, len(self._words) - 1)], PAD)
+        words = np.where(inside, self._words[np.minimum(self._starts[numbers][:, None] + column, len(self._words) - 1)], PAD)
         return torch.from_numpy(words.astype(np.int64)).to(self._device, non_blocking=True), torch.from_numpy(lengths)
-
-
-class CachedCaptions(CachedFeatures):
-    """Cached vectors of captions."""
-
-    def of(self, captions: NDArray[np.int64]) -> tuple[Tensor]:
-        """Vectors (n, dim)."""
-        return (self.vectors(captions),)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vse.features.cache import FeatureCache
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import Captions
+from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import EvaluationImages
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,15 @@ class Split:
 
     pairs: Pairs
     images: EvaluationImages
-    captions: Captions
+    captions: CaptionInputs
+
+    def first(self, n_images: int) -> Split:
+        """The first images of the split, with all their captions. These are numbered first, so what is read stays as it is."""
+        return (
+            self
+            if n_images >= len(self.pairs.images)
+            else Split(Pairs(self.pairs.images[:n_images]), self.images, self.captions)
+        )
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:

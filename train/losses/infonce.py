@@ -1,21 +1,28 @@
-"""InfoNCE in both directions, the yardstick of today's models."""
+"""InfoNCE, the yardstick of today's models."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
-from vse.pipeline.config import LossConfig
+from vse.train.losses.ranking import RankingLoss
 
 
-def infonce(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
-    """Cross entropy of the right caption among the batch's captions and of the right image among its images, summed.
-
-    Scores are divided by the temperature first (van den Oord et al., 2018; both directions as in Radford et al., 2021). The
-    margin is not used.
+class InfoNce(RankingLoss):
+    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018; in both directions as in Radford et
+    al., 2021). The margin is not used.
     """
-    pairs = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    logits = (scores / settings.temperature).masked_fill(~negatives & ~pairs, -torch.inf)
-    of_images, of_captions = (-logits.log_softmax(dim).diagonal().sum() for dim in (1, 0))
-    return settings.lambda1 * of_images + settings.lambda2 * of_captions
+
+    name: Literal["infonce"] = "infonce"
+    temperature: float = Field(0.1, ge=1e-6, description="divides the scores")
+
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        candidates = negatives.scatter(1, positives[:, None], True)
+        logits = (scores / self.temperature).masked_fill(~candidates, -torch.inf)
+        return -logits.log_softmax(1).gather(1, positives[:, None]).sum()

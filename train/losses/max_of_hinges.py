@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.pipeline.config import LossConfig
 from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.ranking import RankingLoss
 
 
-def max_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
-    """Only the hardest wrong caption and the hardest wrong image cost (VSE++ paper, Eq. 6), summed over the batch."""
-    wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
-    return settings.lambda1 * wrong_caption.amax(dim=1).sum() + settings.lambda2 * wrong_image.amax(dim=0).sum()
+class MaxOfHinges(RankingLoss):
+    """Of each query only the hardest negative costs (VSE++ paper, Eq. 6)."""
+
+    name: Literal["max"] = "max"
+
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        return hinge_costs(scores, positives, negatives, self.margin).amax(dim=1).sum()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.pipeline.config import LossConfig
+from vse.train.losses.base import Loss
 from vse.train.losses.hinges import highest
 
 
 def neighbourhood(
-    scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], settings: LossConfig
+    scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], settings: Loss
 ) -> Float[Tensor, ""]:
     """Hinges [m + d(y, y+) - d(y, y-)]+ of queries y, their neighbours y+ and what is outside y- (two-branch, Eqs. 4 to 6).
 
@@ -27,3 +27,22 @@ def neighbourhood(
     nearest = scores.masked_fill(~outside, -torch.inf).topk(k, sorted=False).values
     query, neighbour = neighbours.nonzero(as_tuple=True)
     return (settings.margin - scores[query, neighbour, None] + nearest[query]).clamp(min=0).sum()
+
+
+def related(
+    own: Int[Tensor, " n"], others: Int[Tensor, " n"]
+) -> tuple[Int[Tensor, " m"], Bool[Tensor, "m m"], Bool[Tensor, "m m"]]:
+    """Which items of one side belong together, since they share an item of the other side in some pair of the batch.
+
+    ``own`` and ``others`` number the items of each pair on both sides. Returns the first pair of each different item, which of
+    these are neighbours of which (none of itself), and which are not related at all.
+    """
+    items, item_of = torch.unique(own, return_inverse=True)
+    partners, partner_of = torch.unique(others, return_inverse=True)
+    places = torch.arange(len(own), device=own.device)
+    first = places.new_full((len(items),), len(own)).scatter_reduce(0, item_of, places, "amin")
+    has = torch.zeros(len(items), len(partners), device=own.device)
+    has[item_of, partner_of] = 1
+    share = (has @ has.T) > 0
+    itself = torch.eye(len(items), dtype=torch.bool, device=own.device)
+    return first, share & ~itself, ~share

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
-from vse.pipeline.config import LossConfig
 from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.ranking import RankingLoss
 
 
-def spectrum_of_hinges(
-    scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig
-) -> Float[Tensor, ""]:
-    """Hinges re-weighted by how far they are from the hardest of their query, summed over the batch.
+class SpectrumOfHinges(RankingLoss):
+    """Hinges re-weighted by how far they are from the hardest of their query.
 
-    The VSE++ paper remarks behind Eq. 6 that a spectrum of losses lies between SH and MH, in which the gradients of all
+    The VSE++ paper remarks after Eq. 6 that a spectrum of losses lies between SH and MH, in which the gradients of all
     triplets are re-weighted. Here a hinge h weighs exp((h - max h) / temperature), the maximum being its query's; no
     gradient flows through the weights. So a temperature near 0 is MH (but counts all of several hardest hinges that tie), a
     high one SH.
     """
-    wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
-    of_images, of_captions = (
-        _reweighted(hinges, dim, settings.temperature) for dim, hinges in ((1, wrong_caption), (0, wrong_image))
-    )
-    return settings.lambda1 * of_images + settings.lambda2 * of_captions
 
+    name: Literal["spectrum"] = "spectrum"
+    temperature: float = Field(0.1, ge=1e-6, description="near 0 the max of hinges, infinite their sum")
 
-def _reweighted(hinges: Float[Tensor, "n n"], dim: int, temperature: float) -> Float[Tensor, ""]:
-    below = (hinges - hinges.amax(dim, keepdim=True)).detach()
-    return ((below / temperature).exp() * hinges).sum()
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        hinges = hinge_costs(scores, positives, negatives, self.margin)
+        below = (hinges - hinges.amax(1, keepdim=True)).detach()
+        return ((below / self.temperature).exp() * hinges).sum()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from typing import Literal
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.pipeline.config import LossConfig
 from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.ranking import RankingLoss
 
 
-def sum_of_hinges(scores: Float[Tensor, "n n"], negatives: Bool[Tensor, "n n"], settings: LossConfig) -> Float[Tensor, ""]:
-    """Every wrong caption and every wrong image within the margin costs (VSE++ paper, Eq. 5), summed over the batch."""
-    wrong_caption, wrong_image = hinge_costs(scores, negatives, settings.margin)
-    return settings.lambda1 * wrong_caption.sum() + settings.lambda2 * wrong_image.sum()
+class SumOfHinges(RankingLoss):
+    """Every negative within the margin costs (VSE++ paper, Eq. 5)."""
+
+    name: Literal["sum"] = "sum"
+
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        return hinge_costs(scores, positives, negatives, self.margin).sum()

@@ -1,97 +1,169 @@
-"""The model of an experiment: two encoders, a similarity, and the CNN if that is trained too."""
+"""The model of an experiment: two encoders and a similarity, built from its settings in one place."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from jaxtyping import Float, Int
+from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from vse.pipeline.config import ModelConfig
-from vse.train.models.encoders import Branch, LinearEncoder, WordEncoder, unit_length
-from vse.train.models.similarities import similarity
-from vse.train.models.similarity_network import SimilarityNetwork
+from vse.pipeline.config import Settings
+from vse.pipeline.errors import UserError
+from vse.pipeline.parts import part_of
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
+from vse.train.models.encoders.base import EncoderSettings, Sizes, unit_length
+from vse.train.models.encoders.linear import Linear
+from vse.train.models.similarities import SIMILARITIES
+from vse.train.models.similarities.base import Scores, SimilaritySettings
+from vse.train.models.similarities.cosine import CosineSettings
+
+PARTS = ("image_encoder", "caption_encoder", "similarity", "cnn")
 
 
-class TwoBranchModel(nn.Module):
-    """An image encoder and a caption encoder into one space, compared by a similarity.
+class ModelConfig(Settings):
+    """The model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
+
+    dim: PositiveInt = Field(
+        1024, description="length of the joint embedding, unless an encoder has its own, and of a recurrent network's state"
+    )
+    word_dim: PositiveInt = Field(300, description="length of a word's vector, for encoders that read words")
+    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_of(IMAGE_ENCODERS)] = Linear()
+    caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_of(CAPTION_ENCODERS)] = Field(
+        None, description="none: the usual one of what is read, a GRU for words, a linear map for cached vectors"
+    )
+    normalize_image: bool = Field(True, description="unit-length image embeddings; false for VSE0")
+    absolute: bool = Field(False, description="absolute values of both embeddings, after their normalisation; true for Order0")
+    similarity: Annotated[SerializeAsAny[SimilaritySettings], part_of(SIMILARITIES)] = CosineSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelConfig:
+        if self.similarity.needs_unit_length and not self.normalize_image:
+            raise ValueError(f"similarity: {self.similarity.name} takes unit vectors, so normalize_image: true")
+        return self
+
+    def for_captions(self, kind: Kind) -> ModelConfig:
+        """These settings with the caption encoder that reads a kind of captions, if none is named."""
+        if self.caption_encoder is not None:
+            return self
+        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS[DEFAULT_CAPTION_ENCODERS[kind]]()})
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one side of a model reads: its ``kind``, its name for messages, and the length of a vector or of the vocabulary."""
+
+    kind: Kind
+    size: int
+    name: str
+
+
+class Model(nn.Module):
+    """An image encoder and a caption encoder into one space, and a similarity that compares what they give.
 
     Parameters
     ----------
     config : the experiment's settings
-    feature_dim : length of an image feature
-    n_words : size of the vocabulary
-    cnn : what turns pixels into image features, if it belongs to the model
-    caption_dim : length of a cached caption vector; None: captions are words
-
-    Attributes
-    ----------
-    similarity : scores (n_images, n_captions) of embeddings (n_images, dim) and (n_captions, dim)
+    image_input, caption_input : what is read
+    cnn : what turns pixels into image vectors, if it belongs to the model
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        feature_dim: int,
-        n_words: int,
-        cnn: nn.Module | None = None,
-        caption_dim: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
         super().__init__()
-        self.config = config
-        image_widths, caption_widths = config.branches.widths
-        self.image_encoder = _encoder(config, feature_dim, image_widths or [config.dim])
-        words = caption_dim is None
-        self.word_encoder = WordEncoder(n_words, config.word_dim, config.dim, config.recurrent) if words else None
-        self.caption_encoder: nn.Module = nn.Identity()  # the state of the recurrent network is the embedding
-        if caption_dim is not None or caption_widths:
-            self.caption_encoder = _encoder(config, caption_dim or config.dim, caption_widths or [config.dim])
+        self.config = config = config.for_captions(caption_input.kind)
+        image_settings, caption_settings = config.image_encoder, config.caption_encoder
+        assert caption_settings is not None
+        for side, settings, read, compared in (
+            ("image", image_settings, image_input, config.similarity.images),
+            ("caption", caption_settings, caption_input, config.similarity.captions),
+        ):
+            _check_fit(side, settings, read, config.similarity, compared)
+        image_sizes, caption_sizes = (
+            Sizes(read.kind, read.size, config.dim, config.word_dim) for read in (image_input, caption_input)
+        )
+        self.image_encoder = image_settings.build(image_sizes)
+        self.caption_encoder = caption_settings.build(caption_sizes)
+        if self.image_encoder.dim != self.caption_encoder.dim:
+            raise UserError(
+                f"the image encoder {image_settings.name!r} ends in {self.image_encoder.dim} numbers, the caption encoder "
+                f"{caption_settings.name!r} in {self.caption_encoder.dim}"
+            )
         self.cnn = cnn
-        is_network = config.similarity == "network"
-        self.similarity = SimilarityNetwork(config.embedding_dim, config.network_widths) if is_network else similarity(config)
+        self.similarity = config.similarity.build(self.image_encoder.dim)
+        self._frozen: tuple[str, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        """Length of an embedding."""
+        return self.image_encoder.dim
 
     @property
     def pairwise(self) -> bool:
-        """Whether a score is more than a comparison of two embeddings, so that each pair goes through a network."""
-        return isinstance(self.similarity, SimilarityNetwork)
+        """Whether a score is more than a comparison of two vectors, so that every pair goes through the similarity."""
+        return self.config.similarity.ranked_by is None
 
-    def of_similarity(self) -> list[nn.Parameter]:
-        """The weights by which embeddings are compared: those of the similarity network."""
-        return list(self.similarity.parameters()) if isinstance(self.similarity, SimilarityNetwork) else []
+    @property
+    def gives(self) -> tuple[Kind, Kind]:
+        """The kinds of image and caption embeddings: vectors or sets."""
+        return self.config.similarity.images, self.config.similarity.captions
 
-    def embed_images(self, images: Tensor) -> Float[Tensor, "n dim"]:
-        """Embeddings of features (n, feature_dim) or, with a CNN, of crops (n, n_crops, 3, side, side) of pixels 0-255."""
-        embeddings: Tensor = self.image_encoder(images if self.cnn is None else self.cnn(images))
-        embeddings = unit_length(embeddings) if self.config.normalize_image else embeddings
-        return (embeddings.abs() if self.config.absolute else embeddings).float()
+    def freeze(self, *parts: str) -> None:
+        """Train these of :data:`PARTS` no more: no gradients, and evaluation mode."""
+        self._frozen = parts
+        for part in parts:
+            getattr(self, part).requires_grad_(False)
+        self.train(self.training)
 
-    def embed_captions(self, *captions: Tensor) -> Float[Tensor, "n dim"]:
-        """Embeddings of captions: of padded words (n, longest) and lengths (n,), or of cached vectors (n, caption_dim)."""
-        vectors = captions[0] if self.word_encoder is None else self.word_encoder(*captions)
-        embeddings = unit_length(self.caption_encoder(vectors))
-        return (embeddings.abs() if self.config.absolute else embeddings).float()
+    def train(self, mode: bool = True) -> Model:
+        """Frozen parts stay in evaluation mode."""
+        super().train(mode)
+        for part in self._frozen:
+            getattr(self, part).train(False)
+        return self
+
+    def embed_images(self, *images: Tensor) -> Encoded:
+        """Embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) of pixels 0-255."""
+        vectors, *mask = self.image_encoder(*(images if self.cnn is None else [self.cnn(*images)]))
+        vectors = unit_length(vectors) if self.config.normalize_image else vectors
+        return self._as_compared(vectors), *mask
+
+    def embed_captions(self, *captions: Tensor) -> Encoded:
+        """Embeddings of caption inputs."""
+        vectors, *mask = self.caption_encoder(*captions)
+        return self._as_compared(unit_length(vectors)), *mask
 
     def score_pairs(
-        self,
-        images: Float[Tensor, "n dim"],
-        captions: Float[Tensor, "m dim"],
-        rows: Int[Tensor, " k"],
-        columns: Int[Tensor, " k"],
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
         """Scores of the images ``rows`` with the captions ``columns``, one by one."""
-        if isinstance(self.similarity, SimilarityNetwork):
-            return self.similarity.of_pairs(images[rows], captions[columns])
-        scores: Tensor = self.similarity(images, captions)
-        return scores[rows, columns]
+        return self.similarity.of_pairs(images, captions, rows, columns)
 
-    def forward(self, images: Tensor, *captions: Tensor) -> Float[Tensor, "n n"]:
+    def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
         """Scores of every image (row) with every caption (column) of a batch."""
-        scores: Tensor = self.similarity(self.embed_images(images), self.embed_captions(*captions))
+        scores: Scores = self.similarity(self.embed_images(*images), self.embed_captions(*captions))
         return scores
 
+    def _as_compared(self, vectors: Tensor) -> Tensor:
+        return (vectors.abs() if self.config.absolute else vectors).float()
 
-def _encoder(config: ModelConfig, feature_dim: int, widths: Sequence[int]) -> nn.Module:
-    """Of feature vectors: layers of these widths, or the one linear map of VSE++."""
-    if config.branches.layers == "none":
-        return LinearEncoder(feature_dim, widths[-1])
-    return Branch(feature_dim, widths, config.branches)
+
+def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
+    """The model of an experiment, for training, embedding and search alike.
+
+    :class:`UserError` names an encoder and the feature that it cannot read, or a similarity and what it cannot compare.
+    """
+    return Model(config, image_input, caption_input, cnn)
+
+
+def _check_fit(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
+    if read.kind not in settings.takes:
+        raise UserError(
+            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, and {read.name} is of {read.kind}"
+        )
+    if settings.gives(read.kind) != compared:
+        raise UserError(
+            f"the similarity {similarity.name!r} compares {compared} of {side}s, and the {side} encoder {settings.name!r} "
+            f"makes {settings.gives(read.kind)} of {read.name}"
+        )

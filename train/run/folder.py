@@ -13,19 +13,20 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
 import torch
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_bytes, write_json, write_text
 from vse.pipeline.vocabulary import Vocabulary
+
+_Schema = TypeVar("_Schema", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,16 @@ class RunFolder:
     def record_file(self) -> Path:
         return self.path / "run.json"
 
-    def experiment(self) -> ExperimentConfig:
-        """The settings the run was made with."""
+    def settings(self, schema: type[_Schema]) -> _Schema:
+        """The settings that the run was made with."""
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
-            return ExperimentConfig.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
+            return schema.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
         except (yaml.YAMLError, ValidationError, UnicodeDecodeError):
-            raise UserError(f"{self.config_file}: not the settings of a run; --overwrite trains it anew") from None
+            raise UserError(
+                f"{self.config_file}: not the settings of a run, or of another version of vse; --overwrite trains it again"
+            ) from None
 
     def record(self) -> dict[str, Any]:
         """``run.json``."""
@@ -84,8 +87,8 @@ class RunFolder:
     def evaluated(self) -> dict[str, Any]:
         """Name, key and place of the cache that the run is validated and tested with."""
         record = self.record()
-        found: dict[str, Any] = record.get("eval_features", record["features"])
-        return found
+        evaluated: dict[str, Any] = record.get("eval_features", record["features"])
+        return evaluated
 
     def feature_file(self) -> Path:
         """That cache, found from where the run lies."""
@@ -93,22 +96,22 @@ class RunFolder:
 
     def caption_feature_file(self) -> Path | None:
         """The cache of captions, if the run reads one instead of words."""
-        found = self.record().get("caption_features")
-        return None if found is None else self.path / str(found["path"])
+        cache = self.record().get("caption_features")
+        return None if cache is None else self.path / str(cache["path"])
 
-    def start(self, experiment: ExperimentConfig, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
+    def start(self, settings: BaseModel, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
         events = self.path.glob("events.out.tfevents.*")
         for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file, self.negatives_file, *events):
             old.unlink(missing_ok=True)
-        write_text(self.config_file, yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False))
+        write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
         vocabulary.save(self.vocabulary_file)
         write_json(self.record_file, dict(record))
 
     def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write ``metrics.csv``, a row per epoch."""
+        """Write ``metrics.csv``, a row per epoch; what an epoch without validation lacks is blank."""
         text = io.StringIO()
-        table = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+        table = csv.DictWriter(text, fieldnames=list(max(rows, key=len)), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
@@ -136,7 +139,9 @@ class RunFolder:
             state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = (str(error) or repr(error)).splitlines()[0]
-            raise UserError(f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains anew") from None
+            raise UserError(
+                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
+            ) from None
         return state
 
 

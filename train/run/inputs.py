@@ -1,18 +1,38 @@
-"""What a run is made from: its caches and data set, opened and checked, and how they are known again."""
+"""What a run is made from: its caches and data set, opened and checked, and how they are recognised later."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vse.features.cache import FeatureCache, open_cache
-from vse.pipeline.config import ExperimentConfig
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.config import ExperimentPlan
+from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file
+from vse.train.kinds import Kind, kind_of_rows
 from vse.train.run.folder import RunFolder, relative_path
+
+
+@dataclass(frozen=True)
+class InputPaths:
+    """Where a training finds what it reads beside its feature cache; None is the usual place.
+
+    Parameters
+    ----------
+    captions : ``dataset.json``; by default the one that the cache names
+    eval_features : cache for validation; by default the experiment's, beside the feature cache
+    caption_features : cache of captions; by default the experiment's, beside the feature cache
+    start_from : run folder to take weights from; by default the experiment's, of the same seed
+    weights_dir : folder of CNN weights that stand in for a download, where photos are read
+    """
+
+    captions: Path | None = None
+    eval_features: Path | None = None
+    caption_features: Path | None = None
+    start_from: Path | None = None
+    weights_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -25,6 +45,11 @@ class Inputs:
     dataset: Dataset
     base: RunFolder | None
     weights_dir: Path | None
+
+    @property
+    def caption_input_kind(self) -> Kind:
+        """What captions are read as."""
+        return Kind.WORDS if self.captions is None else kind_of_rows(self.captions.row_kind)
 
     def identity(self, seed: int) -> dict[str, Any]:
         """What a run is made from, beside its settings."""
@@ -59,40 +84,18 @@ class Inputs:
         return record
 
 
-def open_dataset(features: Path, captions: Path | None) -> tuple[FeatureCache, Dataset]:
-    """A cache of images and its data set; ``captions`` is another place of ``dataset.json``."""
-    cache = open_cache(features)
-    return cache, load_dataset_file(captions or cache.captions)
-
-
 def open_inputs(
-    cache: FeatureCache,
-    dataset: Dataset,
-    experiment: ExperimentConfig,
-    folder: RunFolder,
-    seed: int,
-    *,
-    eval_features: Path | None,
-    caption_features: Path | None,
-    start_from: Path | None,
-    weights_dir: Path | None,
+    cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, folder: RunFolder, seed: int, paths: InputPaths
 ) -> Inputs:
-    """Find and check all that an experiment reads beside ``cache``; the paths name other places than the usual ones."""
-    evaluated = _evaluated(cache, experiment, eval_features)
+    """Find and check all that an experiment reads beside ``cache``."""
+    evaluated = _evaluated(cache, experiment, paths.eval_features)
     for images in (cache, evaluated):
         _check_dataset(images, dataset)
-        is_bank = len(images.row_shape) == 2 and str(_config(images).get("crops", "")).endswith("_bank")
-        if images.kind != "image" or images.offsets is not None or not (len(images.row_shape) == 1 or is_bank):
-            raise UserError(
-                f"{images.path} holds {images.described()}; one vector per image, or a bank of them from crops, is needed"
-            )
-    base = _base(experiment, dataset.name, seed, folder, start_from)
-    return Inputs(cache, evaluated, _captions(cache, dataset, experiment, caption_features), dataset, base, weights_dir)
-
-
-def _config(cache: FeatureCache) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = cache.provenance.get("config", {})
-    return found
+        if images.kind != "image":
+            raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
+    base = _base(experiment, dataset.name, seed, folder, paths.start_from)
+    captions = _captions(cache, dataset, experiment, paths.caption_features)
+    return Inputs(cache, evaluated, captions, dataset, base, paths.weights_dir)
 
 
 def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:
@@ -108,37 +111,39 @@ def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: st
     return open_cache(path or beside)
 
 
-def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentConfig, path: Path | None) -> FeatureCache | None:
+def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
     """The cache of captions."""
     if experiment.caption_feature is None and path is None:
         return None
     hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "
-    found = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
-    _check_dataset(found, dataset)
-    if found.kind != "text" or len(found.row_shape) != 1:
-        raise UserError(f"{found.path} holds {found.described()}; one vector per caption is needed")
-    return found
+    captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
+    _check_dataset(captions, dataset)
+    if captions.kind != "text":
+        raise UserError(f"{captions.path} holds {captions.described()}; features of captions are needed")
+    return captions
 
 
-def _evaluated(cache: FeatureCache, experiment: ExperimentConfig, path: Path | None) -> FeatureCache:
+def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache:
     """The cache for validation and test."""
     if experiment.eval_feature is None and path is None:
         return cache
     hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
     hint += "or --set eval_feature=null to validate on the cache that it trains on"
-    found = _other(cache, experiment.eval_feature, path, hint)
-    if (found.dataset, found.dim) != (cache.dataset, cache.dim):
+    evaluated = _other(cache, experiment.eval_feature, path, hint)
+    if (evaluated.dataset, evaluated.dim) != (cache.dataset, cache.dim):
         raise UserError(
-            f"{found.path} holds {found.dim} numbers per vector of {found.dataset!r}, "
+            f"{evaluated.path} holds {evaluated.dim} numbers per vector of {evaluated.dataset!r}, "
             f"{cache.path} {cache.dim} of {cache.dataset!r}"
         )
-    networks = [c.provenance.get("weights_sha256") for c in (found, cache)]
+    if (evaluated.row_kind == "sets") != (cache.row_kind == "sets"):
+        raise UserError(f"{evaluated.path} holds {evaluated.described()}, {cache.path} {cache.described()}")
+    networks = [c.provenance.get("weights_sha256") for c in (evaluated, cache)]
     if None not in networks and networks[0] != networks[1]:
-        raise UserError(f"{found.path} and {cache.path} are of networks with different weights")
-    return found
+        raise UserError(f"{evaluated.path} and {cache.path} are of networks with different weights")
+    return evaluated
 
 
-def _base(experiment: ExperimentConfig, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
+def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
     """The run whose weights this one starts from."""
     if experiment.start_from is None and path is None:
         return None

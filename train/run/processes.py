@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from vse.features.hardware import pick_device
+from vse.train.kinds import Encoded, padded
 
 _CPU = torch.device("cpu")
 _PATIENCE = timedelta(hours=6)  # the others wait while the first one validates
@@ -42,9 +42,17 @@ class Processes:
         """The part of this process in a batch, which may be empty; parts differ by one pair at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
-    def gathered(self, embeddings: Float[Tensor, "share dim"], n_pairs: int) -> Float[Tensor, "n_pairs dim"]:
-        """The embeddings of a whole batch, in its order; gradients reach this process's share."""
-        return embeddings if self.size == 1 else _Gather.apply(embeddings, self, n_pairs)
+    def gathered(self, embeddings: Encoded, n_pairs: int) -> Encoded:
+        """The embeddings of a whole batch, in its order; gradients reach this process's share. Sets are padded alike."""
+        if self.size == 1:
+            return embeddings
+        if len(embeddings) == 1:
+            return (_Gather.apply(embeddings[0], self, n_pairs),)
+        longest = torch.tensor([embeddings[1].shape[1]], device=self.device)
+        distributed.all_reduce(longest, distributed.ReduceOp.MAX)
+        vectors, mask = padded(embeddings, int(longest.item()))
+        rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
+        return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], whole: Iterable[nn.Parameter] = ()) -> None:
         """Every process then has the sum of all processes' gradients. A parameter that none has used keeps none.
@@ -68,17 +76,17 @@ class Processes:
         """Whether ``flag`` is set in some process."""
         if self.size == 1:
             return flag
-        found = torch.tensor([flag], device=self.device, dtype=torch.uint8)
-        distributed.all_reduce(found, distributed.ReduceOp.MAX)
-        return bool(found.item())
+        flags = torch.tensor([flag], device=self.device, dtype=torch.uint8)
+        distributed.all_reduce(flags, distributed.ReduceOp.MAX)
+        return bool(flags.item())
 
     def broadcast(self, number: int) -> int:
-        """What the first process says; the others wait for it."""
+        """The number of the first process, in every process."""
         if self.size == 1:
             return number
-        found = torch.tensor([number], device=self.device)
-        distributed.broadcast(found, 0)
-        return int(found.item())
+        value = torch.tensor([number], device=self.device)
+        distributed.broadcast(value, 0)
+        return int(value.item())
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,1 +1,19 @@
-"""How the weights of a model are found, epoch by epoch: Adam, CCA. May import data, models, losses and run."""
+"""How the weights of a model are found, epoch by epoch. May import data, models, losses and run.
+
+A new solver is one file here and one line below, and so is an adversary, the second player of a training.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.parts import Registry
+from vse.train.solvers.adversary import AdversarySettings
+from vse.train.solvers.base import SolverSettings
+
+SOLVERS: Registry[SolverSettings] = Registry(
+    "solver",
+    lazy={
+        "gradient": "vse.train.solvers.adam:GradientSettings",
+        "cca": "vse.train.solvers.cca:CcaSettings",
+    },
+)
+ADVERSARIES: Registry[AdversarySettings] = Registry("adversary", lazy={})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,17 +15,11 @@ from tqdm import tqdm
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
-from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import Captions
-from vse.train.data.images import TrainingImages
-from vse.train.data.pairs import Pairs, Split
-from vse.train.data.samplers import batches_of_epoch
-from vse.train.losses.objective import Batch, Objective
-from vse.train.models.build import TwoBranchModel
-from vse.train.run.processes import Processes
-from vse.train.solvers.base import Progress, Solver
-from vse.train.solvers.negatives import HardNegatives
+from vse.train.kinds import Encoded, Kind
+from vse.train.losses.base import Batch, Objective
+from vse.train.models.build import Model
+from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
 
 log = logging.getLogger(__name__)
 
@@ -33,42 +27,42 @@ _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
 
 
+class GradientSettings(SolverSettings):
+    """Gradient descent by Adam (VSE++ paper, section 3.2); its settings are the group ``train``."""
+
+    name: Literal["gradient"] = "gradient"
+
+    def build(self, task: Task) -> Solver:
+        return Trainer(task)
+
+
 class Trainer(Solver):
     """Training by gradients, with Adam.
 
-    Parameters
-    ----------
-    experiment : every setting
-    pairs, images, captions : what is trained on
-    val : what is validated on
-    model : what is trained
-    seed : of the order of the pairs, of random crops, of dropout and of wrong pairs
-    processes : that train together
-    listing : where hard negatives are noted, if they are wanted
+    An adversary, if the experiment has one, is a second player: it adds candidates to each batch, and in the same step its own
+    Adam updates its weights by its own objective.
     """
 
-    def __init__(
-        self,
-        experiment: ExperimentConfig,
-        pairs: Pairs,
-        images: TrainingImages,
-        captions: Captions,
-        val: Split,
-        model: TwoBranchModel,
-        seed: int,
-        processes: Processes,
-        listing: HardNegatives | None = None,
-    ) -> None:
-        super().__init__(experiment, pairs, val, model, processes)
-        self.settings, self.epochs, self.patience = experiment.train, experiment.train.epochs, experiment.train.early_stop
-        self.images, self.captions = images, captions
-        self.seed = seed
-        self.listing = listing
-        self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and if all were alike
-        words = [] if model.word_encoder is None else [model.word_encoder.words.weight]
-        others = [weight for weight in model.parameters() if not any(weight is word for word in words)]
-        groups = [{"params": others, "weight_decay": self.settings.weight_decay}, {"params": words, "weight_decay": 0.0}]
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
+        model = self.model
+        several = self.processes.size > 1
+        if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
+            raise UserError("batch normalisation in an encoder takes one process; the statistics of each would be its own")
+        if several and task.adversary is not None:
+            raise UserError("an adversary takes one process")
+        self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        undecayed = [weight for weight in model.caption_encoder.undecayed() if weight.requires_grad]
+        decayed = [weight for weight in trained if not any(weight is other for other in undecayed)]
+        groups = [{"params": decayed, "weight_decay": self.settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
         self.optimizer = torch.optim.Adam(groups, lr=self.settings.learning_rate, fused=True)
+        self.adversary = None if task.adversary is None else task.adversary.build(model).to(self.device)
+        if self.adversary is not None and task.adversary is not None:
+            self.adversary_optimizer = torch.optim.Adam(
+                self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
+            )
 
     def state(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, in the middle of an epoch too.
@@ -76,11 +70,18 @@ class Trainer(Solver):
         The order of an epoch's pairs, the crops of their images, dropout and drawn pairs depend on the seed, the epoch, the
         pair and the step alone.
         """
+        second_player = {}
+        if self.adversary is not None:
+            second_player = {
+                "adversary": self.adversary.state_dict(),
+                "adversary_optimizer": self.adversary_optimizer.state_dict(),
+            }
         return {
             **super().state(),
             "totals": self._totals.tolist(),
             "optimizer": self.optimizer.state_dict(),
             "negatives": [self.listing.finished, self.listing.running] if self.listing else [[], []],
+            **second_player,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -90,6 +91,9 @@ class Trainer(Solver):
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
         if self.listing:
             self.listing.finished, self.listing.running = state["negatives"]
+        if self.adversary is not None:
+            self.adversary.load_state_dict(state["adversary"])
+            self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
 
     def described(self, row: Mapping[str, float]) -> str:
         return f"loss {row['loss']:.3g}, {row['pairs_per_s']:.0f} pairs/s"
@@ -101,14 +105,14 @@ class Trainer(Solver):
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self._train(save)
-        loss, alike = (self._totals / max(1, progress.pairs)).tolist()
+        loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
-        if self.processes.first:
+        if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
                 row |= self.validate()
-        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, alike)))
+        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, collapsed_loss)))
         if collapsed:
-            self._tell_of_collapse(progress.epoch + 1, loss)
+            self._report_collapse(progress.epoch + 1, loss)
         row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
         if self.listing:
             self.listing.end_epoch()
@@ -118,16 +122,15 @@ class Trainer(Solver):
     def _train(self, save: Callable[[], None]) -> None:
         """The steps of the epoch that are left."""
         progress, settings = self.progress, self.settings
-        batches = batches_of_epoch(settings.sampling, self.pairs.image_of, settings.batch_size, self.seed, progress.epoch)
+        image_of, seed = self.pairs.image_of, self.task.seed
+        batches = settings.sampling.batches_of_epoch(image_of, settings.batch_size, seed, progress.epoch)
         left = batches[progress.step :]
-        warmup = self.experiment.warmup
-        name = warmup.loss if progress.epoch < warmup.epochs else self.experiment.loss.name
-        objective = Objective(name, self.experiment.loss, self.model, settings.compile)
+        objective = self.task.loss_of(progress.epoch).objective(self.model.similarity, settings.compile)
         shares = [self.processes.share(batch) for batch in left]
-        stream = self.images.of_pairs(shares, self.pairs.image_of, self.seed, progress.epoch)
+        stream = self.task.images.of_pairs(shares, image_of, seed, progress.epoch)
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
-        rsum = f"{progress.rows[-1].get('rsum', 0):.1f}" if progress.rows else "-"
+        rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
         with tqdm(
             total=len(batches),
             initial=progress.step,
@@ -154,8 +157,8 @@ class Trainer(Solver):
                     saved = time.monotonic()
         self._finite_loss()
 
-    def step(self, batch: NDArray[np.int64], seen: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-        """One update; the loss of the batch and what it would be if all embeddings were alike.
+    def step(self, batch: NDArray[np.int64], seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+        """One update; the loss of the batch, and what it would be if all embeddings were equal.
 
         ``batch`` holds the numbers of all its pairs, ``seen`` what the model reads of the images of this process's share.
         """
@@ -163,32 +166,47 @@ class Trainer(Solver):
         torch.manual_seed(self._seed(1 + self.processes.rank))
         images, captions = self._embedded(seen, share)
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
-        texts = self.pairs.text_of[batch] if self.experiment.loss.lambda3 else batch
-        cost = objective(Batch(images, captions, self.pairs.image_of[batch], texts), self._seed(0))
+        texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
+        pairs = Batch(images, captions, self.pairs.image_of[batch], texts)
+        if self.adversary is not None:
+            pairs = self.adversary.candidates(pairs, self.model)
+        cost = objective(pairs, self._seed(0))
         self.optimizer.zero_grad(set_to_none=True)
-        cost.loss.backward()  # type: ignore[no-untyped-call]
-        self.processes.sum_gradients(self.model.parameters(), whole=self.model.of_similarity())
+        if self.adversary is None:
+            cost.loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._set_both_gradients(cost.loss, self.adversary.objective(cost, pairs), list(self.adversary.parameters()))
+        self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        if self.listing and cost.scores is not None and cost.negatives is not None:
-            margin = self.experiment.loss.margin
-            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.scores, cost.negatives, margin)
-        return cost.loss.detach().double(), cost.collapsed_loss.double()
+        if self.adversary is not None:
+            self.adversary_optimizer.step()
+        if self.listing and cost.rankings is not None:
+            self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.rankings, self.task.loss.margin)
+        return cost.loss.detach().double(), cost.collapsed.double()
+
+    def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
+        """Each player's gradients, of its own objective alone."""
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
+        for weight, gradient in zip([*weights, *adversary_weights], [*gradients, *adversary_gradients], strict=True):
+            weight.grad = gradient
 
     def _seed(self, use: int) -> int:
         """A seed of this step, another one for each use."""
-        entropy = [self.seed, self.progress.epoch, self.progress.step, use]
+        entropy = [self.task.seed, self.progress.epoch, self.progress.step, use]
         return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
-    def _embedded(self, seen: Tensor, share: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _embedded(self, seen: Encoded, share: NDArray[np.int64]) -> tuple[Encoded, Encoded]:
         """Embeddings of a share of a batch, which has no pairs at all if there are more processes than pairs."""
         if not len(share):
-            images, captions = torch.zeros(2, 0, self.experiment.model.embedding_dim, device=self.device, requires_grad=True)
+            images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(seen.to(self.device, non_blocking=True))
-            return images, self.model.embed_captions(*self.captions.of(share))
+            images = self.model.embed_images(*(part.to(self.device, non_blocking=True) for part in seen))
+            return images, self.model.embed_captions(*self.task.captions.of(share))
 
     def _finite_loss(self) -> float:
         """The epoch's mean loss so far; :class:`UserError` if the training has diverged."""
@@ -200,22 +218,34 @@ class Trainer(Solver):
             )
         return loss
 
-    def _is_collapsed(self, row: Mapping[str, float], alike: float) -> bool:
-        """Whether the epoch's loss is what it is if all embeddings are alike, and validation finds no more than chance.
+    def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
+        """Whether the epoch's loss is that of equal embeddings, and validation, if there was one, is no better than chance.
 
         The first steps of any training look like that.
         """
         chance = 200.0 * sum(RECALLS) / len(self.val.pairs.images)
         steps = (self.progress.epoch + 1) * self.progress.step
-        return steps >= _FIRST_STEPS and alike > 0 and abs(row["loss"] - alike) < 0.02 * alike and row["rsum"] <= 2 * chance
+        near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
+        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= 2 * chance
 
-    def _tell_of_collapse(self, epoch: int, loss: float) -> None:
+    def _report_collapse(self, epoch: int, loss: float) -> None:
         """Stop, or only say so."""
         what = (
-            f"epoch {epoch}: the loss sat at its collapse value, {loss:.3f} per pair, for the whole epoch, as if all "
-            "embeddings were alike (2 x batch x margin for the max of hinges)"
+            f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the whole epoch, as if all "
+            "embeddings were equal (2 x batch x margin for the max of hinges)"
         )
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":
             raise UserError(f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn goes on")
         log.warning("%s. If it does not leave: %s", what, cure[0].lower() + cure[1:])
+
+
+def _encoder_modules(model: Model) -> Iterator[nn.Module]:
+    yield from model.image_encoder.modules()
+    yield from model.caption_encoder.modules()
+
+
+def _no_embeddings(kind: Kind, dim: int, device: torch.device) -> Encoded:
+    if kind == Kind.VECTORS:
+        return (torch.zeros(0, dim, device=device, requires_grad=True),)
+    return torch.zeros(0, 1, dim, device=device, requires_grad=True), torch.zeros(0, 1, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""What all solvers share: progress in epochs, validation, and a state to resume from."""
+"""What all solvers share: their settings, progress in epochs, validation, and a state to resume from."""
 
 from __future__ import annotations
 
@@ -6,19 +6,118 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field, PositiveInt, SerializeAsAny
 
 from vse.eval.ranking.metrics import RECALLS, metrics
-from vse.pipeline.config import ExperimentConfig
+from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted
+from vse.pipeline.parts import part_of
+from vse.train.data.captions import CaptionInputs
+from vse.train.data.images import TrainingImages
 from vse.train.data.pairs import Pairs, Split
-from vse.train.models.build import TwoBranchModel
+from vse.train.data.samplers import SAMPLERS
+from vse.train.data.samplers.base import Sampler
+from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.losses import LOSSES
+from vse.train.losses.base import Loss
+from vse.train.models.build import Model
 from vse.train.run.interruption import Interruption, StopNow
 from vse.train.run.processes import Processes
+from vse.train.solvers.adversary import AdversarySettings
 from vse.train.solvers.encode import encode, ranks
 from vse.train.solvers.negatives import HardNegatives
+
+
+class WarmupConfig(Settings):
+    """Another loss for the first epochs (the curriculum of the VSE++ paper, section 3.6); the paper's runs have none."""
+
+    loss: str = Field("sum", description="the loss of the first epochs")
+    epochs: int = Field(0, ge=0)
+
+
+class TrainConfig(Settings):
+    """Optimisation (VSE++ paper, section 3.2)."""
+
+    epochs: PositiveInt = 30
+    batch_size: int = Field(128, ge=2)
+    learning_rate: float = Field(2e-4, gt=0)
+    decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
+    decay: float = Field(0.1, gt=0, le=1)
+    weight_decay: float = Field(
+        0.0, ge=0, description="of weights but word embeddings, added to gradients (1e-3 in the two-branch PyTorch port)"
+    )
+    clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
+    sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
+    precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
+    compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
+    restval: bool = Field(False, description="train on the split restval too (rV of the paper: COCO's 113,287 images)")
+    min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")
+    validate_every: PositiveInt = Field(1, description="epochs between validations; the last epoch is always validated")
+    validate_images: PositiveInt | None = Field(
+        None, description="validate on the first so many images of the split, the same ones in every run; none: on all"
+    )
+    early_stop: PositiveInt | None = Field(None, description="stop after so many epochs without a better validation rsum")
+    on_collapse: Literal["stop", "warn"] = Field(
+        "stop", description="when the loss of a whole epoch is that of equal embeddings: stop, or say so and go on"
+    )
+    features_in_memory: bool = Field(True, description="keep the training features in memory (a GPU's, if there is one)")
+    memory_gb: float = Field(2.0, ge=0, description="unless they are larger, on a CPU; then they are read from files")
+    save_minutes: float = Field(10.0, gt=0, description="between checkpoints within an epoch")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a solver is given.
+
+    settings, loss, warmup, adversary : the experiment's
+    pairs, images, captions : what is trained on
+    val : what is validated on
+    model : whose weights are sought
+    seed : of the order of the pairs, of random crops, of dropout and of drawn negative pairs
+    processes : that train together
+    listing : where hard negatives are listed, if they are wanted
+    """
+
+    settings: TrainConfig
+    loss: Loss
+    warmup: WarmupConfig
+    pairs: Pairs
+    images: TrainingImages
+    captions: CaptionInputs
+    val: Split
+    model: Model
+    seed: int
+    processes: Processes
+    listing: HardNegatives | None = None
+    adversary: AdversarySettings | None = None
+
+    def loss_of(self, epoch: int) -> Loss:
+        """The loss of an epoch (from 0): during the warm-up, that of the warm-up with the settings of the experiment's."""
+        if epoch >= self.warmup.epochs:
+            return self.loss
+        shared = self.loss.model_dump(include=set(Loss.model_fields))
+        return LOSSES[self.warmup.loss].model_validate({**shared, "name": self.warmup.loss})
+
+
+class SolverSettings(Settings):
+    """Settings of a solver, chosen by its ``name``.
+
+    Attributes
+    ----------
+    uses_loss : whether it minimises the experiment's loss
+    reads_words : whether captions may be read as words
+    """
+
+    name: str
+    uses_loss: ClassVar[bool] = True
+    reads_words: ClassVar[bool] = True
+
+    def build(self, task: Task) -> Solver:
+        """The solver of a task; :class:`vse.pipeline.errors.UserError` if it cannot solve it."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -38,37 +137,28 @@ class Progress:
     @property
     def best(self) -> dict[str, float]:
         """The epoch with the highest validation rsum, the first of equals."""
-        return max(self.rows, key=lambda row: row["rsum"])
+        return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
         """Whether all ``epochs`` are done, or the last ``patience`` ones have not been better than one before."""
-        stale = patience is not None and bool(self.rows) and self.epoch - self.best["epoch"] >= patience
+        validated = any("rsum" in row for row in self.rows)
+        stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
         return self.epoch >= epochs or stale
 
 
 class Solver(ABC):
-    """One run, epoch by epoch. The first of several ``processes`` validates and writes.
-
-    Parameters
-    ----------
-    experiment : every setting
-    pairs : what is trained on
-    val : what is validated on
-    model : whose weights are sought
-    processes : that train together
-    """
+    """One run, epoch by epoch. The first of several processes validates and writes."""
 
     epochs: int
     patience: int | None = None  # epochs without a better rsum after which it stops
-    listing: HardNegatives | None = None
 
-    def __init__(
-        self, experiment: ExperimentConfig, pairs: Pairs, val: Split, model: TwoBranchModel, processes: Processes
-    ) -> None:
-        self.experiment = experiment
-        self.pairs, self.val = pairs, val
-        self.model = model
-        self.processes, self.device = processes, processes.device
+    def __init__(self, task: Task) -> None:
+        self.task, self.settings, self.model = task, task.settings, task.model
+        self.pairs, self.val = task.pairs, task.val
+        if task.settings.validate_images is not None:
+            self.val = task.val.first(task.settings.validate_images)
+        self.processes, self.device = task.processes, task.processes.device
+        self.listing = task.listing
         self.interruption = Interruption()
         self.progress = Progress()
 
@@ -102,13 +192,17 @@ class Solver(ABC):
             save()
             raise self.interrupted() from None
 
+    def validates(self, epoch: int) -> bool:
+        """Whether the model is validated after an epoch (from 1)."""
+        return epoch % self.settings.validate_every == 0 or epoch == self.epochs
+
     def validate(self) -> dict[str, float]:
-        """Recalls on the whole validation split, both directions, and their sum."""
+        """Recalls on the validation split in both directions, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
         image_of_caption = torch.from_numpy(self.val.pairs.image_of)
-        found = metrics(ranks(self.model, images, captions, image_of_caption, self.experiment.train.precision))
-        recalls = {f"{direction}_r{k}": found[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
-        return {**recalls, "rsum": found["rsum"]}
+        measured = metrics(ranks(self.model, images, captions, image_of_caption, self.settings.precision))
+        recalls = {f"{direction}_r{k}": measured[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
+        return {**recalls, "rsum": measured["rsum"]}
 
     def interrupted(self) -> Interrupted:
         """What ends the run for the signal that came."""

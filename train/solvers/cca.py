@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
 import scipy.linalg
 import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from tqdm import tqdm
 
-from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.errors import UserError
-from vse.train.data.pairs import Split
-from vse.train.models.build import TwoBranchModel
-from vse.train.models.encoders import Branch
-from vse.train.run.processes import Processes
-from vse.train.solvers.base import Progress, Solver
+from vse.train.data.images import CachedImages
+from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
 
 _BLOCK = 1024  # images
 _SMALLEST = 1e-6  # correlation of a direction that is kept
@@ -71,15 +69,15 @@ def covariances(
     return Covariances((shift_x + x_mean).numpy(), (shift_y + y_mean).numpy(), xx.numpy(), yy.numpy(), xy.numpy())
 
 
-def canonical_directions(found: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
+def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
     """The ``dim`` most correlated directions: (dim_x, dim), (dim_y, dim), and their correlations (dim,), highest first.
 
     If there are fewer, the rest are zeros. ``regularization`` times the mean of each covariance's diagonal is added to that
     diagonal. Both sides then have unit variance along each direction, and the directions of a side are uncorrelated
     (Hotelling, 1936).
     """
-    x, y = (_cholesky(covariance, regularization) for covariance in (found.xx, found.yy))
-    whitened = scipy.linalg.solve_triangular(x, found.xy, lower=True)
+    x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
+    whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
     whitened = scipy.linalg.solve_triangular(y, whitened.T, lower=True, overwrite_b=True).T
     smaller = whitened if len(whitened) <= whitened.shape[1] else whitened.T
     n = len(smaller)
@@ -103,38 +101,54 @@ def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
     try:
         factor: Matrix = scipy.linalg.cholesky(ridged, lower=True, overwrite_a=True)
     except scipy.linalg.LinAlgError:
-        raise UserError(f"cca.regularization {regularization:g} is too small: a covariance is singular") from None
+        raise UserError(f"solver.regularization {regularization:g} is too small: a covariance is singular") from None
     return factor
+
+
+class CcaSettings(SolverSettings):
+    """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
+
+    name: Literal["cca"] = "cca"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+    regularization: list[NonNegativeFloat] = Field(
+        default=[1e-4, 1e-3, 1e-2, 1e-1],
+        min_length=1,
+        description="added to the diagonals of both covariances, as a share of their mean; each is tried, validation decides",
+    )
+    power: float = Field(4.0, ge=0, description="directions are scaled by their correlations to this power, 4 in that paper")
+
+    def build(self, task: Task) -> Solver:
+        return Cca(task, self)
 
 
 class Cca(Solver):
     """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
 
-    The projections are the weights of two linear branches, each direction scaled by a power of its correlation (Gong et al.,
+    The projections are the weights of two linear encoders, each direction scaled by a power of its correlation (Gong et al.,
     IJCV 2014), so that the cosine weighs the better correlated ones more.
-
-    Parameters
-    ----------
-    experiment : every setting; the groups ``cca`` and ``model`` matter
-    train, val : what is fitted and validated on
-    model : with linear branches on both sides
-    processes : the first one fits, others are not needed
     """
 
-    def __init__(
-        self, experiment: ExperimentConfig, train: Split, val: Split, model: TwoBranchModel, processes: Processes
-    ) -> None:
-        if processes.size > 1:
+    def __init__(self, task: Task, settings: CcaSettings) -> None:
+        if task.processes.size > 1:
             raise UserError("solver: cca takes one process")
-        super().__init__(experiment, train.pairs, val, model, processes)
-        self.epochs = len(experiment.cca.regularization)
-        self._train = train
+        if not isinstance(task.images, CachedImages):
+            raise UserError("solver: cca reads cached features of images (--set images.source=cache)")
+        layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
+        if None in layers or task.model.config.similarity.ranked_by != "cosine":
+            raise UserError(
+                "solver: cca finds two linear maps of vectors, compared by the cosine: both encoders must be one layer"
+            )
+        super().__init__(task)
+        self.epochs = len(settings.regularization)
+        self._cca, self._layers = settings, [layer for layer in layers if layer is not None]
+        self._images = task.images
         self._covariances: Covariances | None = None
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Fit with the next regularisation and validate."""
         started = time.perf_counter()
-        regularization = self.experiment.cca.regularization[self.progress.epoch]
+        regularization = self._cca.regularization[self.progress.epoch]
         with self.stoppable(save):
             if self._covariances is None:
                 self._covariances = covariances(self._blocks())
@@ -146,27 +160,23 @@ class Cca(Solver):
     def described(self, row: Mapping[str, float]) -> str:
         return f"regularization {row['regularization']:g}"
 
-    def _fit(self, found: Covariances, regularization: float) -> None:
-        encoders = (self.model.image_encoder, self.model.caption_encoder)
-        x, y, correlations = canonical_directions(found, self.experiment.model.embedding_dim, regularization)
-        for encoder, mean, directions in zip(encoders, (found.mean_x, found.mean_y), (x, y), strict=True):
-            assert isinstance(encoder, Branch)
-            scaled = directions * correlations**self.experiment.cca.power
-            layer = encoder.linears[0]
-            assert isinstance(layer, torch.nn.Linear)
+    def _fit(self, statistics: Covariances, regularization: float) -> None:
+        x, y, correlations = canonical_directions(statistics, self.model.dim, regularization)
+        for layer, mean, directions in zip(self._layers, (statistics.mean_x, statistics.mean_y), (x, y), strict=True):
+            scaled = directions * correlations**self._cca.power
             with torch.no_grad():
                 layer.weight.copy_(torch.from_numpy(scaled.T))
                 layer.bias.copy_(torch.from_numpy(-mean @ scaled))
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
         """Blocks of images with their captions."""
-        pairs = self._train.pairs
+        pairs = self.pairs
         ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
         with tqdm(total=len(pairs.images), desc="covariances", unit="image", disable=None) as bar:
             for start in range(0, len(pairs.images), _BLOCK):
                 stop = min(start + _BLOCK, len(pairs.images))
                 numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
-                images = self._train.images.of_images(np.arange(start, stop))
-                (captions,) = self._train.captions.of(numbers)
+                (images,) = self._images.of_images(np.arange(start, stop))
+                (captions,) = self.task.captions.of(numbers)
                 yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
                 bar.update(stop - start)

@@ -1,62 +1,125 @@
-"""Embeddings of a split from a model, in blocks, and how its images and captions rank each other."""
+"""What a model's encoders give for a split, and how its images and captions rank each other."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
 from vse.features.backbones import autocast
 from vse.train.data.pairs import Split
-from vse.train.models.build import TwoBranchModel
+from vse.train.kinds import Encoded, joined, padded, select
+from vse.train.models.build import Model
 
 _BLOCK = 512
-_PICTURES = 64  # at once, where a CNN reads them
+_PHOTOS = 64  # at once, where a CNN reads them
+TILE_IMAGES, TILE_CAPTIONS = 64, 512  # pairs of a model that are scored at once
 
 
-def encode(
-    model: TwoBranchModel, split: Split, device: torch.device
-) -> tuple[Float[Tensor, "n_images dim"], Float[Tensor, "n_captions dim"]]:
+def encode(model: Model, split: Split, device: torch.device) -> tuple[Encoded, Encoded]:
     """Embeddings of all images and all captions of a split, in their order, on the CPU."""
+    return encode_images(model, split, device), encode_captions(model, split)
+
+
+def encode_images(model: Model, split: Split, device: torch.device) -> Encoded:
+    """Embeddings of all images of a split."""
+    block = _BLOCK if model.cnn is None else _PHOTOS
+    parts = (
+        tuple(part.to(device) for part in split.images.of_images(rows)) for rows in _blocks(len(split.pairs.images), block)
+    )
+    return _encoded(model, model.embed_images, parts)
+
+
+def encode_captions(model: Model, split: Split) -> Encoded:
+    """Embeddings of all captions of a split."""
+    parts = (split.captions.of(rows) for rows in _blocks(len(split.pairs), _BLOCK))
+    return _encoded(model, model.embed_captions, parts)
+
+
+def _blocks(n: int, size: int) -> Iterator[NDArray[np.int64]]:
+    return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Encoded:
     model.eval()
-    n_images, n_captions = len(split.pairs.images), len(split.pairs)
-    block = _BLOCK if model.cnn is None else _PICTURES
     with torch.inference_mode():
-        images = [
-            model.embed_images(split.images.of_images(np.arange(k, min(k + block, n_images))).to(device)).cpu()
-            for k in range(0, n_images, block)
-        ]
-        captions = [
-            model.embed_captions(*split.captions.of(np.arange(k, min(k + _BLOCK, n_captions)))).cpu()
-            for k in range(0, n_captions, _BLOCK)
-        ]
-    return torch.cat(images), torch.cat(captions)
+        return joined([tuple(tensor.cpu() for tensor in embed(*part)) for part in parts])
 
 
-def score_matrix(
-    model: TwoBranchModel,
-    images: Float[Tensor, "n_images dim"],
-    captions: Float[Tensor, "n_captions dim"],
-    precision: str = "fp32",
-) -> Float[Tensor, "n_images n_captions"]:
-    """Scores of all images with all captions, on the CPU."""
-    model.eval()
-    device = next(model.parameters()).device
-    sentences = captions.to(device)
-    with torch.inference_mode(), autocast(precision, device):
-        return torch.cat([model.similarity(image[None].to(device), sentences).float().cpu() for image in images])
+class PairScores:
+    """Scores of images with captions by the model, a tile of pairs at a time, so that no whole matrix is held.
+
+    Every tile has the same shape: the arithmetic of a pair then does not depend on the others that it is scored with.
+
+    Parameters
+    ----------
+    model : what scores
+    images, captions : embeddings, on the CPU
+    precision : of a training step, in which the tiles are computed
+    """
+
+    def __init__(self, model: Model, images: Encoded, captions: Encoded, precision: str = "fp32") -> None:
+        self._model, self._images, self._captions = model.eval(), images, captions
+        self._precision = precision
+        self._device = next(model.parameters(), torch.empty(0)).device
+        self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
+        with torch.inference_mode():
+            one = model.similarity(*(self._tile(side, torch.zeros(1, dtype=torch.int64), 1) for side in (images, captions)))
+        self.has_directions = isinstance(one, tuple)
+
+    def __call__(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scores (i2t, t2i) of some image rows with all captions, or with the captions of these numbers, on the CPU."""
+        if self._last is None or self._last[0] != rows or self._last[1] is not columns:
+            self._last = rows, columns, self._scored(rows, columns)
+        return self._last[2]
+
+    def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
+        """The scores as blocks of rows: i2t, and t2i if they depend on the direction."""
+        n_images = len(self._images[0])
+        i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
+        if not self.has_directions:
+            return i2t, None
+        return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
+
+    def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+        n_rows = rows.stop - rows.start
+        numbers = torch.arange(len(self._captions[0])) if columns is None else columns
+        images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES)
+        parts = []
+        with torch.inference_mode(), autocast(self._precision, self._device):
+            for part in torch.split(numbers, TILE_CAPTIONS) if len(numbers) else []:
+                scores = self._model.similarity(images, self._tile(self._captions, part, TILE_CAPTIONS))
+                both = scores if isinstance(scores, tuple) else (scores, scores)
+                parts.append([one[:n_rows, : len(part)].float().cpu() for one in both])
+        i2t, t2i = (torch.cat(list(one), 1) for one in zip(*parts, strict=True)) if parts else (torch.empty(n_rows, 0),) * 2
+        return i2t, t2i
+
+    def _tile(self, side: Encoded, numbers: Tensor, size: int) -> Encoded:
+        """Some rows of a side, with the first one repeated up to ``size``."""
+        missing = size - len(numbers)
+        chosen = select(side, torch.cat([numbers, numbers[:1].expand(missing)]))
+        return tuple(part.to(self._device) for part in _trimmed(chosen))
 
 
 def ranks(
-    model: TwoBranchModel,
-    images: Float[Tensor, "n_images dim"],
-    captions: Float[Tensor, "n_captions dim"],
-    image_of_caption: Int[Tensor, " n_captions"],
-    precision: str = "fp32",
+    model: Model, images: Encoded, captions: Encoded, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
-    """Exact ranks of embeddings as the model compares them; ``precision`` is that of a network that scores every pair."""
-    if model.pairwise:
-        return ranks_from_scores(score_matrix(model, images, captions, precision), image_of_caption)
-    return ranks_from_embeddings(images, captions, image_of_caption, model.config.ranked_by)
+    """Exact ranks of embeddings as the model compares them; ``precision`` is that of a model that scores every pair."""
+    ranked_by = model.config.similarity.ranked_by
+    if ranked_by is not None:
+        return ranks_from_embeddings(*images, *captions, image_of_caption, ranked_by)
+    return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
+
+
+def _trimmed(sets: Encoded) -> Encoded:
+    """Sets without the columns that none of them fills."""
+    if len(sets) == 1:
+        return sets
+    vectors, mask = sets
+    longest = int(mask.sum(1).max())
+    return padded((vectors[:, :longest], mask[:, :longest]), longest)

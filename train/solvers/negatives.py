@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
 from vse.pipeline.dataset import Caption
 from vse.pipeline.files import write_text
+from vse.train.losses.base import Ranking
 from vse.train.losses.hinges import hinge_costs
 
-Found = list[Any]  # a row of COLUMNS, plain values: it goes into the checkpoint
+Entry = list[Any]  # a row of COLUMNS, plain values: it goes into the checkpoint
 
 COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negative_sentid", "caption", "negative_caption")
 
@@ -32,33 +31,32 @@ class HardNegatives:
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
         self.n = n
         self._captions = captions
-        self.finished: list[Found] = []
-        self.running: list[Found] = []
+        self.finished: list[Entry] = []
+        self.running: list[Entry] = []
 
     def add(
         self,
         epoch: int,
         pairs: Sequence[int],
-        scores: Float[Tensor, "n n"],
-        negatives: Bool[Tensor, "n n"],
+        rankings: tuple[Ranking, Ranking],
         margin: float,
     ) -> None:
-        """Take note of a batch, whose pairs have these numbers."""
-        wrong_caption, wrong_image = hinge_costs(scores.detach(), negatives, margin)
-        for query, costs in (("image", wrong_caption), ("caption", wrong_image.T)):
-            hardest = costs.max(1)
+        """List the hardest negatives of a batch, whose pairs have these numbers; an adversary's candidates are none of them."""
+        for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
+            own = slice(len(pairs))
+            hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
             best = torch.topk(hardest.values, min(self.n, len(pairs)))
             rows = best.indices.cpu()
             columns = hardest.indices.cpu()[rows]
             for cost, row, column in zip(best.values.tolist(), rows.tolist(), columns.tolist(), strict=True):
                 if cost > 0:
-                    right, wrong = self._captions[pairs[row]], self._captions[pairs[column]]
-                    ids = [right.imgid, right.sentid, wrong.imgid, wrong.sentid]
-                    self.running.append([epoch, query, cost, *ids, right.raw, wrong.raw])
+                    positive, negative = self._captions[pairs[row]], self._captions[pairs[column]]
+                    ids = [positive.imgid, positive.sentid, negative.imgid, negative.sentid]
+                    self.running.append([epoch, query, cost, *ids, positive.raw, negative.raw])
         self.running = [
-            found
+            entry
             for query in ("image", "caption")
-            for found in heapq.nlargest(self.n, (row for row in self.running if row[1] == query), key=lambda row: row[2])
+            for entry in heapq.nlargest(self.n, (row for row in self.running if row[1] == query), key=lambda row: row[2])
         ]
 
     def end_epoch(self) -> None:
@@ -71,5 +69,5 @@ class HardNegatives:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows([*found[:2], f"{found[2]:.4g}", *found[3:]] for found in self.finished)
+        table.writerows([*entry[:2], f"{entry[2]:.4g}", *entry[3:]] for entry in self.finished)
         write_text(path, text.getvalue())

@@ -1,4 +1,4 @@
-"""A trained run put to use: its model, and the file of a split's embeddings that the evaluator reads."""
+"""A trained run put to use: its model, and the file of a split's embeddings or scores that the evaluator reads."""
 
 from __future__ import annotations
 
@@ -10,22 +10,32 @@ from typing import Any
 
 import torch
 
-from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn import rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
-from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.vocabulary import Vocabulary
-from vse.train.data.captions import CachedCaptions, Captions, Words
-from vse.train.data.images import CachedImages, EvaluationImages, pictures
+from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.models.build import TwoBranchModel
+from vse.train.experiment import ExperimentConfig, changed_settings
+from vse.train.kinds import Kind
+from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
+from vse.train.prepare import model_inputs, read_captions
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.encode import encode, score_matrix
+from vse.train.solvers.encode import PairScores, encode
+
+
+@dataclass(frozen=True)
+class RunPlaces:
+    """Where the feature cache, ``dataset.json`` and the cache of captions of a run are, if not where ``run.json`` says."""
+
+    features: Path | None = None
+    captions: Path | None = None
+    caption_features: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -39,33 +49,24 @@ class TrainedRun:
     cache: FeatureCache
     caption_cache: FeatureCache | None
     vocabulary: Vocabulary
-    model: TwoBranchModel
+    model: Model
     split: Split
     device: torch.device
 
 
-def load_run(
-    run: Path,
-    split: str,
-    features: Path | None = None,
-    captions: Path | None = None,
-    caption_features: Path | None = None,
-    device: str = "auto",
-) -> TrainedRun:
-    """A trained run. ``features``, ``captions`` and ``caption_features`` name other places of the image cache, of
-    ``dataset.json`` and of the cache of captions than those in ``run.json``. A run that trained its CNN reads the pictures.
-    """
+def load_run(run: Path, split: str, places: RunPlaces = RunPlaces(), device: str = "auto") -> TrainedRun:
+    """A trained run; ``places`` are where its caches and data set were moved. A run that trained its CNN reads the photos."""
     folder = RunFolder(run)
-    experiment, record = folder.experiment(), folder.record()
-    cache = _same(features or folder.feature_file(), folder.evaluated(), folder)
+    experiment, record = folder.settings(ExperimentConfig), folder.record()
+    cache = _same(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
-    if caption_features is not None and trained_on is None:
+    if places.caption_features is not None and trained_on is None:
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
-    caption_file = caption_features or trained_on
+    caption_file = places.caption_features or trained_on
     caption_cache = None
     if caption_file is not None:
         caption_cache = _same(caption_file, record["caption_features"], folder, "--caption-features")
-    dataset = load_dataset_file(captions or cache.captions)
+    dataset = load_dataset_file(places.captions or cache.captions)
     if dataset.name != cache.dataset:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
     where = pick_device(device)
@@ -75,17 +76,12 @@ def load_run(
     if experiment.images.finetune:
         extractor = rebuild_extractor(cache, device=str(where), trained=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
-        images = pictures(extractor, dataset, pairs.images, experiment.images)
+        images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
-    sentences: Captions
     vocabulary = folder.vocabulary()
-    if caption_cache is None:
-        sentences = Words(pairs.captions, vocabulary, where)
-    else:
-        sentences = CachedCaptions(FeatureReader(caption_cache, 0, mapped=False), pairs.caption_ids, where)
-    caption_dim = None if caption_cache is None else caption_cache.dim
-    model = TwoBranchModel(experiment.model, cache.dim, len(vocabulary), cnn, caption_dim).to(where)
+    captions = read_captions(caption_cache, pairs, vocabulary, where)
+    model = build_model(experiment.model, *model_inputs(cache, caption_cache, vocabulary), cnn).to(where)
     try:
         model.load_state_dict(folder.best_weights())
     except RuntimeError as error:
@@ -93,52 +89,48 @@ def load_run(
             f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
         ) from None
     model.eval()
-    found = Split(pairs, images, sentences)
-    return TrainedRun(folder, experiment, record, dataset, cache, caption_cache, vocabulary, model, found, where)
+    as_read = Split(pairs, images, captions)
+    return TrainedRun(folder, experiment, record, dataset, cache, caption_cache, vocabulary, model, as_read, where)
 
 
-def embed_split(
-    run: Path,
-    out: Path,
-    split: str = "test",
-    features: Path | None = None,
-    captions: Path | None = None,
-    device: str = "auto",
-    caption_features: Path | None = None,
-) -> Path:
+def embed_split(run: Path, out: Path, split: str = "test", places: RunPlaces = RunPlaces(), device: str = "auto") -> Path:
     """Write the embeddings of a split by the best weights of a run; returns ``out``.
 
-    A similarity network's file has the scores of all pairs, and the embeddings of captions for the protocol ``sentence``.
-    See :func:`load_run` for the other places of files.
+    Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
+    and single vectors of captions for the protocol ``sentence``.
     """
-    found = load_run(run, split, features, captions, caption_features, device)
-    images, sentences = encode(found.model, found.split, found.device)
-    scores = score_matrix(found.model, images, sentences).numpy() if found.model.pairwise else None
-    caches = [cache for cache in (found.cache, found.caption_cache) if cache is not None]
+    trained = load_run(run, split, places, device)
+    images, captions = encode(trained.model, trained.split, trained.device)
+    caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     provenance = {
         "features": {cache.feature: cache.key for cache in caches},
-        "config": found.experiment.model_dump(mode="json"),
-        "captions": os.path.relpath(found.dataset.path, out.parent),
-        "best_epoch": found.record.get("best_epoch"),
-        "versions": found.record["versions"],
+        "config": trained.experiment.model_dump(mode="json"),
+        "changed_settings": changed_settings(trained.experiment, trained.dataset.name),
+        "captions": os.path.relpath(trained.dataset.path, out.parent),
+        "best_epoch": trained.record.get("best_epoch"),
+        "versions": trained.record["versions"],
     }
-    pairs = found.split.pairs
+    pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
+    ranked_by = similarity.ranked_by
     embeddings = Embeddings(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
-        images=images.numpy() if scores is None else None,
-        captions=sentences.numpy(),
-        scores=scores,
-        dataset=found.dataset.name,
+        images=None if trained.model.pairwise else images[0].numpy(),
+        captions=captions[0].numpy() if similarity.captions == Kind.VECTORS else None,
+        scores=None,
+        dataset=trained.dataset.name,
         split=split,
-        experiment=found.experiment.name,
-        seed=found.record["seed"],
-        similarity=found.experiment.model.ranked_by,
+        experiment=trained.experiment.name,
+        seed=trained.record["seed"],
+        similarity="cosine" if ranked_by is None else ranked_by,
         provenance=json.dumps(provenance, sort_keys=True),
         coco_ids=pairs.coco_ids,
     )
-    return write_embeddings(out, embeddings)
+    if not trained.model.pairwise:
+        return write_embeddings(out, embeddings)
+    scores = PairScores(trained.model, images, captions)
+    return write_scores(out, embeddings, *scores.blocks(torch.from_numpy(pairs.image_of)))
 
 
 def _same(file: Path, trained_on: dict[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:

@@ -15,39 +15,21 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
+from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
-from vse.train.solvers.encode import encode, score_matrix
-from vse.train.use.embed import TrainedRun, load_run
+from vse.train.kinds import Encoded
+from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
+from vse.train.use.embed import RunPlaces, TrainedRun, load_run
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A result: its score, the image's id and file, and the caption if captions were searched.
-
-    ``picture`` is None and ``captions`` is empty if ``dataset.json`` does not know the id. Otherwise ``captions`` is the one
-    that was found, of the id ``caption_id``, or, if images were searched, all of the image.
-    """
-
-    score: float
-    image_id: int
-    picture: Path | None
-    captions: tuple[str, ...]
-    caption_id: int | None = None
-
-    @property
-    def caption(self) -> str | None:
-        """The caption that was found, or its id if that is all there is; None if images were searched."""
-        return None if self.caption_id is None else self.captions[0] if self.captions else str(self.caption_id)
 
 
 @dataclass(frozen=True)
@@ -71,17 +53,15 @@ def search_split(
     query: str | Path,
     k: int = 10,
     split: str = "test",
-    features: Path | None = None,
-    captions: Path | None = None,
+    *,
+    places: RunPlaces = RunPlaces(),
     weights_dir: Path | None = None,
     device: str = "auto",
-    caption_features: Path | None = None,
-    *,
     corpus: Path | None = None,
     index: Path | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
-) -> list[Hit]:
+) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
     The model is the run's, with its best weights. An image file goes through the CNN that made the run's cache, or through
@@ -90,7 +70,7 @@ def search_split(
 
     Parameters
     ----------
-    run, split, features, captions, caption_features, device : see :func:`vse.train.use.embed.load_run`
+    run, split, places, device : see :func:`vse.train.use.embed.load_run`
     weights_dir : the folder of CNN weights, for an image file
     corpus : a file of :mod:`vse.eval.files.embeddings`, by this run, that is searched instead of the split
     index : the file of an index; built if it is not there, else read in place of embedding the split. :class:`UserError` if
@@ -100,38 +80,54 @@ def search_split(
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    found = load_run(run, split, features, captions, caption_features, device)
-    by_picture = isinstance(query, Path)
-    if found.model.pairwise:
+    trained = load_run(run, split, places, device)
+    by_photo = isinstance(query, Path)
+    if trained.model.pairwise:
         for option, file in (("--index", index), ("--corpus", corpus)):
             if file is not None:
                 raise UserError(
-                    f"{run}: a network scores every pair, vectors alone do not tell which is best; leave {option} out"
+                    f"{run}: its model scores every pair, vectors alone do not tell which is best; leave {option} out"
                 )
-    asked = _of_picture(found, query, weights_dir) if isinstance(query, Path) else _of_text(found, query)
-    searched = _of_split(found, split, by_picture) if corpus is None else _of_file(found, corpus, by_picture, asked.shape[1])
-    if found.model.pairwise:
-        vectors = torch.from_numpy(np.asarray(searched.vectors()))
-        every = score_matrix(found.model, *((asked, vectors) if by_picture else (vectors, asked))).flatten()
-        best = torch.sort(every, descending=True, stable=True)
-        scores, rows = best.values[:k].numpy(), best.indices[:k].numpy()
+    asked = _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query)
+    if trained.model.pairwise:
+        searched = _of_split(trained, split, by_photo)
+        scores, rows = _best_pairs(trained, asked, k, by_photo)
     else:
-        scores, rows = _nearest(found, searched, asked.numpy(), k, by_picture, index, index_type, index_parameters)
-    return _hits(found, searched, scores, rows, by_picture)
+        vectors = asked[0].numpy()
+        dim = vectors.shape[1]
+        searched = _of_split(trained, split, by_photo) if corpus is None else _of_file(trained, corpus, by_photo, dim)
+        scores, rows = _nearest(trained, searched, vectors, k, by_photo, index, index_type, index_parameters)
+    return _hits(trained, searched, scores, rows, by_photo)
+
+
+def _best_pairs(trained: TrainedRun, asked: Encoded, k: int, by_photo: bool) -> tuple[Scores, Rows]:
+    """Scores and rows of the ``k`` best for one query, every pair of the split being scored by the model."""
+    model, split = trained.model, trained.split
+    if by_photo:
+        i2t, _ = PairScores(model, asked, encode_captions(model, split))(slice(0, 1), None)
+        every = i2t[0]
+    else:
+        images = encode_images(model, split, trained.device)
+        pairs = PairScores(model, images, asked)
+        spans = (slice(start, start + TILE_IMAGES) for start in range(0, len(images[0]), TILE_IMAGES))
+        ends = len(images[0])
+        every = torch.cat([pairs(slice(span.start, min(span.stop, ends)), None)[1][:, 0] for span in spans])
+    best = torch.sort(every, descending=True, stable=True)
+    return best.values[:k].numpy(), best.indices[:k].numpy()
 
 
 def _nearest(
-    found: TrainedRun,
+    trained: TrainedRun,
     searched: _Searched,
     asked: NDArray[np.float32],
     k: int,
-    by_picture: bool,
+    by_photo: bool,
     index: Path | None,
     index_type: str | None,
     index_parameters: str,
 ) -> tuple[Scores, Rows]:
     """Scores and rows of the ``k`` best for one query, by an index or without one; fewer if an index finds fewer."""
-    similarity, candidates = found.model.config.ranked_by, max(k, CANDIDATES)
+    similarity, candidates = _ranked_by(trained), max(k, CANDIDATES)
     if similarity != "cosine":
         log.info(
             "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank", similarity, candidates
@@ -142,7 +138,7 @@ def _nearest(
         built = _index(index, searched, similarity, asked.shape[1], index_type).index
         set_parameters(built, index_parameters)
         entries = StoredRows(built)
-    direction = "i2t" if by_picture else "t2i"
+    direction = "i2t" if by_photo else "t2i"
     scores, rows = (
         values[0] for values in search(entries, asked, k, similarity, direction=direction, candidates=candidates, index=built)
     )
@@ -169,89 +165,97 @@ def _index(file: Path, searched: _Searched, similarity: str, dim: int, factory: 
     return built
 
 
-def _of_split(found: TrainedRun, split: str, by_picture: bool) -> _Searched:
-    pairs = found.split.pairs
+def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
+    pairs = trained.split.pairs
 
     def of() -> dict[str, str]:
-        words = [caption.tokens for caption in pairs.captions] if by_picture else []
+        words = [caption.tokens for caption in pairs.captions] if by_photo else []
         return {
-            "side": "captions" if by_picture else "images",
-            "data set": found.dataset.name,
+            "side": "captions" if by_photo else "images",
+            "data set": trained.dataset.name,
             "split": split,
-            "weights": sha256_file(found.folder.best_file),
-            "model": sha256_json(found.experiment.model.model_dump(mode="json")),
-            "vocabulary": sha256_file(found.folder.vocabulary_file),
-            "features": found.cache.key,
-            "caption features": found.caption_cache.key if found.caption_cache else "",
+            "weights": sha256_file(trained.folder.best_file),
+            "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
+            "vocabulary": sha256_file(trained.folder.vocabulary_file),
+            "features": trained.cache.key,
+            "caption features": trained.caption_cache.key if trained.caption_cache else "",
             "captions": sha256_json(words),
         }
 
     def vectors() -> Corpus:
-        images, sentences = encode(found.model, found.split, found.device)
-        return (sentences if by_picture else images).numpy()
+        if by_photo:
+            return encode_captions(trained.model, trained.split)[0].numpy()
+        return encode_images(trained.model, trained.split, trained.device)[0].numpy()
 
-    if by_picture:
+    if by_photo:
         return _Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, of)
     return _Searched("images", pairs.image_ids, pairs.image_ids, vectors, of)
 
 
-def _of_file(found: TrainedRun, file: Path, by_picture: bool, dim: int) -> _Searched:
+def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Searched:
     embeddings = read_embeddings(file)
-    name = "captions" if by_picture else "images"
-    vectors = embeddings.captions if by_picture else embeddings.images
+    name = "captions" if by_photo else "images"
+    vectors = embeddings.captions if by_photo else embeddings.images
     if vectors is None:
         raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
-    similarity = found.model.config.ranked_by
+    similarity = _ranked_by(trained)
     if embeddings.similarity != similarity or vectors.shape[1] != dim:
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
-        raise UserError(f"{file}: not embeddings of {found.folder.path}, which has {here} (the file: {there})")
+        raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
     made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
-    known = embeddings.dataset == found.dataset.name
-    if made_by != (found.cache.dataset, found.experiment.name, found.record["seed"]):
-        told = "" if known else f"; its ids are none of {found.dataset.path}"
-        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, found.folder.path, told)
-    ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_picture else [embeddings.image_ids] * 2
+    ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
+    known = embeddings.dataset == trained.dataset.name
+    if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
+        told = "" if known else f"; its ids are none of {trained.dataset.path}"
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, told)
+    ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
     return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
 
 
-def _hits(found: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_picture: bool) -> list[Hit]:
-    images = {image.imgid: image for image in found.dataset.images} if searched.known else {}
+def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+    images = {image.imgid: image for image in trained.dataset.images} if searched.known else {}
     hits = []
     for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
-        image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_picture else None
+        image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
         image = images.get(image_id)
-        file = Path(os.path.normpath(found.dataset.image_path(image))) if image else None
+        file = Path(os.path.normpath(trained.dataset.image_path(image))) if image else None
         texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
-        hits.append(Hit(score, image_id, file, texts, caption_id))
+        hits.append(SearchHit(score, image_id, file, texts, caption_id))
     return hits
 
 
-def _of_text(found: TrainedRun, text: str) -> Tensor:
+def _ranked_by(trained: TrainedRun) -> str:
+    ranked_by = trained.model.config.similarity.ranked_by
+    assert ranked_by is not None, "a model that scores every pair has no vectors to search"
+    return ranked_by
+
+
+def _of_text(trained: TrainedRun, text: str) -> Encoded:
     tokens = tokenize(text)
     if not tokens:
         raise UserError(f"{text!r}: no word to search for")
-    if found.caption_cache is None:
-        words = found.vocabulary.encode(tokens)
+    if trained.caption_cache is None:
+        words = trained.vocabulary.encode(tokens)
         unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
         if unknown:
             log.warning("not a word of the training captions: %s", ", ".join(unknown))
-        asked: tuple[Tensor, ...] = torch.tensor([words], device=found.device), torch.tensor([len(words)])
+        asked: tuple[Tensor, ...] = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
     else:
-        vectors = encoder_of(found.caption_cache, str(found.device)).encode([tokens])
+        vectors = encoder_of(trained.caption_cache, str(trained.device)).encode([tokens])
         if not vectors.any():
-            raise UserError(f"{text!r}: none of its words is known to {found.caption_cache.feature!r}")
-        asked = (vectors.to(found.device),)
+            raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
+        asked = (vectors.to(trained.device),)
     with torch.inference_mode():
-        return found.model.embed_captions(*asked).cpu()
+        return tuple(part.cpu() for part in trained.model.embed_captions(*asked))
 
 
-def _of_picture(found: TrainedRun, file: Path, weights_dir: Path | None) -> Tensor:
-    model = found.model
-    picture = decode(file)
-    extractor: CnnExtractor = rebuild_extractor(found.cache, weights_dir, str(found.device), trained=model.cnn is not None)
-    crops = extractor.prepare(picture, 0)[None]
+def _of_photo(trained: TrainedRun, file: Path, weights_dir: Path | None) -> Encoded:
+    model = trained.model
+    photo = decode(file)
+    extractor: CnnExtractor = rebuild_extractor(trained.cache, weights_dir, str(trained.device), trained=model.cnn is not None)
+    crops = extractor.prepare(photo, 0)[None]
     if model.cnn is None:
         vectors = extractor.features(crops)
         crops = vectors if vectors.ndim == 2 else vectors.mean(1)
     with torch.inference_mode():
-        return model.embed_images(crops.to(found.device)).cpu()
+        return tuple(part.cpu() for part in model.embed_images(crops.to(trained.device)))

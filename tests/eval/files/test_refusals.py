@@ -32,31 +32,39 @@ def replaced(name: str, value: Any) -> Callable[[h5py.File], None]:
     return spoil
 
 
-def file_reference(name: str, value: Any) -> Callable[[h5py.File], None]:
+def attribute(name: str, value: Any) -> Callable[[h5py.File], None]:
     return lambda file: file.attrs.__setitem__(name, value)
 
 
 NUMBERS = np.arange(12)
 SPOILT = {
-    "ids with fractions": (replaced("image_ids", NUMBERS + 0.5), "image_ids are to be whole numbers in one row"),
-    "ids in a column": (replaced("image_ids", NUMBERS[:, None]), "image_ids are to be whole numbers in one row"),
-    "one id": (replaced("caption_ids", 3), "caption_ids are to be whole numbers in one row"),
-    "no ids": (replaced("caption_ids", h5py.Empty("i8")), "caption_ids are to be whole numbers in one row"),
-    "ids beyond int64": (replaced("image_ids", NUMBERS.astype(np.uint64) + 2**63), "image_ids are to be whole numbers"),
-    "ids that are text": (replaced("image_ids", [str(n) for n in NUMBERS]), "image_ids are to be whole numbers"),
+    "ids with fractions": (replaced("image_ids", NUMBERS + 0.5), "image_ids must be a 1-D integer array"),
+    "ids in a column": (replaced("image_ids", NUMBERS[:, None]), "image_ids must be a 1-D integer array"),
+    "one id": (replaced("caption_ids", 3), "caption_ids must be a 1-D integer array"),
+    "no ids": (replaced("caption_ids", h5py.Empty("i8")), "caption_ids must be a 1-D integer array"),
+    "ids beyond int64": (replaced("image_ids", NUMBERS.astype(np.uint64) + 2**63), "image_ids must be a 1-D integer array"),
+    "ids that are text": (replaced("image_ids", [str(n) for n in NUMBERS]), "image_ids must be a 1-D integer array"),
     "numbers of COCO that are text": (
         lambda file: file.__setitem__("coco_ids", ["a"] * 12),
-        "coco_ids are to be whole numbers",
+        "coco_ids must be a 1-D integer array",
     ),
     "complex images": (replaced("images", np.ones((12, 4), complex)), "images holds no numbers"),
     "compound images": (replaced("images", np.zeros((12, 4), [("a", "f4")])), "images holds no numbers"),
     "no images at all": (replaced("images", h5py.Empty("f4")), "images holds no numbers"),
-    "a seed that is text": (file_reference("seed", "first"), "the attribute seed is 'first', not a whole number"),
-    "half a seed": (file_reference("seed", 1.5), "the attribute seed is 1.5, not a whole number"),
-    "many seeds": (file_reference("seed", [0, 1]), "the attribute seed is array([0, 1]), not a whole number"),
-    "a data set that is a number": (file_reference("dataset", 3), "the attribute dataset is 3, not a text"),
-    "many similarities": (file_reference("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
-    "text that is not UTF-8": (file_reference("split", np.bytes_(b"\xff\xfe")), "the attribute split is"),
+    "a seed that is text": (attribute("seed", "first"), "the attribute seed is 'first', not an integer"),
+    "half a seed": (attribute("seed", 1.5), "the attribute seed is 1.5, not an integer"),
+    "many seeds": (attribute("seed", [0, 1]), "the attribute seed is array([0, 1]), not an integer"),
+    "a data set that is a number": (attribute("dataset", 3), "the attribute dataset is 3, not a text"),
+    "many similarities": (attribute("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
+    "scores beside scores of one direction": (
+        lambda file: file.update({"scores": np.zeros((12, 36)), "scores_t2i": np.zeros((12, 36))}),
+        "holds both scores and scores_t2i",
+    ),
+    "scores of one direction alone": (
+        lambda file: file.__setitem__("scores_i2t", np.zeros((12, 36))),
+        "not a complete embeddings file, it lacks scores_t2i",
+    ),
+    "text that is not UTF-8": (attribute("split", np.bytes_(b"\xff\xfe")), "the attribute split is"),
 }
 
 
@@ -123,7 +131,7 @@ def test_a_seed_or_a_file_that_comes_twice_is_named(tmp_path: Path, fails: Calla
     out = tmp_path / "r.json"
     monkeypatch.chdir(tmp_path)
     assert "are of the same seed 1" in fails(eval_main, *files, again, "--out", out)
-    assert "are of the same seed 1" in fails(eval_main, *files, files[1], "--out", out)
+    assert "1.h5 is given twice" in fails(eval_main, *files, files[1], "--out", out)
     assert "a file is given twice" in fails(eval_main, files[0], "0.h5", "--ensemble", "--out", out)
     assert "is given twice" in fails(eval_main, files[0], "0.h5", "--compare", "--out", out)
 

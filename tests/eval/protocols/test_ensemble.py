@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
@@ -21,7 +20,7 @@ from vse.eval.ranking.ranks import Ranks
 
 def dense_scores(run: Embeddings) -> np.ndarray:
     if run.scores is not None:
-        return run.scores
+        return np.asarray(run.scores[:])
     assert run.images is not None
     assert run.captions is not None
     if run.similarity == "order":
@@ -58,8 +57,7 @@ def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
     ]
     found = ensemble(files)
     assert found.scores is not None
-    np.testing.assert_allclose(found.scores, np.mean(matrices, axis=0), atol=1e-6)
-    assert torch.equal(torch.from_numpy(found.scores), torch.from_numpy(ensemble(files).scores))
+    np.testing.assert_allclose(found.scores[:], np.mean(matrices, axis=0), atol=1e-6)
 
 
 def test_an_ensemble_is_no_row_of_its_members(tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddi
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.ranking.metrics import RECALLS, direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
-from vse.eval.search.top_k import check_against_search, search
+from vse.eval.search.cross_check import check_against_search
+from vse.eval.search.top_k import search
 from vse.eval.tables.summary import summary
 from vse.pipeline.errors import UserError
 

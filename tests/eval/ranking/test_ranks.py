@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
-from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings, ranks_from_scores
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings, ranks_from_scores
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError
 
@@ -16,6 +18,99 @@ from vse.pipeline.errors import UserError
 def check(scores: np.ndarray, image_of_caption: list[int]) -> None:
     found = ranks_from_scores(torch.from_numpy(scores), torch.tensor(image_of_caption))
     assert (found.i2t.tolist(), found.t2i.tolist()) == slow_ranks(scores, image_of_caption)
+
+
+def blocks_of(
+    scores: np.ndarray, image_of_caption: list[int], rows: int, asked: list[str] | None = None, name: str = ""
+) -> ScoreBlocks:
+    """Blocks of a matrix as a model would give them, all in one buffer; ``asked`` records what was asked for."""
+    matrix, buffer = torch.from_numpy(scores), torch.empty(rows, len(image_of_caption))
+
+    def score(some: slice, columns: torch.Tensor | None) -> torch.Tensor:
+        wanted = matrix[some] if columns is None else matrix[some][:, columns]
+        block = buffer.fill_(torch.nan)[: wanted.shape[0], : wanted.shape[1]]
+        if asked is not None:
+            asked.append(f"{name} {some.start} {'all' if columns is None else columns.tolist()}")
+        return block.copy_(wanted)
+
+    return ScoreBlocks(len(scores), torch.tensor(image_of_caption), rows, score)
+
+
+TIES = st.sampled_from([-1.0, 0.0, 0.5, 1.0])
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[int, list[int], int]:
+    """A number of images, captions of some of them in any order, and the rows of a block."""
+    n_images = draw(st.integers(1, 7))
+    image_of_caption = draw(st.lists(st.integers(0, n_images - 1), min_size=1, max_size=12))
+    return n_images, image_of_caption, draw(st.integers(1, 8))
+
+
+def slow_ranks_of_queries(scores: np.ndarray, image_of_caption: list[int]) -> tuple[list[int], list[int]]:
+    """As :func:`slow_ranks`, but images without captions are no queries."""
+    asking = sorted(set(image_of_caption))
+    extra = [image for image in range(len(scores)) if image not in asking]
+    padded = np.hstack(
+        [scores, np.full((len(scores), len(extra)), -9, np.float32)]
+    )  # a caption of their own, never in the way
+    i2t, t2i = slow_ranks(padded, [*image_of_caption, *extra])
+    return [i2t[image] for image in asking], t2i[: len(image_of_caption)]
+
+
+@given(splits(), st.data())
+def test_blocks_of_any_size_rank_like_the_slow_count(split: tuple[int, list[int], int], data: st.DataObject) -> None:
+    n_images, image_of_caption, rows = split
+    scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
+    ranks = ranks_from_blocks(blocks_of(scores, image_of_caption, rows))
+    assert listed(ranks) == slow_ranks_of_queries(scores, image_of_caption)
+
+
+@given(splits(), st.data())
+def test_each_direction_is_ranked_by_its_own_scores(split: tuple[int, list[int], int], data: st.DataObject) -> None:
+    n_images, image_of_caption, rows = split
+    shape = (n_images, len(image_of_caption))
+    i2t, t2i = (data.draw(hnp.arrays(np.float32, shape, elements=TIES)) for _ in range(2))
+    ranks = ranks_from_blocks(*(blocks_of(scores, image_of_caption, rows) for scores in (i2t, t2i)))
+    assert ranks.i2t.tolist() == slow_ranks_of_queries(i2t, image_of_caption)[0]
+    assert ranks.t2i.tolist() == slow_ranks_of_queries(t2i, image_of_caption)[1]
+
+
+def test_two_directions_are_asked_in_lockstep() -> None:
+    asked: list[str] = []
+    scores = np.zeros((3, 3), np.float32)
+    ranks_from_blocks(*(blocks_of(scores, [2, 0, 0], 2, asked, name) for name in ("i2t", "t2i")))
+    assert asked == ["t2i 0 [1, 2]", "t2i 2 [0]", "i2t 0 all", "t2i 0 all", "i2t 2 all", "t2i 2 all"]
+
+
+def test_blocks_are_read_and_never_written() -> None:
+    scores = torch.rand(5, 9)
+    before = scores.clone()
+    ranks_from_scores(scores, torch.arange(9) % 5)
+    assert torch.equal(scores, before)
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    good = blocks_of(np.zeros((3, 4), np.float32), [0, 1, 2, 2], 2)
+    for other in (
+        replace(good, rows=3),
+        replace(good, n_images=4),
+        replace(good, image_of_caption=torch.tensor([0, 1, 1, 2])),
+    ):
+        with pytest.raises(ValueError, match="the two directions differ"):
+            ranks_from_blocks(good, other)
+    with pytest.raises(ValueError, match="blocks of 0 rows"):
+        replace(good, rows=0)
+    with pytest.raises(ValueError, match=r"shape \(2, 3\), expected \(2, 4\)"):
+        ranks_from_blocks(replace(good, score=lambda rows, columns: torch.zeros(2, 3 if columns is None else len(columns))))
+
+
+@pytest.mark.parametrize("bad", ["i2t", "t2i"])
+def test_the_scores_of_either_direction_must_be_finite(bad: str) -> None:
+    matrices = {"i2t": np.zeros((5, 5), np.float32), "t2i": np.zeros((5, 5), np.float32)}
+    matrices[bad][3, 1] = np.nan
+    with pytest.raises(UserError, match="the scores of image row 3 are not finite"):
+        ranks_from_blocks(*(blocks_of(scores, [0, 1, 2, 3, 4], 2) for scores in matrices.values()))
 
 
 def test_three_images_with_one_three_and_seven_captions_by_hand() -> None:

@@ -13,7 +13,7 @@ from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
 from vse.eval.ranking.metrics import RECALLS, direction_metrics
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.eval.ranking.sentences import SentenceRanks, sentence_ranks, unit_rows
-from vse.eval.search.top_k import check_sentences_against_search
+from vse.eval.search.cross_check import check_sentences_against_search
 from vse.pipeline.errors import UserError
 
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.crops import crops_of
 from vse.features.extraction import extract_shards, merge
 from vse.features.reader import FeatureReader
-from vse.features.shards import Identity, Rows, shard_path, shards_folder, write_shard
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, shards_folder, write_shard
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import open_cache
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnConfig
 from vse.pipeline.config import ImagesConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 from vse.train.models.trainable_cnn import TrainableCnn
 
 WITH_NORMS = CnnConfig(name="norms", model="shufflenet_v2_x0_5", layer="stage2", weights="random", resize=32, crop=32)

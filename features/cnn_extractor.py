@@ -1,0 +1,96 @@
+"""CNN features: one vector per image, per crop or per position (VSE++ paper, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from PIL import Image
+from torch import Tensor
+
+from vse.features.backbones import LayerOutput, autocast, load_backbone, weights_sha256
+from vse.features.cache import FeatureCache
+from vse.features.crops import crops_of, normalized
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.extractor import NetworkExtractor, Vectors
+from vse.pipeline.errors import UserError
+
+
+class CnnExtractor(NetworkExtractor[Tensor]):
+    """A CNN ready to turn image files into vectors, by one feature preset.
+
+    Parameters
+    ----------
+    config : the preset
+    weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` stands in for a download
+    device : ``auto`` takes a GPU if there is one
+    """
+
+    version = 2
+    config: CnnConfig
+
+    def __init__(self, config: CnnConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
+        super().__init__(config, device)
+        self.batch_size = max(1, config.batch_size // config.n_crops)
+        backbone = load_backbone(config, weights_dir)
+        self.weights_sha256 = weights_sha256(backbone)
+        network = LayerOutput(backbone, config.layer, config.grid, config.positions)
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)
+        self._try_once()
+        self._forward = torch.compile(self.network) if config.compile else self.network
+
+    def _try_once(self) -> None:
+        """Run one blank image through, so that a layer or a size that does not fit the model is refused at once."""
+        config = self.config
+        self._forward = self.network
+        try:
+            self.features(torch.zeros(1, 1, 3, config.crop, config.crop, dtype=torch.uint8))
+        except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{config.model}, layer {config.layer!r}, crop {config.crop}: cannot be used ({reason})") from None
+
+    def prepare(self, image: Image.Image, image_id: int) -> Tensor:
+        """The crops of one image, (n_crops, 3, crop, crop) uint8."""
+        return crops_of(image, self.config, image_id)
+
+    def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
+        """The vectors of each image of a batch."""
+        pixels = torch.stack(list(batch))
+        pixels = pixels.pin_memory() if self.device.type == "cuda" else pixels
+        return [Vectors(features) for features in self.features(pixels).cpu().numpy()]
+
+    def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
+        """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8.
+
+        (n_images, dim), the mean over the crops; a bank keeps them apart, (n_images, n_crops, dim); with
+        ``positions``, (n_images, grid * grid, dim).
+        """
+        config = self.config
+        with torch.inference_mode(), autocast(config.precision, self.device):
+            output = self._forward(normalized(pixels.flatten(0, 1), config.mean, config.std, self.device))
+        vectors = output.float().unflatten(0, pixels.shape[:2])
+        vectors = vectors if config.bank else vectors.mean(1)
+        return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
+
+
+def rebuild_extractor(
+    cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
+) -> CnnExtractor:
+    """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
+
+    With ``trained`` its weights are random, because the caller is about to replace them.
+    """
+    made = cache.provenance
+    settings = made.get("config", {})
+    if settings.get("extractor") != "cnn" or settings.get("positions"):
+        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
+    weights = "random" if trained else made["weights"]
+    config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)
+    extractor = CnnExtractor(config, weights_dir, device)
+    if not trained and extractor.weights_sha256 != made["weights_sha256"]:
+        raise UserError(
+            f"{cache.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
+        )
+    return extractor

@@ -1,0 +1,42 @@
+"""The page ``docs/experiments.md``, made from the files of presets: ``python -m tests.docs.experiments`` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.docs.pages import ROOT
+
+PAGE = ROOT / "docs" / "experiments.md"
+INTRODUCTION = """\
+# Experiments
+
+All experiments that ship, file by file of `config/experiments/`. Each changes what it says of the preset that it extends; rows
+are those of [published tables](tables.md). `vse-train --experiment NAME` trains one; [Training](training.md) explains their
+settings, and [Add an experiment](howto/experiment.md) how to write your own.
+"""
+
+
+def written() -> str:
+    """The page as the files of presets have it."""
+    return "\n".join([INTRODUCTION, *(_family(path) for path in sorted((ROOT / "config" / "experiments").glob("*.yaml")))])
+
+
+def _family(path: Path) -> str:
+    text = path.read_text(encoding="utf-8")
+    comment = " ".join(line.removeprefix("#").strip() for line in text.partition("presets:")[0].splitlines())
+    lines = [f"## {path.name}", "", comment.strip(), "", "| experiment | what it is | extends | rows |", "|---|---|---|---|"]
+    return "\n".join([*lines, *_rows(yaml.safe_load(text)["presets"]), ""])
+
+
+def _rows(presets: dict[str, dict[str, object]]) -> Iterator[str]:
+    for name, settings in presets.items():
+        base, rows = settings.get("extends"), settings.get("rows", [])
+        assert isinstance(rows, list)
+        yield f"| `{name}` | {settings['about']} | {f'`{base}`' if base else ''} | {', '.join(rows)} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")

@@ -1,0 +1,175 @@
+"""The embeddings file: what is written is read, in either form, and a matrix of scores is never held whole."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from tests.eval.protocols.test_evaluate import made
+from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split, write_embeddings, write_scores
+from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
+from vse.pipeline.errors import UserError
+
+RNG = np.random.default_rng(0)
+I2T, T2I = RNG.normal(size=(2, 30, 150)).astype(np.float32)
+
+
+def without_vectors(**changes: Any) -> Embeddings:
+    return made(**{"images": None, "captions": None, "similarity": "network", **changes})
+
+
+def blocks(scores: np.ndarray, rows: int = 7) -> ScoreBlocks:
+    image_of_caption = torch.from_numpy(made().image_of_caption())
+    return replace(blocks_from_scores(scores, image_of_caption), rows=rows)
+
+
+def same(first: Embeddings, second: Embeddings) -> None:
+    for name, value in vars(first).items():
+        np.testing.assert_equal(np.asarray(getattr(second, name)), np.asarray(value), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        made(),
+        made(coco_ids=np.arange(30) + 7, provenance='{"a": 1}'),
+        without_vectors(scores=I2T),
+        without_vectors(scores_i2t=I2T, scores_t2i=T2I, captions=np.ones((150, 4), np.float32)),
+        made(experiment=None, seed=None),
+    ],
+    ids=["vectors", "numbers of COCO", "scores", "scores of each direction", "unnamed"],
+)
+def test_what_is_written_is_read(run: Embeddings, tmp_path: Path) -> None:
+    same(run, read_embeddings(write_embeddings(tmp_path / "e.h5", run)))
+
+
+def test_scores_written_block_by_block_are_those_written_at_once(tmp_path: Path) -> None:
+    head = without_vectors(captions=np.ones((150, 4), np.float32))
+    both = read_embeddings(write_scores(tmp_path / "both.h5", head, blocks(I2T), blocks(T2I)))
+    same(replace(head, scores_i2t=I2T, scores_t2i=T2I), both)
+    one = read_embeddings(write_scores(tmp_path / "one.h5", head, blocks(I2T)))
+    same(replace(head, scores=I2T), one)
+    assert all(isinstance(scores, np.memmap) for scores in (one.scores, both.scores_i2t, both.scores_t2i))
+
+
+def test_blocks_are_asked_for_in_the_order_of_the_ranks(tmp_path: Path) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def recorded(name: str, scores: np.ndarray) -> ScoreBlocks:
+        whole = blocks(scores, rows=20)
+
+        def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
+            if columns is None:
+                asked.append((name, rows.start))
+            return whole.score(rows, columns)
+
+        return replace(whole, score=score)
+
+    both = recorded("i2t", I2T), recorded("t2i", T2I)
+    write_scores(tmp_path / "e.h5", without_vectors(), *both)
+    assert asked == [("i2t", 0), ("t2i", 0), ("i2t", 20), ("t2i", 20)]
+    ranks_from_blocks(*both)
+    assert asked[4:] == asked[:4]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_writer_that_is_stopped_leaves_the_file_as_it_was(error: type[BaseException], tmp_path: Path) -> None:
+    out = write_embeddings(tmp_path / "e.h5", made())
+    before = out.read_bytes()
+
+    def stopped(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
+        if rows.start > 10:
+            raise error
+        return torch.from_numpy(I2T[rows])
+
+    with pytest.raises(error):
+        write_scores(out, without_vectors(), replace(blocks(I2T), score=stopped))
+    assert [path.name for path in tmp_path.iterdir()] == ["e.h5"]
+    assert out.read_bytes() == before
+
+
+def test_scores_that_are_not_finite_or_do_not_fit_are_not_written(tmp_path: Path) -> None:
+    spoilt = T2I.copy()
+    spoilt[23, 4] = np.inf
+    with pytest.raises(UserError, match="scores_t2i row 23 is not finite"):
+        write_scores(tmp_path / "e.h5", without_vectors(), blocks(I2T), blocks(spoilt))
+    with pytest.raises(ValueError, match="blocks of 30 images do not fit ids of 12"):
+        write_scores(tmp_path / "e.h5", made(n_images=12), blocks(I2T))
+    assert not list(tmp_path.iterdir())
+
+
+def test_scores_are_written_and_ranked_without_a_whole_matrix(tmp_path: Path) -> None:
+    n_images, n_captions = 1500, 4000
+    run = Embeddings(
+        image_ids=np.arange(n_images),
+        caption_ids=np.arange(n_captions),
+        caption_image_ids=np.arange(n_captions) % n_images,
+        dataset="demo",
+        split="test",
+        similarity="network",
+    )
+    rows = torch.arange(n_images, dtype=torch.float32)
+
+    def score(some: slice, columns: torch.Tensor | None) -> torch.Tensor:
+        return rows[some, None] + torch.zeros(n_captions if columns is None else len(columns))
+
+    computed = ScoreBlocks(n_images, torch.from_numpy(run.image_of_caption()), 50, score)
+    tracemalloc.start()
+    path = write_scores(tmp_path / "e.h5", run, computed, computed)
+    ranks = ranks_from_blocks(*read_embeddings(path).score_blocks())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert ranks.t2i.tolist() == [n_images - 1 - image for image in run.caption_image_ids]
+    assert peak < n_images * n_captions * 4 / 3
+
+
+def test_a_selection_has_the_scores_of_its_rows(tmp_path: Path) -> None:
+    images, captions = np.array([4, 2, 9]), np.array([21, 14, 47, 12])
+    run = read_embeddings(write_embeddings(tmp_path / "e.h5", without_vectors(scores_i2t=I2T, scores_t2i=T2I)))
+    some = run.select(images, captions)
+    assert some.image_of_caption().tolist() == [0, 1, 2, 1]
+    assert some.scores_i2t is not None
+    assert some.scores_t2i is not None
+    np.testing.assert_equal(some.scores_i2t[:], I2T[np.ix_(images, captions)])
+    np.testing.assert_equal(some.scores_t2i[1:], T2I[np.ix_(images[1:], captions)])
+
+
+def test_float16_blocks_become_float32(tmp_path: Path) -> None:
+    half = replace(blocks(I2T), score=lambda rows, columns: torch.from_numpy(I2T[rows]).half())
+    written = read_embeddings(write_scores(tmp_path / "e.h5", without_vectors(), half))
+    assert written.scores is not None
+    np.testing.assert_equal(written.scores[:], I2T.astype(np.float16).astype(np.float32))
+
+
+def test_attributes_that_one_file_lacks_do_not_differ(tmp_path: Path) -> None:
+    one, other = Path("one.h5"), Path("other.h5")
+    same_split(one, made(experiment=None), other, made(experiment="vse0"), of=("experiment",))
+    with pytest.raises(UserError, match=r"other.h5 is of experiment 'vse0', one.h5 of 'vsepp'"):
+        same_split(one, made(), other, made(experiment="vse0"), of=("experiment",))
+
+
+@pytest.mark.parametrize("name", ["dataset", "split", "similarity"])
+def test_a_file_without_a_needed_attribute_is_refused(name: str, tmp_path: Path) -> None:
+    path = write_embeddings(tmp_path / "e.h5", made())
+    with h5py.File(path, "a") as file:
+        del file.attrs[name]
+    with pytest.raises(UserError, match=f"lacks the attribute {name}"):
+        read_embeddings(path)
+
+
+@pytest.mark.parametrize("name", ["scores_i2t", "scores_t2i"])
+@pytest.mark.parametrize(
+    "spoil", [lambda scores: scores[:, 1:], lambda scores: scores + np.where(scores == scores[8, 3], np.inf, 0)]
+)
+def test_each_matrix_of_scores_is_checked(name: str, spoil: Callable[[np.ndarray], np.ndarray], tmp_path: Path) -> None:
+    run = without_vectors(**{"scores_i2t": I2T, "scores_t2i": T2I} | {name: spoil(I2T)})
+    with pytest.raises(UserError, match=f"{name} (has shape|row 8 is not finite)"):
+        read_embeddings(write_embeddings(tmp_path / "e.h5", run))

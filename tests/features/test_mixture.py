@@ -1,0 +1,166 @@
+"""The mixture and the Fisher vectors against loops over single numbers, in double precision."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.mixture import GaussianMixture
+
+from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_gaussian_fisher_vector, slow_step
+from vse.features.extractors.hglmm import MixtureKind
+from vse.features.mixture import (
+    FLOOR,
+    Mixture,
+    first_mixture,
+    fisher_vectors,
+    fit_mixture,
+    posteriors,
+    power_normalized,
+)
+
+
+def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:
+    """Two clouds, one of them with heavy tails."""
+    rng = np.random.default_rng(seed)
+    gauss, laplace = rng.normal(1, 1, (n // 2, dim)), rng.laplace(-1, 2, (n - n // 2, dim))
+    return torch.from_numpy(np.concatenate([gauss, laplace]))
+
+
+def assert_same(found: Mixture, expected: dict) -> None:
+    for name, value in as_lists(found).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize(("n", "dim", "centres", "steps"), [(40, 3, 1, 3), (60, 4, 3, 5), (90, 2, 5, 10)])
+def test_em_equals_a_loop(n: int, dim: int, centres: int, steps: int) -> None:
+    data = samples(n, dim)
+    start = first_mixture(data, centres, seed=1)
+    slow = as_lists(start)
+    for _ in range(steps):
+        slow = slow_step(data.tolist(), slow)
+    found = fit_mixture(data, start, steps)
+    assert_same(found, slow)
+    if steps == 10:
+        assert found.laplacian.any()
+        assert not found.laplacian.all(), "both kinds of dimension occur in what is compared"
+
+
+@pytest.mark.parametrize("steps", [1, 2, 6])
+def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
+    data = samples(200, 4)
+    start = first_mixture(data, 3, seed=1)
+    found = fit_mixture(data, start, steps, "gaussian")
+    plain = GaussianMixture(
+        n_components=3,
+        covariance_type="diag",
+        reg_covar=0,
+        tol=0,
+        max_iter=steps,
+        weights_init=start.priors.numpy(),
+        means_init=start.mean.numpy(),
+        precisions_init=1 / start.variance.numpy(),
+    )
+    with pytest.warns(ConvergenceWarning):
+        plain.fit(data.numpy())
+    assert found.variance.min() > FLOOR, "scikit-learn has no such floor"
+    assert not found.laplacian.any()
+    for ours, theirs in ((found.priors, plain.weights_), (found.mean, plain.means_), (found.variance, plain.covariances_)):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(posteriors(data, found), plain.predict_proba(data.numpy()), rtol=0, atol=1e-10)
+
+
+def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
+    data = samples(60, 4)
+    start = first_mixture(data, 3, seed=1)
+    everywhere = {"laplacian": [[True] * 4] * 3}
+    slow = as_lists(start) | everywhere
+    for _ in range(5):
+        slow = slow_step(data.tolist(), slow) | everywhere
+    assert_same(fit_mixture(data, start, 5, "laplacian"), slow)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "gaussian", "laplacian"])
+@pytest.mark.parametrize("sizes", [[1], [3, 1, 7], [0, 2, 0]])
+def test_fisher_vectors_equal_a_loop(sizes: list[int], kind: MixtureKind) -> None:
+    table = samples(30, 5)
+    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, kind)
+    rng = random.Random(0)
+    words = [rng.randrange(30) for _ in range(sum(sizes))]
+    found = fisher_vectors(table, torch.tensor(words, dtype=torch.int64), torch.tensor(sizes), mixture)
+    start = 0
+    for size, row in zip(sizes, found, strict=True):
+        mine = [table[word].tolist() for word in words[start : start + size]]
+        expected = slow_fisher_vector(mine, as_lists(mixture)) if size else [0.0] * 40
+        np.testing.assert_allclose(row, expected, rtol=0, atol=1e-10)
+        start += size
+
+
+def test_fisher_vectors_on_a_gaussian_mixture_equal_a_loop() -> None:
+    table = samples(30, 5)
+    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, "gaussian")
+    found = fisher_vectors(table, torch.arange(11), torch.tensor([4, 7]), mixture)
+    parameters = (mixture.priors.tolist(), mixture.mean.tolist(), mixture.variance.tolist())
+    expected = [slow_gaussian_fisher_vector(part.tolist(), *parameters) for part in (table[:4], table[4:11])]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_fisher_vectors_on_a_laplacian_mixture_are_gradients_over_the_root_of_the_fisher_information() -> None:
+    data, table = samples(30, 5), samples(7, 5, seed=1)  # not the same: the likelihood has a kink at a median
+    mixture = fit_mixture(data, first_mixture(data, 4, seed=0), 5, "laplacian")
+    median, deviation = mixture.median.clone().requires_grad_(), mixture.deviation.clone().requires_grad_()
+    likelihood = torch.distributions.Laplace(median, deviation).log_prob(table[:, None]).sum(2)
+    (likelihood + mixture.priors.log()).logsumexp(1).sum().backward()
+    information = 7 * mixture.priors[:, None] / mixture.deviation**2  # of medians and deviations alike
+    by_place, by_deviation = fisher_vectors(table, torch.arange(7), torch.tensor([7]), mixture).view(2, 4, 5)
+    torch.testing.assert_close(by_place, median.grad / information.sqrt())
+    torch.testing.assert_close(by_deviation, deviation.grad / information.sqrt())
+
+
+def test_thirty_centres_over_300_numbers_give_18000_places_first() -> None:
+    table = samples(64, 300)
+    mixture = first_mixture(table, 30, seed=0)
+    found = fisher_vectors(table, torch.arange(8), torch.tensor([8]), mixture)
+    assert found.shape == (1, 2 * 30 * 300)
+    expected = slow_fisher_vector(table[:8].tolist(), as_lists(mixture))
+    np.testing.assert_allclose(found[0], expected, rtol=0, atol=1e-10)
+
+
+def test_posteriors_sum_to_one_and_a_far_sample_still_has_them() -> None:
+    data = torch.cat([samples(20, 4), torch.full((1, 4), 1e6, dtype=torch.float64)])
+    found = posteriors(data, first_mixture(data[:20], 3, seed=0))
+    torch.testing.assert_close(found.sum(1), torch.ones(21, dtype=torch.float64))
+
+
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = samples(50, 3)
+    start = first_mixture(data, 3, seed=0)
+    whole = fit_mixture(data, start, 4)
+    monkeypatch.setattr("vse.features.mixture._BLOCK", 7)
+    assert_same(fit_mixture(data, start, 4), as_lists(whole))
+
+
+def test_more_centres_than_words_stay_finite() -> None:
+    data = samples(4, 3)
+    mixture = fit_mixture(data, first_mixture(data, 6, seed=0), 10)
+    assert fisher_vectors(data, torch.arange(4), torch.tensor([1, 3]), mixture).isfinite().all()
+
+
+@given(st.integers(0, 1000))
+def test_single_precision_stays_close_to_double(seed: int) -> None:
+    table = samples(40, 6, seed)
+    mixture = fit_mixture(table, first_mixture(table, 3, seed), 3)
+    words, lengths = torch.arange(12), torch.tensor([5, 7])
+    double = power_normalized(fisher_vectors(table, words, lengths, mixture))
+    single = power_normalized(fisher_vectors(table.float(), words, lengths, mixture.to(torch.zeros(0))))
+    assert ((double - single).abs() < 1e-3).all()
+
+
+def test_power_and_length() -> None:
+    found = power_normalized(torch.tensor([[4.0, -9.0, 0.0], [0.0, 0.0, 0.0]]))
+    torch.testing.assert_close(found, torch.tensor([[2.0, -3.0, 0.0], [0.0, 0.0, 0.0]]) / 13**0.5)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import SerializeAsAny, ValidationError
+
+from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
+from vse.pipeline.config import Settings
+from vse.pipeline.parts import Registry, default_part, group_of, part_of, registry_of
+
+
+def test_a_part_is_given_by_its_name_by_its_settings_or_as_itself() -> None:
+    for given in ("tea", {"name": "tea"}, Tea()):
+        assert Table.model_validate({"drink": given}).drink == Tea()
+    assert Table.model_validate({"drink": {"name": "tea", "heat": 80}}).drink == Tea(heat=80)
+    assert Table.model_validate({"topping": None}).topping is None
+
+
+def test_a_part_comes_back_from_what_was_written_of_it() -> None:
+    table = Table(drink=Tea(heat=80), topping=Cream(jug=Jug(drink=Tea(size=1))))
+    written = table.model_dump(mode="json")
+    assert written["drink"] == {"name": "tea", "size": 3, "minutes": 4.0, "heat": 80}
+    assert Table.model_validate(written) == table
+
+
+@pytest.mark.parametrize(
+    ("settings", "where", "message"),
+    [
+        ({"drink": "te"}, ("drink",), r"unknown drink 'te' \(did you mean 'tea'\? known: coffee, milk, tea\)"),
+        ({"drink": 3}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"size": 1}}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"name": ["tea"]}}, ("drink",), r"the drink is a name"),
+        ({"drink": {"name": "tea", "shots": 2}}, ("drink", "shots"), "Extra inputs are not permitted"),
+        ({"drink": {"name": "tea", "size": 0}}, ("drink", "size"), "greater than or equal to 1"),
+        ({"drink": {"name": "milk", "size": 10, "heat": 99}}, ("drink",), "so much milk boils over"),
+        (
+            {"topping": {"name": "cream", "jug": {"drink": {"name": "tea", "heat": "x"}}}},
+            ("topping", "jug", "drink", "heat"),
+            "integer",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_part_is_reported_with_its_path(settings: Any, where: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as refusal:
+        Table.model_validate(settings)
+    assert [error["loc"] for error in refusal.value.errors()] == [where]
+
+
+def test_a_registry_lists_its_parts_in_the_order_of_their_lines() -> None:
+    assert list(DRINKS) == ["coffee", "tea", "milk"]
+    assert "tea" in DRINKS
+    assert "water" not in DRINKS
+    assert DRINKS["milk"] is Milk
+    with pytest.raises(ValueError, match="unknown drink 'mlk' .did you mean 'milk'"):
+        DRINKS["mlk"]
+
+
+def test_a_part_can_be_registered_and_forgotten() -> None:
+    class Water(Drink):
+        name: Literal["water"] = "water"
+
+    DRINKS.add(Water)
+    try:
+        assert Table.model_validate({"drink": {"name": "water", "size": 2}}).drink == Water(size=2)
+    finally:
+        DRINKS.remove("water")
+    with pytest.raises(ValidationError, match="unknown drink 'water'"):
+        Table.model_validate({"drink": "water"})
+
+
+def test_parts_may_be_chosen_by_another_field_than_their_name() -> None:
+    class Press(Settings):
+        extractor: Literal["press"] = "press"
+        name: str = ""
+
+    registry = Registry("extractor", Press, key="extractor")
+    assert registry.read({"extractor": "press", "name": "mine"}) == Press(name="mine")
+    assert registry.settings("press") == {"extractor": "press"}
+    with pytest.raises(ValueError, match="settings with its extractor"):
+        registry.read({"name": "press"})
+
+
+def test_the_settings_of_a_part_are_those_that_were_given() -> None:
+    assert DRINKS.settings("tea") == {"name": "tea"}
+    assert DRINKS.settings({"size": 2}) == {"size": 2}
+    assert DRINKS.settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
+    assert DRINKS.settings(None) is DRINKS.settings(3) is None
+    assert [DRINKS.chosen(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == [
+        Tea,
+        Milk,
+        Coffee,
+        None,
+        None,
+        None,
+    ]
+
+
+def test_the_registry_of_a_field_is_found_however_the_field_is_written() -> None:
+    class Written(Settings):
+        inside: Annotated[SerializeAsAny[Topping], part_of(TOPPINGS)] | None = None
+        all_of_it: Annotated[SerializeAsAny[Topping | None], part_of(TOPPINGS)] = None
+
+    assert registry_of(Table, "drink") is DRINKS
+    assert registry_of(Table, "topping") is TOPPINGS
+    assert registry_of(Written, "inside") is registry_of(Written, "all_of_it") is TOPPINGS
+    assert registry_of(Table, "seats") is registry_of(Cream, "jug") is registry_of(Order, "table") is None
+
+
+def test_a_group_of_settings_is_told_from_a_value() -> None:
+    assert group_of(Order, "table") is Table
+    assert group_of(Cream, "jug") is Jug
+    assert group_of(Order, "tip") is group_of(Order, "rows") is None
+
+
+def test_the_default_of_a_part_may_be_none_or_missing() -> None:
+    class Needed(Settings):
+        drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)]
+
+    assert default_part(Table, "drink") == Coffee()
+    assert default_part(Table, "topping") is None
+    assert default_part(Needed, "drink") is None
+
+
+def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
+    registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
+    assert list(registry) == ["tea", "ghost"]
+    assert registry["tea"] is registry.chosen("tea") is Tea
+    assert registry.read({"name": "tea", "heat": 80}) == Tea(heat=80)
+    with pytest.raises(ModuleNotFoundError):
+        registry["ghost"]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.preset_files import described_presets, known_presets, preset_layers, read_yaml
+from vse.pipeline.presets import load_plan, read_preset
+
+Write = Callable[[str, str], Path]
+FAMILY = """
+presets:
+  warm:
+    about: The first one.
+    extends: vsepp
+    tip: 1
+  hot: { extends: warm, tip: 2 }
+  cold:
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a file into the user's own folder of experiments."""
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    (tmp_path / "experiments").mkdir()
+
+    def write(name: str, text: str) -> Path:
+        path = tmp_path / "experiments" / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_the_presets_of_a_family_are_known_by_their_own_names(write: Write) -> None:
+    write("family.yaml", FAMILY)
+    assert {"warm", "hot", "cold", "vsepp", "vse0"} <= set(known_presets("experiments"))
+    assert "family" not in known_presets("experiments")
+    assert read_preset("experiments", "hot")["tip"] == 2
+    assert read_preset("experiments", "cold") == {"name": "cold"}
+
+
+def test_layers_begin_with_what_is_extended_in_the_end_whatever_file_it_is_in(write: Write) -> None:
+    write("family.yaml", FAMILY)
+    write("single.yaml", "extends: hot\ntip: 3\n")
+    layers = preset_layers("experiments", "single")
+    assert [layer["name"] for layer in layers] == ["vsepp", "warm", "hot", "single"]
+    assert [layer.get("tip") for layer in layers] == [None, 1, 2, 3]
+    assert not any("extends" in layer for layer in layers)
+
+
+def test_neither_rows_nor_description_are_inherited(write: Write) -> None:
+    write("family.yaml", FAMILY)
+    assert read_preset("experiments", "warm")["about"] == "The first one."
+    assert {"about", "rows"}.isdisjoint(read_preset("experiments", "hot"))
+
+
+def test_descriptions_are_listed_in_the_order_in_which_they_are_written_and_each_name_once(write: Write) -> None:
+    write("family.yaml", FAMILY)
+    write("vse0.yaml", "about: mine\n")
+    described = described_presets("experiments")
+    assert described[:4] == [("warm", "The first one."), ("hot", ""), ("cold", ""), ("vse0", "mine")]
+    assert sorted(name for name, _ in described) == known_presets("experiments")
+
+
+def test_every_experiment_that_ships_is_described_in_a_sentence() -> None:
+    for name, about in described_presets("experiments"):
+        assert about.endswith("."), name
+        assert 10 < len(about) < 120, name
+    assert len({about for _, about in described_presets("experiments")}) == len(known_presets("experiments"))
+
+
+def test_the_same_name_in_two_files_of_a_folder_is_refused_with_both(write: Write) -> None:
+    write("family.yaml", FAMILY)
+    write("hot.yaml", "tip: 3\n")
+    with pytest.raises(UserError, match=r"the preset 'hot' is in two files, .*family.yaml and .*hot.yaml; rename one of them"):
+        known_presets("experiments")
+
+
+def test_a_user_s_preset_comes_before_one_of_the_same_name_in_a_family_that_ships(write: Write) -> None:
+    write("mine.yaml", "presets: { vse0: { extends: vsepp, seeds: [5] } }")
+    assert load_plan("vse0").seeds == [5]
+    assert load_plan("vse0_10c").seeds == [5]
+
+
+def test_a_path_names_a_file_with_one_preset(write: Write, tmp_path: Path) -> None:
+    path = tmp_path / "elsewhere.yaml"
+    path.write_text("extends: vse0\nseeds: [1, 2]\n")
+    plan = load_plan(str(path))
+    assert (plan.name, plan.seeds) == ("elsewhere", [1, 2])
+    family = write("family.yaml", FAMILY)
+    with pytest.raises(UserError, match=r"family.yaml: is a family of presets \(warm, hot, cold\)"):
+        load_plan(str(family))
+    with pytest.raises(UserError, match=r"none.yaml: no such preset file"):
+        load_plan("none.yaml")
+
+
+def test_a_file_that_changes_is_read_again(write: Write) -> None:
+    path = write("mine.yaml", "tip: 1\n")
+    assert read_preset("experiments", "mine")["tip"] == 1
+    path.write_text("tip: 2\n")
+    os.utime(path, ns=(1, 1))
+    assert read_preset("experiments", "mine")["tip"] == 2
+
+
+def test_what_is_done_to_settings_does_not_reach_the_next_reader(write: Write) -> None:
+    write("mine.yaml", "seeds: [1]\n")
+    read_preset("experiments", "mine")["seeds"].append(2)
+    assert read_preset("experiments", "mine")["seeds"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[1, 2]", "bad.yaml: a preset is a YAML mapping"),
+        ("a: [", "bad.yaml: not valid YAML"),
+        ("tip: 1\ntip: 2", "bad.yaml: not valid YAML .'tip' is given twice .*line 2"),
+        ("presets: {a: {}, a: {}}", "'a' is given twice"),
+        ("presets: [a]", "bad.yaml: presets: is a YAML mapping of names to settings"),
+        ("presets: {a: 3}", "bad.yaml: presets: is a YAML mapping of names to settings"),
+        ("presets: {a: {}}\ntip: 3", "nothing beside them, so .*'tip'"),
+        ("extends: 3", "bad.yaml: extends: takes the name of a preset, not 3"),
+        ("extends: vsep", "unknown experiment 'vsep' .did you mean 'vsepp'"),
+        ("extends: bad", "bad.yaml: extends itself .bad -> bad"),
+        ("extends: other", "bad.yaml: extends itself .bad -> other -> bad"),
+    ],
+)
+def test_a_file_that_is_no_preset_is_refused_in_one_line(text: str, message: str, write: Write) -> None:
+    write("other.yaml", "extends: bad\n")
+    write("bad.yaml", text)
+    with pytest.raises(UserError, match=message) as refusal:
+        read_preset("experiments", "bad")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_family_of_one_has_a_name_of_its_own(write: Write) -> None:
+    path = write("family.yaml", "presets: { alone: { tip: 1 } }")
+    assert read_preset("experiments", "alone") == {"name": "alone", "tip": 1}
+    with pytest.raises(UserError, match=r"is a family of presets \(alone\)"):
+        read_preset("experiments", str(path))
+
+
+def test_settings_may_be_shared_by_anchors(tmp_path: Path) -> None:
+    path = tmp_path / "shared.yaml"
+    path.write_text("a: &a { x: 1, y: 2 }\nb: { <<: *a, y: 3 }\n")
+    assert read_yaml(path) == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}

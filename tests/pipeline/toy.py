@@ -1,0 +1,93 @@
+"""A small schema with parts, for tests of how settings are read: a drink, its sweetener, and what goes on top."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, SerializeAsAny, model_validator
+
+from vse.pipeline.config import Settings
+from vse.pipeline.parts import Registry, part_of
+
+
+class Drink(Settings):
+    """What every drink has."""
+
+    size: int = Field(3, ge=1)
+
+
+class Coffee(Drink):
+    """Has a setting of its own."""
+
+    name: Literal["coffee"] = "coffee"
+    shots: int = Field(1, ge=1)
+
+
+class Tea(Drink):
+    """Has a setting of its own, and shares one with milk."""
+
+    name: Literal["tea"] = "tea"
+    minutes: float = 4.0
+    heat: int = 90
+
+
+class Milk(Drink):
+    """Refuses two settings that do not go together."""
+
+    name: Literal["milk"] = "milk"
+    heat: int = 60
+
+    @model_validator(mode="after")
+    def _fits(self) -> Milk:
+        if self.size > 9 and self.heat > 90:
+            raise ValueError("so much milk boils over")
+        return self
+
+
+class Jug(Settings):
+    """A group of settings in a part."""
+
+    volume: float = 0.5
+    drink: Annotated[SerializeAsAny[Drink], part_of(Registry("drink", Milk, Tea))] = Milk()
+
+
+class Topping(Settings):
+    """What every topping is."""
+
+
+class Cream(Topping):
+    """Has a group, which may be missing, with a part in it."""
+
+    name: Literal["cream"] = "cream"
+    jug: Jug | None = None
+
+
+class Cocoa(Topping):
+    """Has one setting."""
+
+    name: Literal["cocoa"] = "cocoa"
+    grams: int = 2
+
+
+DRINKS = Registry[Drink]("drink", Coffee, Tea, Milk)
+TOPPINGS = Registry[Topping]("topping", Cream, Cocoa)
+
+
+class Table(Settings):
+    """A plain group, with parts in it: one that is always there, and one that may be missing."""
+
+    seats: int = 2
+    drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)] = Coffee()
+    topping: Annotated[SerializeAsAny[Topping] | None, part_of(TOPPINGS)] = None
+
+
+class Order(Settings):
+    """The schema as a whole."""
+
+    renamed: ClassVar[dict[str, str]] = {"table.beans": "table.drink.shots", "table.pot.lid": "table.topping.name"}
+
+    name: str = "toy"
+    about: str = ""
+    rows: list[str] = Field(default_factory=list)
+    tip: float = 0.0
+    table: Table = Table()

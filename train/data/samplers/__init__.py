@@ -1,0 +1,15 @@
+"""How the pairs of an epoch are cut into batches. A new sampler is one file here and one line below."""
+
+from __future__ import annotations
+
+from vse.pipeline.parts import Registry
+from vse.train.data.samplers.base import Sampler
+
+SAMPLERS: Registry[Sampler] = Registry(
+    "sampler",
+    lazy={
+        "shuffled": "vse.train.data.samplers.shuffled:Shuffled",
+        "neighbourhood": "vse.train.data.samplers.neighbourhood_sampling:NeighbourhoodSampling",
+        "neighbourhood_added": "vse.train.data.samplers.added_neighbours:AddedNeighbours",
+    },
+)

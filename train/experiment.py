@@ -1,0 +1,96 @@
+"""An experiment: every setting of a training, put together from the parts that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
+
+from vse.pipeline.config import ExperimentPlan
+from vse.pipeline.parts import part_of
+from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, validated
+from vse.train.data.images import ImagesConfig
+from vse.train.kinds import Kind
+from vse.train.losses import LOSSES
+from vse.train.losses.base import Loss
+from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.models.build import PARTS, ModelConfig
+from vse.train.solvers import ADVERSARIES, SOLVERS
+from vse.train.solvers.adam import GradientSettings
+from vse.train.solvers.adversary import AdversarySettings
+from vse.train.solvers.base import SolverSettings, TrainConfig, WarmupConfig
+
+_BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
+
+
+class ExperimentConfig(ExperimentPlan):
+    """One experiment: the features it reads, the model, the loss, the optimisation."""
+
+    model_config = ConfigDict(extra="forbid")
+    renamed: ClassVar[Mapping[str, str]] = {
+        "model.recurrent": "model.caption_encoder.name",
+        "model.branches": "model.image_encoder and model.caption_encoder, each { name: branch }",
+        "model.branches.layers": _BRANCHES.format("name"),
+        "model.branches.image_widths": "model.image_encoder.widths",
+        "model.branches.caption_widths": "model.caption_encoder.widths",
+        **{f"model.branches.{name}": _BRANCHES.format(name) for name in ("batch_norm", "batch_norm_momentum", "dropout")},
+        "model.order_form": "model.similarity.form",
+        "model.distance_floor": "model.similarity.floor",
+        "model.network_widths": "model.similarity.widths",
+        "cca": "solver: { name: cca, ... }",
+        "cca.regularization": "solver.regularization",
+        "cca.power": "solver.power",
+    }
+
+    start_parts: list[str] = Field(
+        default_factory=list, description=f"parts of the model that are taken from start_from: {', '.join(PARTS)}; none: all"
+    )
+    freeze: bool = Field(False, description="train what is taken from start_from no further")
+    solver: Annotated[SerializeAsAny[SolverSettings], part_of(SOLVERS)] = GradientSettings()
+    images: ImagesConfig = ImagesConfig()
+    model: ModelConfig = ModelConfig()
+    loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)] = MaxOfHinges()
+    warmup: WarmupConfig = WarmupConfig()
+    train: TrainConfig = TrainConfig()
+    adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_of(ADVERSARIES)] = Field(
+        None, description="a second player that adds candidates to each batch and is trained against the model; none: nobody"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> ExperimentConfig:
+        warmup_loss = LOSSES[self.warmup.loss]
+        if self.loss.lambda3 or self.loss.lambda4:
+            for ranks, name in (
+                (self.loss.ranks, self.loss.name),
+                (warmup_loss.ranks or not self.warmup.epochs, self.warmup.loss),
+            ):
+                if not ranks:
+                    raise ValueError(f"loss.lambda3 and lambda4 go with the ranking losses, not with {name}")
+            if not self.model.similarity.compares_one_side or not self.model.normalize_image:
+                raise ValueError(
+                    f"loss.lambda3 and lambda4 compare unit vectors of one side, not by {self.model.similarity.name}"
+                )
+        unknown = [part for part in self.start_parts if part not in PARTS]
+        if unknown:
+            raise ValueError(f"start_parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
+        if (self.start_parts or self.freeze) and self.start_from is None:
+            raise ValueError("start_parts and freeze go with start_from")
+        if not self.solver.uses_loss and (self.images.source != "cache" or self.start_from is not None):
+            raise ValueError(f"solver: {self.solver.name} reads cached features and starts from nothing")
+        return self
+
+
+def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
+    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
+    return validated(ExperimentConfig, "experiment", name, experiment_settings(name, dataset, sets, ExperimentConfig))
+
+
+def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
+    """``loss.margin: 0.2 -> 0.1`` for every setting that differs from the preset of the experiment's name, if there is one."""
+    if experiment.name not in known_presets("experiments"):
+        return []
+    preset = load_experiment(experiment.name, dataset)
+    read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
+    preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
+    return changed_fields(preset.content(), experiment.content())

@@ -1,0 +1,55 @@
+"""Losses of single pairs, each positive or negative."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vse.train.losses.base import Batch, Cost, Loss, Numbers, Objective
+from vse.train.models.similarities.base import Similarity
+
+
+class PairLoss(Loss):
+    """A loss of single pairs; as many negative pairs are drawn as a batch has positive ones."""
+
+    ranks: ClassVar = False
+
+    @abstractmethod
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        """The cost of pairs with ``labels`` +1 (positive) or -1 (negative), summed over them."""
+
+    def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
+        """The cost of the batch's pairs and of as many negative ones, drawn by the seed."""
+
+        def cost(batch: Batch, seed: int) -> Cost:
+            device = batch.images[0].device
+            rows, columns = balanced_pairs(batch.image_of, np.random.default_rng(seed))
+            labels = torch.ones(len(rows), device=device)
+            labels[len(rows) // 2 :] = -1
+            where = (torch.from_numpy(numbers).to(device) for numbers in (rows, columns))
+            scores = similarity.of_pairs(batch.images, batch.captions, *where)
+            with torch.no_grad():
+                collapsed = self.cost(torch.zeros_like(scores), labels)
+            return Cost(self.cost(scores, labels), collapsed)
+
+        return cost
+
+
+def balanced_pairs(image_of: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+    """The positive pairs of a batch, then for each its image with a random caption of another image: (2n,) rows and columns.
+
+    Every caption of another image is as likely. If all are of one image, there are no pairs.
+    """
+    order = np.argsort(image_of, kind="stable")
+    _, number, counts = np.unique(image_of, return_inverse=True, return_counts=True)
+    firsts = (np.cumsum(counts) - counts)[number]
+    n_wrong = len(image_of) - counts[number]
+    rows = np.flatnonzero(n_wrong)
+    drawn = rng.integers(0, np.maximum(1, n_wrong))[rows]
+    wrong = order[drawn + counts[number][rows] * (drawn >= firsts[rows])]
+    return np.concatenate([rows, rows]), np.concatenate([rows, wrong])

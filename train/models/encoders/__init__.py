@@ -1,0 +1,31 @@
+"""Encoders of images and of captions. A new one is one file here and one line below.
+
+An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`, whose ``build`` returns a
+network from one side of a batch to its embeddings, see :mod:`vse.train.kinds`.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.parts import Registry
+from vse.train.kinds import Kind
+from vse.train.models.encoders.base import EncoderSettings
+
+IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
+    "image encoder",
+    lazy={
+        "linear": "vse.train.models.encoders.linear:Linear",
+        "branch": "vse.train.models.encoders.branch:BranchSettings",
+    },
+)
+CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
+    "caption encoder",
+    lazy={
+        "gru": "vse.train.models.encoders.recurrent:Gru",
+        "lstm": "vse.train.models.encoders.recurrent:Lstm",
+        "linear": "vse.train.models.encoders.linear:Linear",
+        "branch": "vse.train.models.encoders.branch:BranchSettings",
+    },
+)
+
+# The caption encoder of an experiment that names none.
+DEFAULT_CAPTION_ENCODERS = {Kind.WORDS: "gru", Kind.VECTORS: "linear", Kind.SETS: "linear"}

@@ -1,0 +1,76 @@
+"""What all encoders share: their settings, what they are built from, and vectors of unit length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vse.pipeline.config import Settings
+from vse.train.kinds import Encoded, Kind
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an encoder is built for.
+
+    kind : what it reads
+    input_dim : length of a vector that it reads, or, of words, the size of the vocabulary
+    dim : length of an embedding, unless the encoder's own settings say otherwise
+    word_dim : length of a word's vector
+    """
+
+    kind: Kind
+    input_dim: int
+    dim: int
+    word_dim: int
+
+
+class Encoder(nn.Module):
+    """A network from one side of a batch to its embeddings; ``dim`` is the length of an embedding."""
+
+    dim: int
+
+    def forward(self, *inputs: Tensor) -> Encoded:
+        """Embeddings (n, dim), or sets of them with their mask; not of unit length yet."""
+        raise NotImplementedError
+
+    def linear_map(self) -> nn.Linear | None:
+        """The only layer, if the encoder is no more than one linear map of vectors."""
+        return None
+
+    def undecayed(self) -> list[nn.Parameter]:
+        """Weights that weight decay leaves alone, such as word embeddings."""
+        return []
+
+
+class EncoderSettings(Settings):
+    """Settings of an encoder, chosen by its ``name``; ``takes`` names the kinds of inputs that it reads."""
+
+    name: str
+    takes: ClassVar[tuple[Kind, ...]]
+
+    def gives(self, kind: Kind) -> Kind:
+        """What the encoder makes of inputs of a kind: vectors or sets."""
+        return kind
+
+    def build(self, sizes: Sizes) -> Encoder:
+        """The network, with its first weights drawn from torch's default generator."""
+        raise NotImplementedError
+
+
+def unit_length(vectors: Float[Tensor, "... dim"]) -> Float[Tensor, "... dim"]:
+    """Each vector over its Euclidean norm, in float32 at least; a zero vector stays zero instead of becoming NaN."""
+    exact = vectors.float() if vectors.dtype in (torch.bfloat16, torch.float16) else vectors
+    return nn.functional.normalize(exact, dim=-1)
+
+
+def xavier_linear(n_in: int, n_out: int) -> nn.Linear:
+    """A linear map, Xavier uniform, its bias 0 at the start."""
+    layer = nn.Linear(n_in, n_out)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer

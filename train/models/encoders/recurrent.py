@@ -1,0 +1,86 @@
+"""Words read by a GRU or an LSTM."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
+from vse.train.models.encoders.branch import Branch, LayersSettings
+from vse.train.models.last_states import last_states
+
+
+class RecurrentSettings(EncoderSettings):
+    """What the GRU and the LSTM share."""
+
+    takes: ClassVar = (Kind.WORDS,)
+    network: ClassVar[type[nn.GRU] | type[nn.LSTM]]
+    states: Literal["last", "all"] = Field(
+        "last", description="last: a caption is the state after its last word; all: the set of the states after each word"
+    )
+    head: LayersSettings | None = Field(None, description="layers from the last state to the embedding; none: the state is it")
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.VECTORS if self.states == "last" else Kind.SETS
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return RecurrentEncoder(sizes, self)
+
+    @model_validator(mode="after")
+    def _fits(self) -> RecurrentSettings:
+        if self.states == "all" and self.head is not None:
+            raise ValueError("states: all gives a state per word, and a head reads the last one alone")
+        return self
+
+
+class Gru(RecurrentSettings):
+    """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, Eq. 2 and section 3)."""
+
+    name: Literal["gru"] = "gru"
+    network: ClassVar = nn.GRU
+
+
+class Lstm(RecurrentSettings):
+    """Word embeddings and a one-layer LSTM whose last state is the caption (two-branch paper, section 5.4)."""
+
+    name: Literal["lstm"] = "lstm"
+    network: ClassVar = nn.LSTM
+
+
+class RecurrentEncoder(Encoder):
+    """Word embeddings, U(-0.1, 0.1) at the start, a one-layer recurrent network, and layers on its last state, if there are any.
+
+    The last state is the one after ``<end>`` (VSE++ paper, section 3).
+    """
+
+    def __init__(self, sizes: Sizes, settings: RecurrentSettings) -> None:
+        super().__init__()
+        self.words = nn.Embedding(sizes.input_dim, sizes.word_dim)
+        nn.init.uniform_(self.words.weight, -0.1, 0.1)
+        self.recurrent = settings.network(sizes.word_dim, sizes.dim, batch_first=True)
+        self.head = None if settings.head is None else Branch(sizes.dim, settings.head)
+        self.dim = sizes.dim if self.head is None else self.head.dim
+        self.states = settings.states
+
+    def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
+        """``words`` are padded after ``lengths`` words; ``lengths`` lie on the CPU."""
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        if self.states == "all":
+            output, _ = self.recurrent(packed._replace(data=self.words(packed.data)))
+            states, _ = pad_packed_sequence(output, batch_first=True)
+            return states, torch.arange(states.shape[1], device=states.device) < lengths.to(states.device)[:, None]
+        if words.device.type == "cpu":
+            state = last_states(self.recurrent, self.words.weight, packed)
+        else:
+            _, last = self.recurrent(packed._replace(data=self.words(packed.data)))
+            state = (last[0] if isinstance(last, tuple) else last)[0]
+        return (state,) if self.head is None else self.head(state)
+
+    def undecayed(self) -> list[nn.Parameter]:
+        return [self.words.weight]

@@ -1,0 +1,20 @@
+"""Similarities of images and captions. A new one is one file here and one line below.
+
+A similarity is a class of settings, derived from :class:`vse.train.models.similarities.base.SimilaritySettings`, whose ``build``
+returns a network from what the encoders give to the scores of all images with all captions.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.parts import Registry
+from vse.train.models.similarities.base import SimilaritySettings
+
+SIMILARITIES: Registry[SimilaritySettings] = Registry(
+    "similarity",
+    lazy={
+        "cosine": "vse.train.models.similarities.cosine:CosineSettings",
+        "order": "vse.train.models.similarities.order:OrderSettings",
+        "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
+        "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
+    },
+)

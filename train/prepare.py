@@ -1,0 +1,133 @@
+"""What a training is made of, opened and built: pairs, what is read of them, the model, and all that a solver is given."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from vse.features.cache import FeatureCache
+from vse.features.cnn_extractor import rebuild_extractor
+from vse.features.reader import FeatureReader
+from vse.pipeline.errors import UserError
+from vse.pipeline.vocabulary import Vocabulary
+from vse.train.data.cached import CachedFeatures
+from vse.train.data.captions import CaptionInputs, WordNumbers
+from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
+from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.experiment import ExperimentConfig
+from vse.train.kinds import Kind, kind_of_rows
+from vse.train.models.build import PARTS, Input, Model, build_model
+from vse.train.models.trainable_cnn import TrainableCnn
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import Inputs
+from vse.train.run.processes import Processes
+from vse.train.solvers.base import Task
+from vse.train.solvers.negatives import HardNegatives
+
+log = logging.getLogger(__name__)
+
+
+def prepare_task(
+    experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
+) -> tuple[Task, Vocabulary]:
+    """All that a solver is given, and the vocabulary, from opened inputs."""
+    dataset, settings = inputs.dataset, experiment.train
+    train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
+    pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
+    if len(pairs) < 2:
+        raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
+    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.ranks):
+        name = experiment.loss.name if experiment.solver.uses_loss else experiment.solver.name
+        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} ranks nothing")
+    if inputs.base is not None:
+        vocabulary = inputs.base.vocabulary()
+    else:
+        vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
+    seen, validated, cnn = _images(experiment, inputs, pairs, val, processes)
+    room = _room(experiment) - (seen.gb_kept if isinstance(seen, CachedImages) else 0)
+    captions = read_captions(inputs.captions, pairs, vocabulary, processes.device, room)
+    split = Split(val, validated, read_captions(inputs.captions, val, vocabulary, processes.device))
+    torch.manual_seed(seed)
+    model = build_model(experiment.model, *model_inputs(inputs.cache, inputs.captions, vocabulary), cnn).to(processes.device)
+    if inputs.base is not None:
+        _start_from(model, inputs.base, experiment)
+    listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
+    task = Task(
+        settings=settings,
+        loss=experiment.loss,
+        warmup=experiment.warmup,
+        pairs=pairs,
+        images=seen,
+        captions=captions,
+        val=split,
+        model=model,
+        seed=seed,
+        processes=processes,
+        listing=listing,
+        adversary=experiment.adversary,
+    )
+    return task, vocabulary
+
+
+def model_inputs(images: FeatureCache, captions: FeatureCache | None, vocabulary: Vocabulary) -> tuple[Input, Input]:
+    """What a model reads of images and of captions."""
+    read = Input(Kind.WORDS, len(vocabulary), "the captions") if captions is None else _input_of(captions)
+    return _input_of(images), read
+
+
+def read_captions(
+    cache: FeatureCache | None, pairs: Pairs, vocabulary: Vocabulary, device: torch.device, memory_gb: float = 0
+) -> CaptionInputs:
+    """What the model reads of captions: words, or features of a cache, of which so many GB may be kept in memory."""
+    if cache is None:
+        return WordNumbers(pairs.captions, vocabulary, device)
+    return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb)
+
+
+def _input_of(cache: FeatureCache) -> Input:
+    return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")
+
+
+def _room(experiment: ExperimentConfig) -> float:
+    """Memory for training features, in units of 1e9 bytes."""
+    return experiment.train.memory_gb if experiment.train.features_in_memory else 0
+
+
+def _images(
+    experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
+) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
+    """What the model reads of training and validation images, and the CNN if it is part of the model."""
+    settings, device = experiment.images, processes.device
+    cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
+    if settings.source == "cache":
+        reader = FeatureReader(inputs.cache, 0, mapped=False)
+        return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
+    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device))
+    if not settings.finetune:
+        return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
+    if settings.batch_norm == "train" and processes.size > 1:
+        raise UserError("images.batch_norm: train takes one process; the statistics of each process would be its own")
+    seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
+    cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
+    return seen, photo_crops(extractor, inputs.dataset, val.images, settings), cnn
+
+
+def _start_from(model: Model, base: RunFolder, experiment: ExperimentConfig) -> None:
+    """Load the weights of another run, or of some parts of it; a CNN that it did not train stays as it is."""
+    parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
+    prefixes = tuple(f"{part}." for part in parts)
+    weights = {name: weight for name, weight in base.best_weights().items() if name.startswith(prefixes)}
+    own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
+    wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
+    missing = [name for name in own if name not in weights and not name.startswith("cnn.")]
+    if wrong or missing:
+        raise UserError(
+            f"{base.best_file}: weights of another model ({(wrong + missing)[0]} does not fit); start from a run with "
+            "the same model settings and a feature of the same length"
+        )
+    model.load_state_dict(weights, strict=False)
+    if experiment.freeze:
+        model.freeze(*parts)
+        if not any(weight.requires_grad for weight in model.parameters()):
+            raise UserError("freeze: nothing of the model is left to train; name the start_parts that stay as they are")
