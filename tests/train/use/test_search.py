@@ -215,7 +215,7 @@ def test_ids_that_the_data_set_does_not_know_are_printed_as_ids(
     page = tmp_path / "page.html"
     lines, told = printed(capsys, run, "a disc", "--corpus", corpus, "--html", page)
     assert all(len(line) == 3 and int(line[2]) in more.image_ids for line in lines)
-    assert page.read_text().count("no picture</div>") == 10
+    assert page.read_text().count("no photo</div>") == 10
     assert "says that it is of" not in told
     lines, _ = printed(capsys, run, picture, "--corpus", corpus)
     assert all(int(line[2]) in more.image_ids and int(line[3]) in more.caption_ids for line in lines)
@@ -253,7 +253,7 @@ def test_a_page_shows_what_was_printed(
     images = {str(load_dataset_file(demo).image_path(image)): image for image in load_dataset_file(demo).split("test")}
     for query in ("a red square", picture):
         lines, told = printed(capsys, run, query, "-k", 3, "--html", tmp_path / "page.html")
-        assert "page.html: the results as a page" in told
+        assert "page.html: the results as a report" in told
         page = html.unescape((tmp_path / "page.html").read_text())
         for rank, score, path, *caption in lines:
             texts = caption or [c.raw for c in images[path].captions]
