@@ -37,7 +37,7 @@ class Pairs:
 
 
 def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.int64]) -> dict[float, list[dict]]:
-    """Metrics on each of ``tests`` by regularisation; ``image_of_caption`` says which training image each caption goes with."""
+    """Metrics on each of ``tests`` by regularisation; ``image_of_caption`` are rows of training images."""
     blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), image_of_caption)]
     fitted = covariances(iter(blocks))
     found = {}

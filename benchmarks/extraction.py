@@ -19,11 +19,12 @@ from common import report, seconds
 from PIL import Image
 
 from vse.features.backbones import autocast
-from vse.features.cnn import CnnExtractor
-from vse.features.crops import crops_of, normalized, read_ahead
-from vse.features.extraction import Item
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.crops import crops_of, normalized
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.read_ahead import read_ahead
+from vse.features.rows import Item
 from vse.pipeline.demo import make_demo
-from vse.pipeline.feature_config import CnnConfig
 from vse.pipeline.image_files import decode
 
 

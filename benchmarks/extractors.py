@@ -17,14 +17,14 @@ from pathlib import Path
 from common import report
 
 from vse.features.cache import open_cache
+from vse.features.feature_presets import load_feature
 from vse.features.shards import shards_folder
-from vse.pipeline import presets
 from vse.pipeline.dataset import load_dataset_file
 
 
 def measure(spec: str, dataset: Path, out: Path, threads: int) -> dict[str, object]:
     name, *sets = spec.split()
-    config = presets.load_feature(name, load_dataset_file(dataset).name, sets)
+    config = load_feature(name, load_dataset_file(dataset).name, sets)
     path = out / f"{load_dataset_file(dataset).name}_{name}.h5"
     options = [argument for setting in sets for argument in ("--set", setting)]
     command = ["vse-extract", config.extractor, "--dataset", str(dataset), "--feature", name, "--out", str(path)]

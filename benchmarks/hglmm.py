@@ -23,11 +23,11 @@ from common import report, seconds
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_step
-from vse.features.caption_encoders import HglmmEncoder
-from vse.features.hglmm import first_mixture, fisher_vectors, fit_mixture
+from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
+from vse.features.extractors.hglmm import HglmmConfig
+from vse.features.hglmm_encoder import HglmmEncoder
+from vse.features.mixture import first_mixture, fisher_vectors, fit_mixture
 from vse.features.words import WordVectors
-from vse.pipeline.feature_config import HglmmConfig
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:

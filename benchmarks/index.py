@@ -30,7 +30,7 @@ import numpy as np
 from common import report, seconds
 from numpy.typing import NDArray
 
-from vse.eval.search.exact import Found, exact_search
+from vse.eval.search.exact import TopK, exact_search
 from vse.eval.search.index import Built, build_index, search_index, set_parameters
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
@@ -90,7 +90,7 @@ def measure(folder: Path, share: float, factory: str, parameters: Sequence[str])
     build = timed(lambda: made.append(build_index(corpus, factory))) if factory else (0.0, 0.0)
     rows = []
     for parameter in parameters:
-        found: list[Found] = []
+        found: list[TopK] = []
         if factory:
             set_parameters(made[0].index, parameter)
             search = timed(lambda found=found: found.append(search_index(made[0].index, queries, K)))

@@ -20,7 +20,8 @@ from common import report, seconds
 
 from vse.features.cache import merge_shards, open_cache
 from vse.features.reader import FeatureReader
-from vse.features.shards import Identity, Rows, shard_path, shard_slice, write_shard
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, shard_slice, write_shard
 
 ROWS, DIM, SHARDS, BATCH, ROUNDS, BATCHES = 32_000, 4096, 8, 128, 10, 50
 

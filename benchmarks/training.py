@@ -36,7 +36,8 @@ from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.reader import FeatureReader
-from vse.features.shards import Identity, Rows, shard_path, shard_slice, write_shard
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, shard_slice, write_shard
 from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.presets import load_experiment

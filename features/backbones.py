@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
@@ -13,23 +12,22 @@ from typing import Any
 
 import safetensors.torch
 import torch
-import torchvision
 from torch import Tensor, nn
 
+from vse.features.extractors.libraries import LIBRARIES
+from vse.features.extractors.settings import WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import NetworkSettings
 from vse.pipeline.files import sha256_file
-
-WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 def load_backbone(
-    config: NetworkSettings, weights_dir: Path | None = None, family: ModuleType = torchvision.models, **options: Any
+    config: NetworkSettings, weights_dir: Path | None = None, family: ModuleType | None = None, **options: Any
 ) -> nn.Module:
     """The model of ``config`` with its weights, in evaluation mode, on the CPU.
 
     A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
-    torchvision that knows the model, and ``options`` are handed to its builder.
+    torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder.
     """
     file = _weights_file(config, weights_dir)
     with torch.random.fork_rng(devices=[]):
@@ -45,15 +43,6 @@ def weights_sha256(model: nn.Module) -> str:
     return tensors_sha256(model.state_dict())
 
 
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors: names, types, shapes and values."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
-    return digest.hexdigest()
-
-
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """The context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
@@ -65,8 +54,8 @@ class LayerOutput(nn.Module):
 
     ``layer`` is the name of a module of ``model``, whose output is taken; ``penultimate``, what the model's last Linear
     layer reads; or ``output``, what the model returns. An output with height and width, or with a token per patch,
-    is averaged to ``grid`` x ``grid`` positions, which are flattened, or kept apart. Tokens that stand in front of the
-    patches' (class, registers) are left out. Nothing behind the layer is computed.
+    is averaged to ``grid`` x ``grid`` positions, which are flattened, or kept apart. Tokens before the patches' (class,
+    registers) are left out. Nothing after the layer is computed.
     """
 
     def __init__(self, model: nn.Module, layer: str, grid: int = 1, positions: bool = False) -> None:
@@ -74,7 +63,7 @@ class LayerOutput(nn.Module):
         self.model = model
         self.grid = grid
         self.positions = positions
-        self._found: Tensor | None = None
+        self._output: Tensor | None = None
         modules = dict(model.named_modules())
         if layer == "penultimate":
             linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
@@ -90,7 +79,7 @@ class LayerOutput(nn.Module):
         """Features of a batch of images."""
         with suppress(_LayerReached):
             self.model(images)
-        output, self._found = self._found, None
+        output, self._output = self._output, None
         assert output is not None, "the model ran without reaching its layer"
         if output.ndim == 3:
             output = _as_map(output)
@@ -103,7 +92,7 @@ class LayerOutput(nn.Module):
         return output
 
     def _stop(self, output: Tensor) -> None:
-        self._found = output
+        self._output = output
         raise _LayerReached
 
 
@@ -142,14 +131,16 @@ def _weights_file(config: NetworkSettings, weights_dir: Path | None) -> Path | N
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
-def _build(config: NetworkSettings, pretrained: bool, family: ModuleType, options: dict[str, Any]) -> nn.Module:
+def _build(config: NetworkSettings, pretrained: bool, family: ModuleType | None, options: dict[str, Any]) -> nn.Module:
     library, _, name = config.model.rpartition("/")
     if library:
         builders: dict[str, Callable[[str, str | None], nn.Module]] = {"timm": _build_timm, "open_clip": _build_open_clip}
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None)
-    names = torchvision.models.list_models(family)
+    import torchvision
+
+    names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
         raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
     # These two draw their weights slowly and with a warning unless told to, and turn their input to suit trained weights.
@@ -174,6 +165,8 @@ def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _download(name: str, weights: str) -> dict[str, Tensor]:
+    import torchvision
+
     choices = torchvision.models.get_model_weights(name)
     if weights != "pretrained" and weights not in choices.__members__:
         raise UserError(f"unknown weights {weights!r} of {name}{did_you_mean(weights, choices.__members__)}")
@@ -191,10 +184,7 @@ def _download(name: str, weights: str) -> dict[str, Tensor]:
 
 
 def _build_timm(name: str, weights: str | None) -> nn.Module:
-    try:
-        import timm
-    except ImportError:
-        raise UserError(f"model timm/{name} needs timm: pip install 'vse-pipeline[timm]'") from None
+    timm = LIBRARIES["timm"].load(f"timm/{name}")
     if not timm.is_model(name):
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models()[:2000])}")
     try:
@@ -206,10 +196,7 @@ def _build_timm(name: str, weights: str | None) -> nn.Module:
 
 def _build_open_clip(name: str, weights: str | None) -> nn.Module:
     """The image tower of an OpenCLIP model, with its projection."""
-    try:
-        import open_clip
-    except ImportError:
-        raise UserError(f"model open_clip/{name} needs OpenCLIP: pip install 'vse-pipeline[openclip]'") from None
+    open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
         raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
     tags = open_clip.list_pretrained_tags_by_model(name)
@@ -232,8 +219,8 @@ def _no_weights(model: str, stem: str, error: Exception) -> UserError:
 def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
-    if expected is not None and (found := sha256_file(file)) != expected:
-        raise UserError(f"{file}: sha256 is {found}, {expected} expected")
+    if expected is not None and (actual := sha256_file(file)) != expected:
+        raise UserError(f"{file}: sha256 is {actual}, {expected} expected")
     try:
         if file.suffix == ".safetensors":
             state = safetensors.torch.load_file(file)

@@ -1,4 +1,4 @@
-"""The feature cache: an HDF5 file of virtual views over shards that are whole or not there.
+"""The feature cache: an HDF5 file of virtual views over shards that are written atomically.
 
 ``features/<dataset>_<feature>.h5`` refers to ``features/<dataset>_<feature>.shards/shard-00000-of-00004.h5`` ...
 by relative names (:mod:`vse.features.shards`); ``manifest.json`` beside them joins their records.
@@ -20,12 +20,10 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.features.rows import FORMAT, VERSION, Ids
 from vse.features.shards import (
-    FORMAT,
     PER_ROW,
     RAGGED,
-    VERSION,
-    Ids,
     Shard,
     finished_shard,
     read_record,
@@ -127,7 +125,7 @@ def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -
         record = read_record(path)
         shard = finished_shard(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
-            raise UserError(f"{path}: missing or not whole; extract shard {index} of {n_shards} again")
+            raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
         expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
         left_out = {int(item["id"]) for item in shard.skipped}
         if read_rows(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
@@ -142,7 +140,7 @@ def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -
 
 
 def open_cache(path: Path) -> FeatureCache:
-    """Open a cache: format, version, row counts, and that every shard is there and has all its bytes.
+    """Open a cache: format, version, row counts, and that every shard exists and has all its bytes.
 
     HDF5 itself returns fill values for a missing or short shard, so nothing is read through its views.
     """
@@ -192,8 +190,8 @@ def verify_cache(path: Path) -> FeatureCache:
     stored = [np.concatenate(parts) for parts in zip(*(read_rows(file, "ids", "sources") for file in files), strict=True)]
     if cache.offsets is not None:
         stored.append(_joined_offsets([read_rows(file, "offsets")[0] for file in files]))
-    for name, found, expected in zip(names, stored, read_rows(path, *names), strict=True):
-        if not np.array_equal(found, expected):
+    for name, of_shards, expected in zip(names, stored, read_rows(path, *names), strict=True):
+        if not np.array_equal(of_shards, expected):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
     return cache
 
@@ -263,7 +261,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
                 raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
             missing = {"dataset", "feature", "kind", "key", "captions", "provenance"} - attributes.keys()
             if missing:
-                raise UserError(f"{path}: not a whole feature cache, it lacks {', '.join(sorted(missing))}")
+                raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
             arrays = {name: file[name][:] for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
             arrays.setdefault("skipped_ids", np.empty(0, np.int64))
             json.loads(attributes["provenance"])

@@ -1,47 +1,38 @@
-"""Caption encoders: fitted on training captions, kept as safetensors, applied to any caption.
+"""What every caption encoder does: fitted on training captions, kept as tensors, applied to any caption.
 
-:class:`TfidfEncoder`, :class:`MeanVectorEncoder` and :class:`HglmmEncoder` share three functions: ``fit``, ``encode``
-and the tensors from which an encoder is built again.
+The code of an encoder lies in a file of its own, such as :mod:`vse.features.tfidf_encoder`, and is imported when it runs.
 """
 
 from __future__ import annotations
 
-import logging
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
 
-import numpy as np
-import scipy.linalg
-import torch
-from jaxtyping import Float
-from numpy.typing import NDArray
-from sklearn.decomposition import FastICA
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.feature_extraction.text import TfidfVectorizer
-from torch import Tensor
-from torch.nn.functional import normalize
-from tqdm import tqdm
+if TYPE_CHECKING:  # so that an encoder whose code lies beside its settings can derive from this class
+    import torch
+    from torch import Tensor
 
-from vse.features.hglmm import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
-from vse.features.words import WordVectors
-from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import HglmmConfig, TfidfConfig
+TokenLists = Sequence[Sequence[str]]
 
-Captions = Sequence[Sequence[str]]
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True)
+class CaptionCorpus:
+    """What an encoder is fitted on: the ``training`` captions, and all ``words`` of the data set."""
+
+    training: TokenLists
+    words: frozenset[str]
 
 
 class CaptionEncoder(ABC):
-    """Turns captions, given as words, into vectors."""
+    """Turns captions, given as words, into vectors of ``dim`` numbers."""
 
     dim: int
 
     @abstractmethod
-    def encode(self, captions: Captions) -> Float[Tensor, "n dim"]:
-        """Vectors of captions, on the CPU; zeros for a caption without a known word."""
+    def encode(self, captions: TokenLists) -> Tensor:
+        """Vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -53,272 +44,13 @@ class CaptionEncoder(ABC):
         """The encoder whose :meth:`tensors` these are."""
 
 
-class TfidfEncoder(CaptionEncoder):
-    """Word counts times the logarithm of the words' rarity, unit length (scikit-learn's TfidfVectorizer)."""
-
-    def __init__(self, words: Sequence[str], rarity: NDArray[np.float64], sublinear: bool) -> None:
-        self.words, self.rarity, self.sublinear, self.dim = words, rarity, sublinear, len(words)
-        self._vectorizer = _vectorizer(sublinear, vocabulary={word: k for k, word in enumerate(words)})
-        self._vectorizer.idf_ = rarity
-
-    @classmethod
-    def fit(cls, captions: Captions, config: TfidfConfig) -> TfidfEncoder:
-        """Words that are in ``config.min_count`` captions, the most frequent ``config.max_words`` of them."""
-        vectorizer = _vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
-        try:
-            vectorizer.fit(captions)
-        except ValueError as error:
-            raise UserError(f"no word is in {config.min_count} training captions ({error})") from None
-        return cls(list(vectorizer.get_feature_names_out()), vectorizer.idf_, config.sublinear)
-
-    def encode(self, captions: Captions) -> Float[Tensor, "n dim"]:
-        """Vectors of captions."""
-        return torch.from_numpy(self._vectorizer.transform(captions).toarray()).float()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The words and their rarity."""
-        rarity = torch.from_numpy(np.asarray(self.rarity))
-        return {"words": _text_tensor(self.words), "rarity": rarity, "sublinear": torch.tensor(self.sublinear)}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> TfidfEncoder:
-        """The encoder whose :meth:`tensors` these are."""
-        return cls(_tensor_text(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
-
-
-class MeanVectorEncoder(CaptionEncoder):
-    """The mean of the word vectors, unit length."""
-
-    def __init__(self, words: WordVectors) -> None:
-        self.words, self.dim = words, words.vectors.shape[1]
-
-    def encode(self, captions: Captions) -> Float[Tensor, "n dim"]:
-        """Vectors of captions."""
-        rows, lengths = _flat(self.words, captions)
-        starts = lengths.cumsum(0) - lengths
-        return normalize(torch.nn.functional.embedding_bag(rows, torch.from_numpy(self.words.vectors), starts, mode="mean"))
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The word vectors."""
-        return _word_tensors(self.words)
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> MeanVectorEncoder:
-        """The encoder whose :meth:`tensors` these are."""
-        return cls(_tensor_words(tensors))
-
-
-@dataclass(frozen=True)
-class Part:
-    """What one mixture adds to a caption's vector: its Fisher vectors less ``centre``, on the axes ``components``.
-
-    Without the two, the Fisher vectors stay whole.
-    """
-
-    mixture: Mixture
-    centre: Float[Tensor, " two_K_D"] | None = None
-    components: Float[Tensor, "n_components two_K_D"] | None = None
-
-    @property
-    def dim(self) -> int:
-        """How many numbers it adds."""
-        return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
-
-    def to(self, like: Tensor) -> Part:
-        """The same part in the type and on the device of ``like``."""
-        learnt = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
-        return Part(self.mixture.to(like), *learnt)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Mixture and principal components."""
-        found = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
-        optional = {"centre": self.centre, "components": self.components}
-        return found | {name: tensor for name, tensor in optional.items() if tensor is not None}
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> Part:
-        """The part whose :meth:`tensors` these are, ``prefix`` before their names."""
-        mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
-        return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
-
-
-class HglmmEncoder(CaptionEncoder):
-    """Fisher vectors of the words on a mixture, signed square root, unit length, principal components.
-
-    Word vectors are set to unit length, turned by the independent components (whose mean is not subtracted, as in the
-    authors' code), set to unit length again, and made ``scale`` long. Several mixtures are fitted to the same words; what
-    they give, each after its own principal components, stands side by side (see :class:`HglmmConfig`).
-    """
-
-    def __init__(
-        self,
-        words: WordVectors,
-        unmixing: Float[Tensor, "D dim"] | None,
-        scale: float,
-        parts: Sequence[Part],
-        normalized: bool,
-        device: torch.device,
-    ) -> None:
-        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
-        self.dim = sum(part.dim for part in parts)
-        self._table = _prepared(words, unmixing, scale).float().to(device)
-        self._parts = [part.to(self._table) for part in parts]
-
-    @classmethod
-    def fit(
-        cls, words: WordVectors, captions: Captions, config: HglmmConfig, device: torch.device, sample: WordVectors
-    ) -> HglmmEncoder:
-        """Independent components and mixtures of the words ``sample``, principal components of the ``captions``."""
-        unmixing = _independent_components(sample.vectors, config) if config.ica else None
-        samples = _prepared(sample, unmixing, config.scale).double().to(device)
-        parts = []
-        for kind in config.mixtures:
-            log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
-            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
-            parts.append(Part(mixture.to(torch.zeros(0, dtype=torch.float64))))
-        whole = cls(words, unmixing, config.scale, parts, False, device)
-        if config.pca is None:
-            return whole
-        rng = np.random.default_rng(config.seed)
-        if config.pca_captions is not None and config.pca_captions < len(captions):
-            captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
-        parts = [
-            Part(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
-            for part in parts
-        ]
-        return cls(words, unmixing, config.scale, parts, config.normalize, device)
-
-    def encode(self, captions: Captions) -> Float[Tensor, "n dim"]:
-        """Vectors of captions."""
-        rows, lengths = _flat(self.words, captions)
-        vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
-        vectors[lengths.to(vectors.device) == 0] = 0
-        return vectors.cpu()
-
-    def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
-        """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
-        table = self._table
-        found = fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table))
-        return power_normalized(found)
-
-    def fisher_blocks(self, mixture: Mixture, captions: Captions, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
-        """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
-        for k in range(0, len(captions), chunk):
-            rows, lengths = _flat(self.words, captions[k : k + chunk])
-            yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
-
-    def _reduced(self, part: Part, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
-        vectors = self.fisher_vectors(part.mixture, rows, lengths)
-        if part.centre is None or part.components is None:
-            return vectors
-        vectors = (vectors - part.centre) @ part.components.T
-        return normalize(vectors) if self.normalized else vectors
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Word vectors, independent components, and each mixture with its principal components."""
-        found = _word_tensors(self.words)
-        found |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
-        found |= {} if self.unmixing is None else {"unmixing": self.unmixing}
-        for k, part in enumerate(self.parts):
-            found |= {_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
-        return found
-
-    @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
-        """The encoder whose :meth:`tensors` these are."""
-        n_parts = sum(name.endswith("mixture.priors") for name in tensors)
-        parts = [Part.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
-        scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
-        return cls(_tensor_words(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
-
-
-def principal_components(
-    encoder: HglmmEncoder, mixture: Mixture, captions: Captions, n_components: int, chunk: int
-) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
-    """Mean and principal axes of the captions' Fisher vectors on one mixture.
-
-    Streamed: one pass for the mean, one for the covariance. The memory is that of the covariance (18,000 x 18,000 float32
-    is 1.3 GB), of the axes and of one chunk, however many captions there are. Each axis points where its largest
-    coordinate is positive.
-    """
-    device, dim = encoder._table.device, 2 * mixture.mean.numel()
-    total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
-    for block in encoder.fisher_blocks(mixture, captions, chunk):
-        total += block.sum(0, dtype=torch.float64)
-        count += len(block)
-    if count < 2:
-        raise UserError("fewer than two training captions have a known word: no principal components to fit")
-    centre = (total / count).float()
-    covariance = torch.zeros(dim, dim, device=device)
-    blocks = encoder.fisher_blocks(mixture, captions, chunk)
-    for block in tqdm(blocks, desc="covariance", total=-(-len(captions) // chunk), disable=None):
-        block -= centre
-        covariance.addmm_(block.T, block, alpha=1 / (count - 1))
-    n_components = min(n_components, dim, count - 1)
-    log.info("computing %d principal components of %d x %d", n_components, dim, dim)
-    _, axes = scipy.linalg.eigh(
-        covariance.cpu().numpy().T,  # column-major, as LAPACK wants it, so that it is overwritten and not copied
-        subset_by_index=(dim - n_components, dim - 1),
-        overwrite_a=True,
-        check_finite=False,
-        driver="evr",
-    )
-    components = torch.from_numpy(np.ascontiguousarray(axes.T[::-1]))
-    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
-    return centre.cpu(), components * largest.sign()
-
-
-def _independent_components(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
-    """The unmixing matrix of FastICA on unit-length word vectors."""
-    unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
-    log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
-    ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        ica.fit(unit)
-    if ica.n_iter_ >= config.ica_iterations:
-        log.info("the independent components still moved after %d iterations", config.ica_iterations)
-    return torch.from_numpy(np.asarray(ica.components_, np.float32))
-
-
-def _prepared(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
-    """Word vectors as the mixture reads them."""
-    vectors = normalize(torch.from_numpy(words.vectors))
-    return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
-
-
-def _prefix(k: int) -> str:
-    """What the names of part ``k``'s tensors begin with: nothing for the first, so that one mixture's file has plain names."""
-    return f"{k}." if k else ""
-
-
-def _flat(words: WordVectors, captions: Captions) -> tuple[Tensor, Tensor]:
-    """Rows of the known words of all captions, one after the other, and how many each has."""
-    encoded = [words.encode(caption) for caption in captions]
-    lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
-    return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
-
-
-def _vectorizer(sublinear: bool, **options: object) -> TfidfVectorizer:
-    return TfidfVectorizer(analyzer=_words_of, sublinear_tf=sublinear, **options)
-
-
-def _words_of(caption: Sequence[str]) -> Sequence[str]:
-    return caption
-
-
-def _word_tensors(words: WordVectors) -> dict[str, Tensor]:
-    return {"words": _text_tensor(words.words), "vectors": torch.from_numpy(words.vectors)}
-
-
-def _tensor_words(tensors: Mapping[str, Tensor]) -> WordVectors:
-    return WordVectors(tuple(_tensor_text(tensors["words"])), tensors["vectors"].numpy())
-
-
-def _text_tensor(words: Sequence[str]) -> Tensor:
+def text_tensor(words: Sequence[str]) -> Tensor:
     """Words as the bytes of their UTF-8, with a line feed between them."""
+    import torch
+
     return torch.frombuffer(bytearray("\n".join(words).encode()), dtype=torch.uint8)
 
 
-def _tensor_text(tensor: Tensor) -> list[str]:
+def tensor_text(tensor: Tensor) -> list[str]:
+    """The words whose :func:`text_tensor` this is."""
     return bytes(tensor.numpy()).decode().split("\n")

@@ -1,30 +1,22 @@
-"""The command ``vse-extract``."""
+"""The command ``vse-extract``. What its commands run is imported when they run, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
 import click
 
-from vse.features import cache, extraction
-from vse.features.caption_extractor import encoder_path, fit_encoder
-from vse.features.extractors import make_extractor
-from vse.features.hardware import use_threads
+from vse.features.extractors import EXTRACTORS
+from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job, Option
+from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import (
-    CAPTION_EXTRACTORS,
-    EXTRACTORS,
-    FeatureConfig,
-    HglmmConfig,
-    MeanVectorConfig,
-    TfidfConfig,
-)
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -32,26 +24,21 @@ _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: fe
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
 _SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
-_SKIP_BAD = click.option(
-    "--skip-bad", is_flag=True, envvar="VSE_SKIP_BAD", help="Leave unreadable images out and list them in OUT.failures.jsonl."
-)
-_WEIGHTS = click.option(
-    "--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads."
-)
-_WORDS = click.option(
-    "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"
-)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
-
-_DEFAULTS = {"cnn": "fc7"}
-_HELP = {
-    "cnn": "Vectors of images from a CNN: one crop, ten crops, random crops, or a grid of positions.",
-    "regions": "Boxes that a Faster R-CNN finds, and a vector for each.",
-    "boxes": "Vectors of given or proposed boxes, by ROI-align on a CNN.",
-    "hglmm": "Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures.",
-    "tfidf": "TF-IDF vectors of captions.",
-    "mean_vector": "Means of the captions' word vectors.",
+_OPTIONS: dict[Option, Callable[[Any], Any]] = {
+    "skip_bad": click.option(
+        "--skip-bad",
+        is_flag=True,
+        envvar="VSE_SKIP_BAD",
+        help="Leave unreadable images out and list them in OUT.failures.jsonl.",
+    ),
+    "weights_dir": click.option(
+        "--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads."
+    ),
+    "words": click.option(
+        "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"
+    ),
 }
 
 
@@ -63,12 +50,11 @@ def extract() -> None:
     """
 
 
-def _command(extractor: str) -> None:
+def _command(extractor: str, settings: type[FeatureSettings]) -> None:
     """Add the command of one extractor."""
-    mine = [] if extractor == "tfidf" else [_WORDS] if extractor in CAPTION_EXTRACTORS else [_SKIP_BAD, _WEIGHTS]
     feature = click.option(
         "--feature",
-        default=_DEFAULTS.get(extractor, extractor),
+        default=settings.default_preset or extractor,
         show_default=True,
         help="A preset of config/features, or a YAML file.",
     )
@@ -87,21 +73,26 @@ def _command(extractor: str) -> None:
         words: Path | None = None,
     ) -> None:
         config, out = _resolved(dataset, feature, out, sets)
-        if config.extractor != extractor:
-            raise UserError(f"feature {feature!r} is made by vse-extract {config.extractor}, not by vse-extract {extractor}")
+        if (other := config.extractor_name()) != extractor:
+            raise UserError(f"feature {feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
         n_shards = shards or _default_shards(dataset)
+
+        from vse.features import extraction
+        from vse.features.hardware import use_threads
+
         use_threads(threads)
-        ready = make_extractor(config, dataset, out, weights_dir, words, device, fit=shard is None)
+        ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
         made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
         click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
 
+    mine = [_OPTIONS[option] for option in settings.options]
     options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _SETS, *mine, _DEVICE, _THREADS]
     decorated = reduce(lambda function, option: option(function), reversed(options), run)
-    extract.command(extractor, help=_HELP[extractor])(decorated)
+    extract.command(extractor, help=cleandoc(settings.__doc__ or ""))(decorated)
 
 
 for _extractor in EXTRACTORS:
-    _command(_extractor)
+    _command(_extractor, EXTRACTORS[_extractor])
 
 
 @extract.command("fit")
@@ -109,7 +100,7 @@ for _extractor in EXTRACTORS:
 @click.option("--feature", required=True, help="A preset of a caption feature, or a YAML file.")
 @_OUT
 @_SETS
-@_WORDS
+@_OPTIONS["words"]
 @_DEVICE
 @_THREADS
 def fit_command(
@@ -123,8 +114,13 @@ def fit_command(
 ) -> None:
     """Fit the encoder of a caption feature on the training captions, beside the cache OUT; its shards can then be jobs."""
     config, out = _resolved(dataset, feature, out, sets)
-    if not isinstance(config, TfidfConfig | MeanVectorConfig | HglmmConfig):
-        raise UserError(f"feature {feature!r} has no encoder to fit{did_you_mean(feature, CAPTION_EXTRACTORS)}")
+    if not isinstance(config, CaptionSettings):
+        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
+        raise UserError(f"feature {feature!r} has no encoder to fit{did_you_mean(feature, fitted)}")
+
+    from vse.features.caption_extractor import encoder_path, fit_encoder
+    from vse.features.hardware import use_threads
+
     use_threads(threads)
     click.echo(fit_encoder(dataset, config, encoder_path(out), device, words))
 
@@ -135,6 +131,8 @@ def fit_command(
 @_SHARDS
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
+    from vse.features import extraction
+
     click.echo(extraction.merge(dataset, out, shards or _default_shards(dataset)))
 
 
@@ -143,15 +141,17 @@ def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
 @click.option("--no-sources", is_flag=True, help="Do not hash the images or captions that the rows were made from.")
 def verify_command(cache_file: Path, no_sources: bool) -> None:
     """Hash every shard of a cache again, and the images or captions that its rows were made from; check counts and ids."""
-    found = cache.verify_cache(cache_file)
-    sources = "not looked at" if no_sources else extraction.verify_sources(found)
-    shards = f"{len(found.shards)} shards"
-    click.echo(f"{cache_file}: sound, {found.described()} in {shards}, sources {sources}, key {found.key}")
+    from vse.features import cache, extraction
+
+    verified = cache.verify_cache(cache_file)
+    sources = "not looked at" if no_sources else extraction.verify_sources(verified)
+    shards = f"{len(verified.shards)} shards"
+    click.echo(f"{cache_file}: sound, {verified.described()} in {shards}, sources {sources}, key {verified.key}")
 
 
-def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureConfig, Path]:
+def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
     name = load_dataset_file(dataset).name
-    config = presets.load_feature(feature, name, sets)
+    config = load_feature(feature, name, sets)
     return config, out or Path("features", f"{name}_{config.name}.h5")
 
 

@@ -1,11 +1,9 @@
-"""From a picture to the crops that a CNN reads."""
+"""The crops of an image that a CNN reads."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -14,41 +12,36 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.pipeline.feature_config import CnnConfig
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.extractor import UnfitSize
 from vse.pipeline.image_files import MAX_PIXELS
 
 MIN_SIDE = 16  # the stride of the maps that regions are read from
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-_Item = TypeVar("_Item")
-_Found = TypeVar("_Found")
 Mean = tuple[float, float, float]
 
 
-class UnfitSize(ValueError):
-    """A picture so long and narrow that what a network should read of it is too large or too small."""
-
-
 def crops_of(
-    picture: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
+    image: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
-    """Resize ``picture`` and cut its crops, as ``config.crops`` says.
+    """Resize ``image`` and cut its crops, as ``config.crops`` says.
 
     Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed``,
     ``image_id`` and ``visit`` alone.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stacked([_random_resized(picture, config, rng) for rng in _chances(config, image_id, visit)])
+        return _stacked([_random_resized(image, config, rng) for rng in _rngs(config, image_id, visit)])
     if config.resize_mode == "square":
         width = height = config.resize
     else:
-        width, height = scaled(picture.size, config.resize)
-    small = np.asarray(picture.resize((width, height), RESAMPLING[config.interpolation]))
+        width, height = scaled(image.size, config.resize)
+    small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for rng in _chances(config, image_id, visit):
+        for rng in _rngs(config, image_id, visit):
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
             views.append(_mirrored(_cut(small, top, left, config.crop), rng))
         return _stacked(views)
@@ -75,9 +68,9 @@ def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tu
     return width, height
 
 
-def as_tensor(picture: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """A picture's pixels, 0-255."""
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+def as_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """An image's pixels, 0-255."""
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
@@ -88,35 +81,15 @@ def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> F
     return (images - shift) / scale
 
 
-def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Found], workers: int, ahead: int) -> Iterator[_Found]:
-    """``load`` of every item in order, by ``workers`` threads that are ``ahead`` items ahead at most.
-
-    Pillow and numpy release the interpreter lock while they decode and resize, so threads are enough.
-    """
-    if workers == 0:
-        yield from map(load, items)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            waiting: list[Future[_Found]] = [pool.submit(load, item) for item in items[:ahead]]
-            for k in range(len(items)):
-                result = waiting[k % ahead].result()
-                if k + ahead < len(items):
-                    waiting[k % ahead] = pool.submit(load, items[k + ahead])
-                yield result
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _chances(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
+def _rngs(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
     """A generator per random crop, so that more crops leave the first ones as they are."""
     seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-def _random_resized(picture: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
+def _random_resized(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
     """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
-    width, height = picture.size
+    width, height = image.size
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
         aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -128,7 +101,7 @@ def _random_resized(picture: Image.Image, config: CnnConfig, rng: np.random.Gene
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     box = (left, top, left + w, top + h)
-    return _mirrored(np.asarray(picture.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), rng)
+    return _mirrored(np.asarray(image.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), rng)
 
 
 def _mirrored(view: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:

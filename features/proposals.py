@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import open_cache
-from vse.features.shards import FORMAT
+from vse.features.rows import FORMAT
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 
@@ -28,11 +28,11 @@ def read_boxes(path: Path) -> dict[int, Floats]:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of boxes")
-    found = _from_json(path) if path.suffix == ".json" else _from_hdf5(path)
-    for identity, boxes in found.items():
+    boxes_of = _from_json(path) if path.suffix == ".json" else _from_hdf5(path)
+    for identity, boxes in boxes_of.items():
         if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
             raise UserError(f"{path}: the boxes of image {identity} are not rows of four numbers")
-    return found
+    return boxes_of
 
 
 def inside(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
@@ -55,10 +55,10 @@ class EdgeModel:
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
-            whole = all(not file.getNode(name).empty() for name in ("childs", "featureIds", "thresholds", "edgeBins"))
+            complete = all(not file.getNode(name).empty() for name in ("childs", "featureIds", "thresholds", "edgeBins"))
         except (cv2.error, SystemError) as error:
             raise UserError(f"{path}: not a structured-edge model ({error})") from None
-        if not (whole and stride >= 1):  # OpenCV itself would divide by it
+        if not (complete and stride >= 1):  # OpenCV itself would divide by it
             raise UserError(f"{path}: not a structured-edge model")
 
     def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
@@ -89,7 +89,7 @@ def edge_boxes(pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | 
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
     boxes, scores = finder.getBoundingBoxes(edges, orientation)
     if len(boxes) == 0:  # an image without an edge
-        return _whole(pixels)
+        return _whole_image(pixels)
     return _xyxy(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
@@ -106,7 +106,7 @@ def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, F
         search.switchToSelectiveSearchFast()
         boxes = search.process()[:n_boxes]
     if len(boxes) == 0:
-        return _whole(pixels)
+        return _whole_image(pixels)
     return _xyxy(boxes), np.linspace(1, 0, len(boxes), endpoint=False, dtype=np.float32)
 
 
@@ -115,7 +115,7 @@ def _xyxy(boxes: NDArray[Any]) -> Floats:
     return np.concatenate([corners[:, :2], corners[:, :2] + corners[:, 2:]], axis=1)
 
 
-def _whole(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
+def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     height, width = pixels.shape[:2]
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 

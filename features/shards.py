@@ -1,4 +1,4 @@
-"""Shards: the files that an extractor writes, each whole or not there, each with a record of what it holds.
+"""Shards: the files that an extractor writes, each atomically, each with a record of what it holds.
 
 Beside ``shard-00000-of-00004.h5`` lies its record (``.json``: sha256, bytes, rows, identity), written after it:
 a shard without a record is not finished. Everything here that finds a fault names the file.
@@ -6,66 +6,24 @@ a shard without a record is not finished. Everything here that finds a fault nam
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.features.rows import FORMAT, VERSION, Identity, Rows
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.files import read_json, sha256_file, write_bytes, write_json
 from vse.pipeline.presets import changed_fields
 
-FORMAT, VERSION = "vse-features", 1
 RAGGED = ("boxes", "scores")  # beside features: one entry per region
 PER_ROW = ("image_size",)
 PAGE = 4096
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a cache is asked to hold: ``content`` is all that determines the vectors, beside the sources themselves."""
-
-    dataset: str
-    feature: str
-    kind: Literal["image", "text"]
-    content: Mapping[str, Any]
-
-    @property
-    def key(self) -> str:
-        """SHA-256 of the identity."""
-        return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What an extractor found, in order.
-
-    ids : (n,) image or sentence ids
-    features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim): row k has regions
-        ``offsets[k]:offsets[k + 1]``
-    sources : (n, 32) uint8, the SHA-256 of the bytes that each row was made from (an image file, a caption's words)
-    boxes, scores : (n_regions, 4) xyxy in pixels of the original image, and (n_regions,), of regions
-    image_size : (n, 2) width and height, of images with regions
-    skipped : what was left out: id, path and reason
-    counts : what else is worth telling, by name
-    """
-
-    ids: Ids
-    features: NDArray[Any]
-    sources: NDArray[np.uint8]
-    offsets: Ids | None = None
-    boxes: NDArray[np.float32] | None = None
-    scores: NDArray[np.float32] | None = None
-    image_size: NDArray[np.int32] | None = None
-    skipped: Sequence[Mapping[str, Any]] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,11 +58,6 @@ def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
     return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
 
 
-def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
-    """SHA-256 of ``content`` as 32 numbers, the form in which a cache keeps it for each row."""
-    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
-
-
 def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None) -> Shard:
     """Write one shard, then its record; :class:`UserError` if a feature is not finite."""
     _check(path, rows)
@@ -133,7 +86,7 @@ def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, 
 
 
 def finished_shard(path: Path, identity: Identity) -> Shard | None:
-    """The record of a shard that is there, whole and of this ``identity``; None if it must be made.
+    """The record of a shard that exists, undamaged and of this ``identity``; None if it must be made.
 
     :class:`UserError` names the setting if the shard was made with others.
     """
@@ -144,7 +97,7 @@ def finished_shard(path: Path, identity: Identity) -> Shard | None:
     if changes:
         raise UserError(
             f"{path.parent} was made with other settings ({'; '.join(changes[:4])}); "
-            "delete that folder to make it anew, or write to another --out"
+            "delete that folder to regenerate it, or write to another --out"
         )
     return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 from gensim.models import KeyedVectors, Word2Vec
 from numpy.typing import NDArray
 from smart_open import open as open_plain_or_compressed
+from torch import Tensor
 
+from vse.features.caption_encoders import CaptionCorpus, TokenLists, tensor_text, text_tensor
+from vse.features.extractors.settings import WordSettings
 from vse.pipeline.errors import UserError
 
-Words = Sequence[str]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -30,9 +35,24 @@ class WordVectors:
         """Row of each word."""
         return {word: row for row, word in enumerate(self.words)}
 
-    def encode(self, caption: Words) -> list[int]:
+    def encode(self, caption: Sequence[str]) -> list[int]:
         """Rows of the words of a caption that are known, in order."""
         return [self.rows[word] for word in caption if word in self.rows]
+
+    def flat(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+        """Rows of the known words of all captions, one after the other, and how many each has."""
+        encoded = [self.encode(caption) for caption in captions]
+        lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
+        return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Words and vectors, as an encoder's file keeps them."""
+        return {"words": text_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> WordVectors:
+        """The word vectors whose :meth:`tensors` these are."""
+        return cls(tuple(tensor_text(tensors["words"])), tensors["vectors"].numpy())
 
     def only(self, wanted: Iterable[str], first: int) -> WordVectors:
         """The ``first`` words and those ``wanted``, in the same order."""
@@ -46,17 +66,17 @@ def read_words(path: Path) -> WordVectors:
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
     try:
-        found = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
+        vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
     except UserError:
         raise
     except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
         raise UserError(f"{path}: not a word2vec or GloVe file ({error})") from None
-    if not found.vectors.size or not np.isfinite(found.vectors).all():
+    if not vectors.vectors.size or not np.isfinite(vectors.vectors).all():
         raise UserError(f"{path}: holds no word vectors, or some that are not finite")
-    return found
+    return vectors
 
 
-def train_words(captions: Sequence[Words], dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
+def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
     """Skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, on one core, so that they can be repeated."""
     model = Word2Vec(
         [list(caption) for caption in captions],
@@ -71,13 +91,38 @@ def train_words(captions: Sequence[Words], dim: int, epochs: int, min_count: int
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
+def vectors_of(
+    corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
+) -> tuple[WordVectors, WordVectors]:
+    """The word vectors to keep, and ``n_sampled`` of all to fit to (or all, if there are fewer).
+
+    They are read from ``file`` or, without one, trained on the training captions. Kept are the words of the data set and the
+    first ``config.keep`` of the file; the rest of a large file is forgotten on return. :class:`UserError` if not one word of
+    the data set has a vector.
+    """
+    if file is None:
+        log.info("training word vectors on %d captions", len(corpus.training))
+        known = train_words(corpus.training, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
+    else:
+        known = read_words(file)
+    kept = known.only(corpus.words, config.keep)
+    with_vector = sum(word in kept.rows for word in corpus.words)
+    log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
+    if not with_vector:
+        raise UserError("not one word of the captions has a vector: is the file of word vectors of this language and case?")
+    sample = np.arange(len(known.words))
+    if len(sample) > n_sampled:
+        sample = np.sort(np.random.default_rng(config.seed).permutation(len(sample))[:n_sampled])
+    return kept, WordVectors(tuple(known.words[k] for k in sample), known.vectors[sample])
+
+
 def _read_binary(path: Path) -> WordVectors:
-    found = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
-    return WordVectors(tuple(found.index_to_key), np.asarray(found.vectors, np.float32))
+    keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
+    return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 
 
 def _read_text(path: Path) -> WordVectors:
-    """Lines of a word and its numbers, behind a first line with their count and length (word2vec) or not (GloVe).
+    """Lines of a word and its numbers, after a first line with their count and length (word2vec) or not (GloVe).
 
     A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
     """

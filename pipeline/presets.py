@@ -15,7 +15,6 @@ from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.config import DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import EXTRACTORS, FeatureConfig
 from vse.pipeline.parts import Registry, default_part, group_of, registry_of
 from vse.pipeline.preset_files import described_presets as described_presets
 from vse.pipeline.preset_files import known_presets as known_presets
@@ -28,17 +27,6 @@ _FIXED = ("name", "extractor")  # of a preset as a whole: no setting
 def load_dataset(name: str) -> DatasetConfig:
     """The data set preset ``name``."""
     return validated(DatasetConfig, "data set", name, read_preset("datasets", name))
-
-
-def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureConfig:
-    """The feature preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    content = read_preset("features", name)
-    if dataset in known_presets("datasets"):
-        content = merged(content, load_dataset(dataset).features.get(content["name"], {}))
-    kind = content.get("extractor", "cnn")
-    if kind not in EXTRACTORS:
-        raise UserError(f"feature {name!r}: unknown extractor {kind!r}{did_you_mean(str(kind), EXTRACTORS)}")
-    return validated(EXTRACTORS[kind], "feature", name, with_sets(EXTRACTORS[kind], content, sets))
 
 
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:

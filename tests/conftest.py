@@ -19,7 +19,7 @@ _checked = [
     "vse.train.models.build",
     "vse.train.solvers.encode",
     "vse.features.crops",
-    "vse.features.hglmm",
+    "vse.features.mixture",
 ]
 _hook = install_import_hook(_checked, "beartype.beartype")
 
@@ -31,10 +31,10 @@ from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 
-from vse.features.cnn import CnnExtractor  # noqa: E402
+from vse.features.cnn_extractor import CnnExtractor  # noqa: E402
 from vse.features.extraction import extract_shards, merge  # noqa: E402
+from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
-from vse.pipeline.feature_config import CnnConfig  # noqa: E402
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8

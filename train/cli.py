@@ -160,10 +160,10 @@ def search_command(
     QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, image, caption; an id where
     dataset.json knows no more.
     """
+    from vse.eval.report.search_page import write_search_page
     from vse.features.hardware import use_threads
     from vse.train.use.embed import RunPlaces
     from vse.train.use.search import search_split
-    from vse.train.use.search_page import write_search_page
 
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
@@ -182,7 +182,7 @@ def search_command(
     )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.picture or hit.image_id), *caption]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.photo or hit.image_id), *caption]))
     if html is not None:
         log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
 

@@ -9,8 +9,9 @@ from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.parts import part_of
-from vse.pipeline.presets import experiment_settings, validated
+from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, validated
 from vse.train.data.images import ImagesConfig
+from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.losses.max_of_hinges import MaxOfHinges
@@ -83,3 +84,13 @@ class ExperimentConfig(ExperimentPlan):
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
     """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
     return validated(ExperimentConfig, "experiment", name, experiment_settings(name, dataset, sets, ExperimentConfig))
+
+
+def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
+    """``loss.margin: 0.2 -> 0.1`` for every setting that differs from the preset of the experiment's name, if there is one."""
+    if experiment.name not in known_presets("experiments"):
+        return []
+    preset = load_experiment(experiment.name, dataset)
+    read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
+    preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
+    return changed_fields(preset.content(), experiment.content())

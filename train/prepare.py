@@ -7,7 +7,7 @@ import logging
 import torch
 
 from vse.features.cache import FeatureCache
-from vse.features.cnn import rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.reader import FeatureReader
 from vse.pipeline.errors import UserError
 from vse.pipeline.vocabulary import Vocabulary

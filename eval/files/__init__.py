@@ -1,1 +1,4 @@
-"""The files that evaluation reads and writes: embeddings (or scores) of a split, results and comparisons. May import ranking."""
+"""The files of evaluation: embeddings or scores of a split, results and comparisons.
+
+May import ranking.
+"""

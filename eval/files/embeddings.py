@@ -79,7 +79,7 @@ class Embeddings:
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """The scores for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; the second is None if both directions share them."""
+        """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(torch.from_numpy, self.vectors)
@@ -92,7 +92,10 @@ class Embeddings:
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
         """Some rows, in their order; scores are not copied, but selected where they are read."""
-        kept = {name: getattr(self, name) for name in _SCORES}
+        scores = {name: getattr(self, name) for name in _SCORES}
+        selected: dict[str, Any] = {
+            name: None if matrix is None else selected_scores(matrix, images, captions) for name, matrix in scores.items()
+        }
         return replace(
             self,
             image_ids=self.image_ids[images],
@@ -101,7 +104,7 @@ class Embeddings:
             coco_ids=None if self.coco_ids is None else self.coco_ids[images],
             images=None if self.images is None else self.images[images],
             captions=None if self.captions is None else self.captions[captions],
-            **{name: None if scores is None else selected_scores(scores, images, captions) for name, scores in kept.items()},
+            **selected,
         )
 
     def image_of_caption(self) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,9 @@ VERSION = 1
 COMPARISON_VERSION = 1
 
 
-class _OverSeeds(BaseModel):
+class OverSeeds(BaseModel):
+    """A metric over several seeds: its mean, and the sample's standard deviation."""
+
     mean: float
     std: float
 
@@ -31,75 +34,130 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
     return interval
 
 
-_Figure = float | _OverSeeds
-_Direction = dict[str, _Figure]
-_Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+Metric = float | OverSeeds
+Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
+_Fold = dict[str, Metric | dict[str, Metric]]
 
 
-class _Protocol(BaseModel):
+class ProtocolMetrics(BaseModel):
+    """The metrics of a protocol: of each direction by name, and the sums of both; ``ci95`` has their 95% intervals."""
+
     model_config = ConfigDict(extra="allow")
-    i2t: _Direction = {}
-    t2i: _Direction = {}
-    s2s: _Direction = {}
-    rsum: _Figure | None = None
-    mean_recall: _Figure | None = None
-    ci95: dict[str, _Interval | dict[str, _Interval]] = {}
-    per_fold: list[dict[str, _Figure | _Direction]] = []
+    i2t: dict[str, Metric] = {}
+    t2i: dict[str, Metric] = {}
+    s2s: dict[str, Metric] = {}
+    rsum: Metric | None = None
+    mean_recall: Metric | None = None
+    ci95: dict[str, Interval | dict[str, Interval]] = {}
+    folds: int = 1
+    per_fold: list[_Fold] = []
+
+    @property
+    def directions(self) -> dict[str, dict[str, Metric]]:
+        """The metrics of the directions that have any."""
+        directions = {"i2t": self.i2t, "t2i": self.t2i, "s2s": self.s2s}
+        return {direction: metrics for direction, metrics in directions.items() if metrics}
+
+    @property
+    def sums(self) -> dict[str, Metric]:
+        """The metrics of both directions together."""
+        sums = {"rsum": self.rsum, "mean_recall": self.mean_recall}
+        return {name: metric for name, metric in sums.items() if metric is not None}
+
+    def metric(self, name: str) -> Metric | None:
+        """A metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if it is not there."""
+        direction, _, rest = name.partition("_")
+        return self.sums.get(name, self.directions.get(direction, {}).get(rest))
+
+    def interval(self, name: str) -> tuple[float, float] | None:
+        """The 95% interval of a metric, e.g. of ``i2t_r1``; None if it has none."""
+        direction, _, rest = name.partition("_")
+        interval = self.ci95.get(name)
+        if interval is None:
+            of_direction = self.ci95.get(direction)
+            interval = of_direction.get(rest) if isinstance(of_direction, dict) else None
+        return None if isinstance(interval, dict) else interval
 
 
-class _Result(BaseModel):
+class Member(BaseModel):
+    """A member of an ensemble; ``seed`` is None if its file does not say."""
+
+    experiment: str
+    seed: StrictInt | None
+
+
+class Result(BaseModel):
+    """A result file. A seed is None if the embeddings do not name it."""
+
     model_config = ConfigDict(extra="allow")
     dataset: str
     experiment: str
     split: str
     n_images: StrictInt
     n_captions: StrictInt
-    seeds: Annotated[list[StrictInt], Len(1)]
-    protocols: dict[str, _Protocol]
+    seeds: Annotated[list[StrictInt | None], Len(1)]
+    protocols: dict[str, ProtocolMetrics]
     provenance: dict[str, Any] = {}
+    ensemble: list[Member] = []
+    index: dict[str, Any] = {}
+    sha256: str | None = None
 
 
-class _Compared(BaseModel):
+class ComparedMetric(BaseModel):
+    """A metric of two models on the same queries: how far they are apart, and whether the test images explain it."""
+
     a: float
     b: float
     difference: float
-    ci95: _Interval
+    ci95: Interval
     p: float
 
 
-class _Model(BaseModel):
+class ComparedModel(BaseModel):
+    """One of two models that are compared."""
+
     experiment: str
-    seeds: list[int]
+    seeds: list[StrictInt | None]
 
 
-class _Comparison(BaseModel):
+class Comparison(BaseModel):
+    """A comparison file: by protocol, then as in a result."""
+
     model_config = ConfigDict(extra="allow")
     dataset: str
     split: str
     n_images: StrictInt
-    a: _Model
-    b: _Model
-    comparisons: dict[str, dict[str, _Compared | dict[str, _Compared]]]
+    a: ComparedModel
+    b: ComparedModel
+    comparisons: dict[str, dict[str, ComparedMetric | dict[str, ComparedMetric]]]
     sha256: str
 
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
+_Protocol = TypeVar("_Protocol")
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> Result:
     """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
-    return _read(path, VERSION, "protocols", _Result, "a result file of vse-eval")
+    return _read(path, VERSION, "protocols", Result, "a result file of vse-eval")
 
 
-def read_comparison(path: Path) -> dict[str, Any]:
+def read_comparison(path: Path) -> Comparison:
     """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
-    return _read(path, COMPARISON_VERSION, "comparisons", _Comparison, "a comparison of vse-eval --compare")
+    return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
-def distinct(protocols: Mapping[str, Any], n_images: int) -> dict[str, Any]:
+def mean_and_std(metric: Metric | None) -> tuple[float, float]:
+    """A metric and its standard deviation over seeds; NaN is what is not known."""
+    if isinstance(metric, OverSeeds):
+        return metric.mean, metric.std
+    return (math.nan if metric is None else metric), math.nan
+
+
+def distinct(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
     """The protocols of a result or a comparison, but ``1k`` where its one fold is the whole split, as ``full`` is."""
     repeated = n_images <= FOLD and "full" in protocols
-    return {name: found for name, found in protocols.items() if name != "1k" or not repeated}
+    return {name: protocol for name, protocol in protocols.items() if name != "1k" or not repeated}
 
 
 def without_comparisons(paths: Sequence[Path]) -> list[Path]:
@@ -120,11 +178,11 @@ def content_sha256(content: Mapping[str, Any]) -> str:
 
 
 def file_reference(embeddings: Path, out: Path) -> dict[str, str]:
-    """Where a file of embeddings lies, seen from the file ``out``, and its SHA-256."""
+    """The path of an embeddings file, relative to the folder of the file ``out``, and its SHA-256."""
     return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
 
 
-def _read(path: Path, version: int, key: str, schema: type[_Schema], what: str) -> dict[str, Any]:
+def _read(path: Path, version: int, key: str, schema: type[_Schema], what: str) -> _Schema:
     content = read_json(path)
     if not isinstance(content, dict) or content.get("version") != version or key not in content:
         raise UserError(f"{path}: not {what}")
@@ -133,9 +191,8 @@ def _read(path: Path, version: int, key: str, schema: type[_Schema], what: str) 
             f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
         )
     try:
-        schema.model_validate(content)
+        return schema.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise UserError(f"{path}: not {what}: {place}: {first['msg']}; evaluate again") from None
-    return content

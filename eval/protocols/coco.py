@@ -23,7 +23,6 @@ from vse.eval.ranking.metrics import Fold, Queries
 from vse.eval.ranking.ranks import ScoreBlocks
 from vse.pipeline.errors import UserError
 
-COCO_PROTOCOLS = ("cxc", "eccv")
 _CAPTIONS = 2500  # that search all images at once
 
 Rows = NDArray[np.int64]
@@ -50,8 +49,8 @@ def coco_fold(
     """
     images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
     candidates = _test_captions()
-    columns = torch.from_numpy(_found(captions, candidates, "caption"))
-    figures = _first_answers if protocol == "cxc" else _precisions
+    columns = torch.from_numpy(_rows_of(captions, candidates, "caption"))
+    measure = _first_answers if protocol == "cxc" else _precisions
 
     asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
     positions = []
@@ -60,22 +59,22 @@ def coco_fold(
         here = np.flatnonzero((asked >= start) & (asked < stop))
         scores = i2t_blocks.score(slice(start, stop), columns).numpy()
         positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
-    i2t = figures(positions, asked)
+    i2t = measure(positions, asked)
 
     candidates = _test_images()
-    rows = _found(images, candidates, "image")
+    rows = _rows_of(images, candidates, "image")
     asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
     positions = []
     for part, scores in _of_captions(asked, t2i_blocks or i2t_blocks):
         positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": figures(positions, i2t_blocks.image_of_caption.numpy()[asked])}
+    return {"i2t": i2t, "t2i": measure(positions, i2t_blocks.image_of_caption.numpy()[asked])}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     """The 0-based positions of a query's right answers among all candidates, ascending.
 
     ``scores`` is (n_candidates,), ``right`` the rows of the right ones, one of them at least. A wrong one that scores as
-    high comes before. Row -1 is no candidate and never found: its position is ``n_candidates``, behind all.
+    high comes before. Row -1 is no candidate and never found: its position is ``n_candidates``, after all.
     """
     there = right[right >= 0]
     goals = np.sort(scores[there])[::-1]
@@ -99,14 +98,14 @@ def average_precision_at_r(positions: Rows) -> float:
 
 def _first_answers(positions: Sequence[Rows], images: Rows) -> Queries:
     """R@K, Med r and mean r; the rank of a query is the number of wrong answers before its first right one."""
-    return Queries.ranked(np.array([found[0] for found in positions]), images)
+    return Queries.ranked(np.array([of_query[0] for of_query in positions]), images)
 
 
 def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
     values = {
-        "map_at_r": np.array([100 * average_precision_at_r(found) for found in positions]),
-        "rprecision": np.array([100 * np.mean(found < len(found)) for found in positions]),
-        "r1": np.array([100.0 * (found[0] == 0) for found in positions]),
+        "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
+        "rprecision": np.array([100 * np.mean(of_query < len(of_query)) for of_query in positions]),
+        "r1": np.array([100.0 * (of_query[0] == 0) for of_query in positions]),
     }
     return Queries(images, values)
 
@@ -127,7 +126,7 @@ def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int
     An answer that is no candidate has row -1: ECCV Caption judged two captions to be right that it does not rank.
     """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
-    rows = _found(queries, list(content), kind)
+    rows = _rows_of(queries, list(content), kind)
     answers = [np.array([candidates.get(int(number), -1) for number in right]) for right in content.values()]
     order = np.argsort(rows)
     return rows[order], [answers[k] for k in order]
@@ -154,7 +153,7 @@ def _rows_by_id(ids: Rows) -> dict[int, int]:
     return {int(number): row for row, number in enumerate(ids)}
 
 
-def _found(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
+def _rows_of(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
     try:
         return np.array([rows[int(number)] for number in ids], np.int64)
     except KeyError as missing:

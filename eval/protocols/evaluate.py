@@ -15,11 +15,12 @@ import numpy as np
 import torch
 
 import vse
+from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
-from vse.eval.files.results import VERSION, content_sha256, file_reference
+from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.protocols.ensemble import ensemble
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
-from vse.eval.ranking.bootstrap import SAMPLES, intervals
+from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.pipeline.errors import UserError
@@ -41,28 +42,28 @@ def evaluate(
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
-    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see :mod:`vse.eval.protocols.coco`), or
-    ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds every figure becomes
-    ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the figures stand their 95% intervals, ``ci95``,
-    from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
+    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see
+    :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds
+    every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the metrics stand their 95%
+    intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
     scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
-    R@K over the whole split, go into the result beside the exact figures, of the first file if there are several (see
+    R@K over the whole split, go into the result beside the exact metrics, of the first file if there are several (see
     :func:`vse.eval.search.approximate.approximate_recalls`).
     """
     check_out(out, files)
     runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
     for path, run in zip(files, runs, strict=False):
-        _say_lengths(path, run)
+        _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
-    tried = {} if index is None else {"index": _indexed(files[0], first, index, index_parameters)}
-    found: dict[str, Any] = {}
+    tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
+    protocols: dict[str, Any] = {}
     for name in names:
         folds = all_queries(files, runs, name, cross_check)
-        found[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
+        protocols[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
-            found[name]["ci95"] = intervals(folds, bootstrap)
+            protocols[name]["ci95"] = intervals(folds, bootstrap)
     result = {
         "version": VERSION,
         "dataset": first.dataset,
@@ -71,7 +72,7 @@ def evaluate(
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
-        "protocols": found,
+        "protocols": protocols,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": _members(files)} if together else {}),
@@ -102,27 +103,27 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
     """The protocols that all runs can serve; :class:`UserError` names the file that cannot serve one that was asked for."""
-    asked, found = named_protocols(protocol), []
+    asked, served = named_protocols(protocol), []
     for path, run in zip(files, runs, strict=False):
         try:
-            found.append(protocols_of(run, asked))
+            served.append(protocols_of(run, asked))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return [name for name in found[0] if all(name in others for others in found)]
+    return [name for name in served[0] if all(name in others for others in served)]
 
 
 def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
     """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
-    found = []
+    queries = []
     for path, run in zip(files, runs, strict=False):
         try:
-            found.append(queries_of(run, protocol, cross_check))
+            queries.append(queries_of(run, protocol, cross_check))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
-    return found
+    return queries
 
 
-def _say_lengths(path: Path, run: Embeddings) -> None:
+def _warn_of_lengths(path: Path, run: Embeddings) -> None:
     """A line if the inner products of ``cosine`` are no cosines on the side of captions: some model forgot to divide."""
     if run.similarity != "cosine" or run.vectors is None:
         return
@@ -133,31 +134,32 @@ def _say_lengths(path: Path, run: Embeddings) -> None:
         log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
 
 
-def summary_line(result: Mapping[str, Any], protocol: str) -> str:
+def summary_line(result: Result, protocol: str) -> str:
     """The recalls of each direction, or what a protocol has in their place, and rsum where there is one; for a person."""
-    found = result["protocols"][protocol]
+    shown = result.protocols[protocol]
     parts = []
-    for direction in ("i2t", "t2i", "s2s"):
-        names = [name for name in found.get(direction, {}) if name not in ("medr", "meanr")]
+    for direction, metrics in shown.directions.items():
+        names = [name for name in metrics if name not in ("medr", "meanr")]
         if names:
             labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
-            parts.append(f"{direction} {labels} " + " / ".join(f"{_mean(found[direction][name]):.1f}" for name in names))
-    if "rsum" in found:
-        low, high = found.get("ci95", {}).get("rsum", (None, None))
-        interval = "" if low is None else f" [{low:.1f}, {high:.1f}]"
-        parts.append(f"rsum {_mean(found['rsum']):.1f}{interval}")
-    return f"{result['dataset']} {result['experiment']} {protocol}: {', '.join(parts)}"
+            parts.append(f"{direction} {labels} " + " / ".join(f"{mean_and_std(metrics[name])[0]:.1f}" for name in names))
+    if shown.rsum is not None:
+        interval = shown.interval("rsum")
+        parts.append(
+            f"rsum {mean_and_std(shown.rsum)[0]:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
+        )
+    return f"{result.dataset} {result.experiment} {protocol}: {', '.join(parts)}"
 
 
-def index_line(result: Mapping[str, Any]) -> str:
+def index_line(index: Mapping[str, Any]) -> str:
     """What an approximate index finds, for a person."""
-    index = result["index"]
     what = " ".join(filter(None, [index["factory"], index["parameters"]]))
-    directions = [
-        f"{direction}{' (Flat)' if index[direction]['factory'] != index['factory'] else ''} R@1/5/10 {_slashed(index[direction])}, "
-        f"{index[direction]['recall_at_10']:.1f}% of the exact top 10"
-        for direction in ("i2t", "t2i")
-    ]
+    directions = []
+    for direction in ("i2t", "t2i"):
+        side = index[direction]
+        flat = " (Flat)" if side["factory"] != index["factory"] else ""
+        recall = f"{side['recall_at_10']:.1f}% of the exact top 10"
+        directions.append(f"{direction}{flat} R@1/5/10 {_slashed(side)}, {recall}")
     reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
     return f"index {what}: {', '.join(directions)}{reranked}"
 
@@ -171,30 +173,26 @@ def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
     return [{"experiment": experiment_of(path, member), "seed": member.seed} for path, member in members]
 
 
-def _indexed(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
+def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
     if run.vectors is None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
     return approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, factory, parameters)
 
 
-def _mean(figure: Any) -> float:
-    return float(figure["mean"] if isinstance(figure, Mapping) else figure)
-
-
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
-    """The figures of one seed."""
-    found = [fold_metrics(fold) for fold in folds]
+    """The metrics of one seed."""
+    per_fold = [fold_metrics(fold) for fold in folds]
     if protocol == "1k":
-        return {"folds": len(found), **averaged(found), "per_fold": found}
+        return {"folds": len(per_fold), **averaged(per_fold), "per_fold": per_fold}
     if protocol == "sentence":
-        return {**found[0], "n_queries": len(folds[0]["s2s"].images)}
+        return {**per_fold[0], "n_queries": len(folds[0]["s2s"].images)}
     asked = {direction: len(queries.images) for direction, queries in folds[0].items()}
     every = {"i2t": len(run.image_ids), "t2i": len(run.caption_ids)}
-    return found[0] if asked == every else {**found[0], "n_queries": asked}
+    return per_fold[0] if asked == every else {**per_fold[0], "n_queries": asked}
 
 
 def _over_seeds(results: Sequence[Any]) -> Any:
-    """One seed's figures as they are; of several, mean and standard deviation of each that is no count."""
+    """One seed's metrics as they are; of several, mean and standard deviation of each that is no count."""
     first = results[0]
     if len(results) == 1:
         return first

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.defaults import COCO_PROTOCOLS, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.protocols.coco import COCO_PROTOCOLS, coco_fold, is_coco_test
+from vse.eval.protocols.coco import coco_fold, is_coco_test
 from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
 from vse.eval.ranking.sentences import sentence_ranks
@@ -19,7 +20,6 @@ from vse.eval.search.cross_check import check_against_candidates, check_against_
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
-PROTOCOLS = ("1k", "full", "sentence", *COCO_PROTOCOLS)
 
 
 def named_protocols(asked: str | Sequence[str]) -> list[str]:

@@ -1,1 +1,4 @@
-"""Scores, exact ranks, metrics and their intervals: pure functions of tensors and arrays. Imports the pipeline room alone."""
+"""Scores, exact ranks, metrics and their intervals: pure functions of tensors and arrays.
+
+Imports no other folder of the room.
+"""

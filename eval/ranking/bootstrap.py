@@ -1,4 +1,4 @@
-"""What the choice of test images does to a figure: bootstrap intervals, and tests of the difference of two models.
+"""What the choice of test images does to a metric: bootstrap intervals, and tests of the difference of two models.
 
 All of it resamples images, and a caption goes where its image goes: the captions of one image are no independent
 queries. What a query searches stays the whole split, and in folds images are drawn from their own fold.
@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.eval.defaults import SAMPLES
 from vse.eval.ranking.metrics import Fold, averaged, fold_metrics, resampled
 
-SAMPLES = 1000  # for intervals
-COMPARED = 10_000  # for p-values
 LEVEL = 0.95
 ALPHA = 0.05  # a difference is called significant if p is below
 _WEIGHTS = 2**21  # of images in samples, held at once
@@ -29,7 +28,7 @@ Run = Sequence[Fold]  # the queries of one seed, a fold after the other
 
 
 def intervals(runs: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
-    """For each figure the percentile interval ``[low, high]`` that holds 95% of its means over ``runs``.
+    """For each metric the percentile interval ``[low, high]`` that holds 95% of its means over ``runs``.
 
     The seeds of a model are resampled together: the interval says what other test images would have given, the standard
     deviation over seeds what other seeds would have.
@@ -40,9 +39,9 @@ def intervals(runs: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dic
 
 
 def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
-    """How far two models' figures, means over as many seeds, are apart on the same queries.
+    """How far two models' metrics, means over as many seeds, are apart on the same queries.
 
-    For each figure a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference by a paired
+    For each metric a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference by a paired
     bootstrap; ``p``, the two-sided p-value of a randomisation test: how often the difference is as large when the answers
     of both models to an image and its captions are swapped by the toss of a coin. Seeds are paired in their order.
     """
@@ -52,14 +51,14 @@ def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMP
         [_side_by_side(a, b, n_images) for a, b in zip(one, two, strict=True)] for one, two in zip(first, second, strict=True)
     ]
     rng = np.random.default_rng(seed)
-    found = []
+    portions = []
     for n in _portions(samples, n_images):
         weights = _drawn(first[0], n_images, n, rng)
         swap = rng.integers(0, 2, (n, n_images)).astype(np.float64)
         left, right = _means(mixed, np.hstack([1 - swap, swap])), _means(mixed, np.hstack([swap, 1 - swap]))
-        found.append({"drawn": [_means(first, weights), _means(second, weights)], "swapped": [left, right]})
+        portions.append({"drawn": [_means(first, weights), _means(second, weights)], "swapped": [left, right]})
     drawn, swapped = (
-        _each(_joined([part[kind][0] for part in found]), np.subtract, _joined([part[kind][1] for part in found]))
+        _each(_joined([part[kind][0] for part in portions]), np.subtract, _joined([part[kind][1] for part in portions]))
         for kind in ("drawn", "swapped")
     )
     observed = [averaged([averaged([fold_metrics(fold) for fold in run]) for run in runs]) for runs in (first, second)]
@@ -68,7 +67,7 @@ def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMP
 
 def _difference(a: float, b: float, drawn: NDArray[np.float64], swapped: NDArray[np.float64]) -> dict[str, Any]:
     difference = a - b
-    # Swapping that only reorders a sum must count as equal: figures are percents, and 1e-9 of one is no difference.
+    # Swapping that only reorders a sum must count as equal: metrics are percents, and 1e-9 of one is no difference.
     as_large = np.abs(swapped) >= abs(difference) - 1e-9
     return {
         "a": float(a),
@@ -86,7 +85,7 @@ def _portions(samples: int, n_images: int) -> list[int]:
 
 
 def _means(runs: Sequence[Run], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Every figure (n_samples,), averaged over seeds."""
+    """Every metric (n_samples,), averaged over seeds."""
     return averaged([resampled(run, weights) for run in runs])
 
 
@@ -105,7 +104,7 @@ def _drawn(run: Run, n_images: int, samples: int, rng: np.random.Generator) -> N
 
 
 def _compacted(runs: Sequence[Run]) -> tuple[list[Run], int]:
-    """The runs with their images numbered anew, and how many there are: those that have queries."""
+    """The runs with their images renumbered, and how many there are: those that have queries."""
     images = np.unique(np.concatenate([queries.images for fold in runs[0] for queries in fold.values()]))
     return [
         [{direction: replace(q, images=np.searchsorted(images, q.images)) for direction, q in fold.items()} for fold in run]
@@ -115,13 +114,13 @@ def _compacted(runs: Sequence[Run]) -> tuple[list[Run], int]:
 
 def _side_by_side(first: Fold, second: Fold, n_images: int) -> Fold:
     """The queries of both models as one fold, the second's images numbered after the first's."""
-    found = {}
+    both = {}
     for direction, a in first.items():
         b = second[direction]
         values = {name: np.concatenate([a.values[name], b.values[name]]) for name in a.values}
         ranks = None if a.ranks is None or b.ranks is None else np.concatenate([a.ranks, b.ranks])
-        found[direction] = replace(a, images=np.concatenate([a.images, b.images + n_images]), values=values, ranks=ranks)
-    return found
+        both[direction] = replace(a, images=np.concatenate([a.images, b.images + n_images]), values=values, ranks=ranks)
+    return both
 
 
 def _interval(values: NDArray[np.float64]) -> list[float]:

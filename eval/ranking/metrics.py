@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from vse.eval.ranking.ranks import Ranks
 
 RECALLS = (1, 5, 10)
-# What directions and figures are called, where people read them.
+# What directions and metrics are called, where people read them.
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
 NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
@@ -31,8 +31,8 @@ class Queries:
     """What became of the queries of one direction.
 
     images : (n,) the row of the image that each query is or belongs to, with which it is resampled
-    values : of each figure that is a mean over queries, such as R@K in percent, the value (n,) of each query
-    ranks : (n,) 0-based, where the median is a figure, too
+    values : of each metric that is a mean over queries, such as R@K in percent, the value (n,) of each query
+    ranks : (n,) 0-based, where the median is a metric, too
     """
 
     images: NDArray[np.int64]
@@ -41,7 +41,7 @@ class Queries:
 
     @classmethod
     def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:
-        """Queries whose figures are R@K, mean r and Med r of their 0-based ranks."""
+        """Queries whose metrics are R@K, mean r and Med r of their 0-based ranks."""
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in RECALLS}
         values["meanr"] = (ranks + 1).astype(np.float64)
         return cls(images, values, ranks)
@@ -52,14 +52,14 @@ Fold = Mapping[str, Queries]
 
 
 def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64]) -> Fold:
-    """The queries both directions of a set of images and all their captions; ``image_of_caption`` (n_captions,) are the captions' images."""
+    """The queries in both directions among some images and all their captions; ``image_of_caption`` is (n_captions,)."""
     return {"i2t": Queries.ranked(ranks.i2t, np.unique(image_of_caption)), "t2i": Queries.ranked(ranks.t2i, image_of_caption)}
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
-    """The figures of each direction; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
-    found: dict[str, Any] = {direction: _figures(queries) for direction, queries in fold.items()}
-    return {**found, **_sums(found)}
+    """The metrics of each direction; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
+    directions: dict[str, Any] = {direction: _means(queries) for direction, queries in fold.items()}
+    return {**directions, **_sums(directions)}
 
 
 def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
@@ -68,17 +68,17 @@ def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
     ``meanr`` = mean + 1.
     """
-    return _figures(Queries.ranked(ranks, np.arange(len(ranks))))
+    return _means(Queries.ranked(ranks, np.arange(len(ranks))))
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
-    """Both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
-    found: dict[str, Any] = {"i2t": direction_metrics(ranks.i2t), "t2i": direction_metrics(ranks.t2i)}
-    return {**found, **_sums(found)}
+    """The metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
+    directions: dict[str, Any] = {"i2t": direction_metrics(ranks.i2t), "t2i": direction_metrics(ranks.t2i)}
+    return {**directions, **_sums(directions)}
 
 
 def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of every figure over folds."""
+    """The mean of every metric over folds."""
     first = results[0]
     return {
         key: averaged([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
@@ -87,28 +87,28 @@ def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Every figure of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
+    """Every metric of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
 
-    ``weights`` is (n_samples, n_images), of whole numbers. A figure becomes (n_samples,); one of no query at all is NaN.
+    ``weights`` is (n_samples, n_images), of integers. A metric becomes (n_samples,); one of no query at all is NaN.
     """
     results = []
     for fold in folds:
         images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
         own = np.ascontiguousarray(weights[:, images].T)
-        found: dict[str, Any] = {
+        directions: dict[str, Any] = {
             direction: _weighted(queries, np.searchsorted(images, queries.images), own) for direction, queries in fold.items()
         }
-        results.append({**found, **_sums(found)})
+        results.append({**directions, **_sums(directions)})
     return averaged(results)
 
 
-def _figures(queries: Queries) -> dict[str, float]:
+def _means(queries: Queries) -> dict[str, float]:
     if not len(queries.images):
         raise ValueError("no queries")
-    found = {name: float(np.mean(values)) for name, values in queries.values.items()}
+    means = {name: float(np.mean(values)) for name, values in queries.values.items()}
     if queries.ranks is None:
-        return found
-    return _ordered(found, float(np.floor(np.median(queries.ranks)) + 1))
+        return means
+    return _ordered(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
 def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
@@ -118,10 +118,10 @@ def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.f
     sums = [np.bincount(images, values, n_images) for values in queries.values.values()]
     count, *totals = np.stack([counts, *sums]) @ weights
     with np.errstate(invalid="ignore"):
-        found = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
+        means = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
     if queries.ranks is None:
-        return found
-    return _ordered(found, _weighted_median_rank(queries.ranks, images, weights))
+        return means
+    return _ordered(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
 def _weighted_median_rank(
@@ -141,8 +141,8 @@ def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
     return {**{name: value for name, value in means.items() if name != "meanr"}, "medr": medr, "meanr": means["meanr"]}
 
 
-def _sums(found: Mapping[str, Any]) -> dict[str, Any]:
-    recalls = [found.get(direction, {}).get(f"r{k}") for direction in ("i2t", "t2i") for k in RECALLS]
+def _sums(directions: Mapping[str, Any]) -> dict[str, Any]:
+    recalls = [directions.get(direction, {}).get(f"r{k}") for direction in ("i2t", "t2i") for k in RECALLS]
     if any(recall is None for recall in recalls):
         return {}
     rsum = sum(recalls)

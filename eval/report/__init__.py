@@ -1,1 +1,4 @@
-"""Reports in HTML: a result, two results side by side, the hits of a search. May import everything in eval but tables."""
+"""HTML reports: of a result, of two results side by side, of what a search returned.
+
+May import ranking, files, search and protocols.
+"""

@@ -1,4 +1,4 @@
-"""The gallery of a report: queries with what one or two models find for them, as pictures and captions."""
+"""The gallery of a report: queries with what one or two models find for them, as photos and captions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.gallery import NEAR, Direction, Found, Hit, retrieved, select_queries, select_queries_of_two
+from vse.eval.report.gallery import NEAR, Candidate, Direction, Retrieved, retrieved, select_queries, select_queries_of_two
 from vse.eval.report.html_page import thumbnail
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
 
 log = logging.getLogger(__name__)
-_SIDE = 208  # pixels of the longer side of a picture
-_NEGATIVES = 4  # shown each direction
+_SIDE = 208  # pixels of the longer side of a photo
+_NEGATIVES = 4  # shown in each direction
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture to show, with a caption of its own; ``source`` is None if it cannot be read."""
+class Photo:
+    """A photo to show, with a caption of its own; ``source`` is None if it cannot be read."""
 
     source: str | None
     file: str
@@ -33,65 +33,65 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A candidate as it is shown: a caption, or a picture with one of its captions. ``rank`` is 1-based."""
+class ShownCandidate:
+    """A candidate as it is shown: a caption, or a photo with one of its captions. ``rank`` is 1-based."""
 
     rank: int
     score: str
     right: bool
     caption: str
-    picture: Picture | None
+    photo: Photo | None
 
 
 @dataclass(frozen=True)
-class Column:
-    """What one model finds; ``answer`` is the best right candidate if it is not among ``answers``. ``rank`` is 1-based."""
+class ModelColumn:
+    """What one model retrieves; ``answer`` is the best positive if it is not among ``answers``. ``rank`` is 1-based."""
 
     rank: int
-    answers: Sequence[Answer]
-    answer: Answer | None
+    answers: Sequence[ShownCandidate]
+    answer: ShownCandidate | None
 
 
 @dataclass(frozen=True)
-class Card:
-    """A query, which is a picture or a caption, and a column per model."""
+class QueryCard:
+    """A query, which is a photo or a caption, and a column per model."""
 
-    picture: Picture | None
+    photo: Photo | None
     caption: str
-    columns: Sequence[Column]
+    columns: Sequence[ModelColumn]
 
 
 @dataclass(frozen=True)
-class Group:
+class CardGroup:
     """Cards with something in common; none if there are no such queries."""
 
     title: str
-    cards: Sequence[Card]
+    cards: Sequence[QueryCard]
 
 
 @dataclass(frozen=True)
 class Gallery:
-    """The queries of one direction. ``counts``: of how many the first model, the second, and neither is better, if there are two."""
+    """The queries of one direction; of two models also ``counts``: how often the first, the second and neither is better."""
 
     direction: Direction
-    groups: Sequence[Group]
+    groups: Sequence[CardGroup]
     counts: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True)
-class Negative:
-    """A pair of the training set and a wrong candidate that scored high; of a wrong picture there is the ``picture``."""
+class HardNegative:
+    """A positive pair of the training set, and the negative candidate that cost it most."""
 
     cost: str
-    right: Picture
+    positive: Photo
     caption: str
-    wrong: Picture
-    wrong_caption: str
+    negative: Photo
+    negative_caption: str
 
 
 @dataclass
-class Pictures:
-    """The pictures and captions of a data set, each picture read once; ``unreadable`` are the files that cannot be."""
+class Photos:
+    """The photos and captions of a data set, each photo read once; ``unreadable`` are the files that cannot be."""
 
     dataset: Dataset
     unreadable: set[str] = field(default_factory=set)
@@ -115,14 +115,14 @@ class Pictures:
                     f"{path}: has no caption {sentid} of image {imgid}, of which there is an embedding; see --data"
                 )
 
-    def picture(self, imgid: int) -> Picture:
-        """A picture of the data set; without a source if it has no such image, either."""
+    def photo(self, imgid: int) -> Photo:
+        """The photo of an image; without a source if the data set has no such image, either."""
         image = self._images.get(imgid)
         if image is None:
-            return Picture(None, f"image {imgid}", "")
+            return Photo(None, f"image {imgid}", "")
         if imgid not in self._sources:
             self._sources[imgid] = self._read(image)
-        return Picture(self._sources[imgid], image.file, image.captions[0].raw)
+        return Photo(self._sources[imgid], image.file, image.captions[0].raw)
 
     def caption(self, sentid: int) -> str:
         """A caption as it was written."""
@@ -140,7 +140,7 @@ class Pictures:
 
 
 def gallery(
-    direction: Direction, runs: Sequence[Embeddings], ranks: Sequence[Ranks], pictures: Pictures, n: int, seed: int
+    direction: Direction, runs: Sequence[Embeddings], ranks: Sequence[Ranks], photos: Photos, n: int, seed: int
 ) -> Gallery:
     """``n`` queries of one model, or of two whose embeddings are in the same order."""
     image_of_caption = runs[0].image_of_caption()
@@ -148,27 +148,31 @@ def gallery(
         np.unique(image_of_caption) if direction == "i2t" else np.arange(len(image_of_caption))
     )  # an image without a caption is no query
     images = asking if direction == "i2t" else image_of_caption
-    found = [getattr(one, direction) for one in ranks]
-    if len(found) == 1:
-        titles = ["Found at once", f"Near misses: right answer at rank 2 to {NEAR}", "Failures: the largest ranks of all"]
-        picked: Sequence[list[int]] = select_queries(found[0], images, n, seed)
+    of_models = [getattr(one, direction) for one in ranks]
+    if len(of_models) == 1:
+        titles = [
+            "Right answer at rank 1",
+            f"Near misses: right answer at rank 2 to {NEAR}",
+            "Failures: the largest ranks of all",
+        ]
+        picked: Sequence[list[int]] = select_queries(of_models[0], images, n, seed)
         counts = None
     else:
         titles = ["A ranks the right answer higher", "B ranks the right answer higher"]
-        picked = select_queries_of_two(found[0], found[1], images, n)
-        better, worse = (int(np.count_nonzero(one)) for one in (found[0] < found[1], found[0] > found[1]))
+        picked = select_queries_of_two(of_models[0], of_models[1], images, n)
+        better, worse = (int(np.count_nonzero(one)) for one in (of_models[0] < of_models[1], of_models[0] > of_models[1]))
         counts = (better, worse, len(asking) - better - worse)
     queries = [asking[group].tolist() for group in picked]
     everything = [query for group in queries for query in group]
     results = [dict(zip(everything, retrieved(run, direction, everything), strict=True)) for run in runs]
     groups = [
-        Group(title, [_card(direction, runs[0], pictures, [one[query] for one in results]) for query in group])
+        CardGroup(title, [_card(direction, runs[0], photos, [one[query] for one in results]) for query in group])
         for title, group in zip(titles, queries, strict=True)
     ]
     return Gallery(direction, [group for group in groups if group.cards], counts)
 
 
-def hardest_negatives(table: pd.DataFrame, pictures: Pictures) -> tuple[int, dict[str, list[Negative]]]:
+def hardest_negatives(table: pd.DataFrame, photos: Photos) -> tuple[int, dict[str, list[HardNegative]]]:
     """The last epoch, and the costliest negatives of it for queries that are an ``image`` or a ``caption``."""
     numbers = ["epoch", "cost", "imgid", "negative_imgid"]
     table = table.assign(**{name: pd.to_numeric(table[name], errors="coerce") for name in numbers}).dropna(subset=numbers)
@@ -176,36 +180,38 @@ def hardest_negatives(table: pd.DataFrame, pictures: Pictures) -> tuple[int, dic
         return 0, {}
     epoch = int(table["epoch"].max())
     table = table[table["epoch"] == epoch].sort_values("cost", ascending=False, kind="stable")
-    found = {}
+    costliest = {}
     for query in ("image", "caption"):
         rows = table[table["query"] == query].head(_NEGATIVES).to_dict("records")
         if rows:
-            found[query] = [_negative(row, pictures) for row in rows]
-    return epoch, found
+            costliest[query] = [_negative(row, photos) for row in rows]
+    return epoch, costliest
 
 
-def _negative(row: Any, pictures: Pictures) -> Negative:
-    right, wrong = pictures.picture(int(row["imgid"])), pictures.picture(int(row["negative_imgid"]))
-    return Negative(f"{row['cost']:#.3g}", right, str(row["caption"]), wrong, str(row["negative_caption"]))
+def _negative(row: Any, photos: Photos) -> HardNegative:
+    positive, negative = photos.photo(int(row["imgid"])), photos.photo(int(row["negative_imgid"]))
+    return HardNegative(f"{row['cost']:#.3g}", positive, str(row["caption"]), negative, str(row["negative_caption"]))
 
 
-def _card(direction: Direction, run: Embeddings, pictures: Pictures, results: Sequence[Found]) -> Card:
+def _card(direction: Direction, run: Embeddings, photos: Photos, results: Sequence[Retrieved]) -> QueryCard:
     query = results[0].query
     columns = []
-    for found in results:
-        shown = [_answer(direction, run, pictures, hit) for hit in found.hits]
-        among = found.answer.rank < len(shown)
-        best = None if among else _answer(direction, run, pictures, found.answer)
-        columns.append(Column(found.answer.rank + 1, shown, best))
+    for result in results:
+        shown = [_answer(direction, run, photos, candidate) for candidate in result.candidates]
+        among = result.answer.rank < len(shown)
+        best = None if among else _answer(direction, run, photos, result.answer)
+        columns.append(ModelColumn(result.answer.rank + 1, shown, best))
     if direction == "i2t":
-        picture = pictures.picture(int(run.image_ids[query]))
-        return Card(picture, picture.caption, columns)
-    return Card(None, pictures.caption(int(run.caption_ids[query])), columns)
+        photo = photos.photo(int(run.image_ids[query]))
+        return QueryCard(photo, photo.caption, columns)
+    return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
 
 
-def _answer(direction: Direction, run: Embeddings, pictures: Pictures, hit: Hit) -> Answer:
-    score = f"{hit.score + 0.0:#.3g}".replace("-", "−")
+def _answer(direction: Direction, run: Embeddings, photos: Photos, candidate: Candidate) -> ShownCandidate:
+    score = f"{candidate.score + 0.0:#.3g}".replace("-", "−")
     if direction == "i2t":
-        return Answer(hit.rank + 1, score, hit.right, pictures.caption(int(run.caption_ids[hit.row])), None)
-    picture = pictures.picture(int(run.image_ids[hit.row]))
-    return Answer(hit.rank + 1, score, hit.right, picture.caption, picture)
+        return ShownCandidate(
+            candidate.rank + 1, score, candidate.right, photos.caption(int(run.caption_ids[candidate.row])), None
+        )
+    photo = photos.photo(int(run.image_ids[candidate.row]))
+    return ShownCandidate(candidate.rank + 1, score, candidate.right, photo.caption, photo)

@@ -105,7 +105,7 @@ def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates:
     bins = rank_bins(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
     names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
-    shares = [rank_shares(found, bins) for found in ranks]
+    shares = [rank_shares(of_model, bins) for of_model in ranks]
     width = 0.84 / len(ranks)
 
     def draw(axes: Axes) -> None:
@@ -165,9 +165,9 @@ def _drawn(label: str, draw: Callable[[Axes], None], left: float, bottom: float)
 
 
 def _inline(svg: str, label: str) -> Markup:
-    """What matplotlib wrote, to stand in a page among others: named, without a prolog, without ids that nothing refers to."""
+    """What matplotlib wrote, to stand among others in a report: named, without prolog, without ids that nothing refers to."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in used else "", svg)
+    svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))

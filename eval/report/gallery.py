@@ -1,4 +1,4 @@
-"""Which queries a report shows, and what a model finds for them: its best candidates, by exact scores."""
+"""Which queries a report shows, and what a model retrieves for them: its best candidates, by exact scores."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Hit:
+class Candidate:
     """A candidate: its ``row`` among captions (i2t) or images (t2i), its 0-based ``rank``, and whether it is ``right``."""
 
     row: int
@@ -32,53 +32,53 @@ class Hit:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a model finds for a query, a row of images or captions: its best candidates, and the ``answer``, the right one
+class Retrieved:
+    """What a model retrieves for a query, a row of images or captions: its best candidates, and the ``answer``, the positive
     that it ranks first.
 
-    Of equal scores a wrong candidate comes first, as the ranks count them.
+    Of equal scores a negative candidate comes first, as the ranks count them.
     """
 
     query: int
-    hits: tuple[Hit, ...]
-    answer: Hit
+    candidates: tuple[Candidate, ...]
+    answer: Candidate
 
 
 def all_ranks(run: Embeddings) -> Ranks:
-    """The ranks of all queries of a split, both directions."""
+    """The ranks of all queries of a split, in both directions."""
     return ranks_from_blocks(*run.score_blocks())
 
 
-def retrieved(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[Found]:
-    """What the model finds for some rows of images (``i2t``) or of captions (``t2i``) among the whole split."""
+def retrieved(run: Embeddings, direction: Direction, queries: Sequence[int], top: int = TOP) -> list[Retrieved]:
+    """What the model retrieves for some rows of images (``i2t``) or of captions (``t2i``) among the whole split."""
     image_of_caption = run.image_of_caption()
     rows_of_scores = _scores_of_images(run, queries) if direction == "i2t" else _scores_of_captions(run, queries)
-    found = []
+    results = []
     for query, scores in zip(queries, rows_of_scores, strict=True):
         right = image_of_caption == query if direction == "i2t" else np.arange(len(run.image_ids)) == image_of_caption[query]
-        found.append(_found(query, scores, right, top))
-    return found
+        results.append(_retrieved(query, scores, right, top))
+    return results
 
 
-def select_queries(ranks: Rows, pictures: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
+def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[int], list[int], list[int]]:
     """Up to ``n`` queries, in thirds: successes, near misses, failures.
 
-    Successes (rank 0) and near misses (below :data:`NEAR`) are drawn with ``seed``, failures are the largest ranks. Of a
-    picture, whose row each query has in ``pictures`` (n_queries,), one query is shown.
+    Successes (rank 0) and near misses (below :data:`NEAR`) are drawn with ``seed``, failures are the largest ranks. Of an
+    image, whose row each query has in ``images`` (n_queries,), one query is shown.
     """
     parts = [n // 3 + (part < n % 3) for part in range(3)]
     drawn = np.random.default_rng(seed).permutation(len(ranks))
     worst = np.argsort(-ranks, kind="stable")
     shown: set[int] = set()
-    failures = _of_new_pictures(worst[ranks[worst] > 0], pictures, parts[2], shown)
+    failures = _of_new_images(worst[ranks[worst] > 0], images, parts[2], shown)
     near = drawn[(ranks[drawn] > 0) & (ranks[drawn] < NEAR)]
-    near_misses = _of_new_pictures(near, pictures, parts[1], shown)
-    successes = _of_new_pictures(drawn[ranks[drawn] == 0], pictures, parts[0], shown)
+    near_misses = _of_new_images(near, images, parts[1], shown)
+    successes = _of_new_images(drawn[ranks[drawn] == 0], images, parts[0], shown)
     near_misses.sort(key=lambda query: int(ranks[query]))
     return successes, near_misses, failures
 
 
-def select_queries_of_two(first: Rows, second: Rows, pictures: Rows, n: int) -> tuple[list[int], list[int]]:
+def select_queries_of_two(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
     """Up to ``n`` queries whose ranks in two results differ most, as a ratio: half that the first ranks better, then half that
     the second does.
     """
@@ -87,32 +87,32 @@ def select_queries_of_two(first: Rows, second: Rows, pictures: Rows, n: int) -> 
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
         order = np.argsort(-sign * gain, kind="stable")
-        halves.append(_of_new_pictures(order[sign * gain[order] > 0], pictures, size, shown))
+        halves.append(_of_new_images(order[sign * gain[order] > 0], images, size, shown))
     return halves[0], halves[1]
 
 
-def _of_new_pictures(queries: Rows, pictures: Rows, n: int, shown: set[int]) -> list[int]:
-    """The first ``n`` queries of pictures that are not among those ``shown``, to which theirs are added."""
-    found: list[int] = []
+def _of_new_images(queries: Rows, images: Rows, n: int, shown: set[int]) -> list[int]:
+    """The first ``n`` queries of images that are not among those ``shown``, to which theirs are added."""
+    selected: list[int] = []
     for query in queries.tolist():
-        if len(found) == n:
+        if len(selected) == n:
             break
-        if pictures[query] not in shown:
-            shown.add(int(pictures[query]))
-            found.append(query)
-    return found
+        if images[query] not in shown:
+            shown.add(int(images[query]))
+            selected.append(query)
+    return selected
 
 
-def _found(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> Found:
+def _retrieved(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -> Retrieved:
     wrong_first = torch.from_numpy(np.argsort(right, kind="stable"))
     order = wrong_first[torch.argsort(scores[wrong_first], descending=True, stable=True)].numpy()
 
-    def hit(rank: int) -> Hit:
+    def candidate(rank: int) -> Candidate:
         row = int(order[rank])
-        return Hit(row, rank, float(scores[row]), bool(right[row]))
+        return Candidate(row, rank, float(scores[row]), bool(right[row]))
 
-    best = tuple(hit(rank) for rank in range(min(top, len(order))))
-    return Found(query, best, hit(int(np.argmax(right[order]))))
+    best = tuple(candidate(rank) for rank in range(min(top, len(order))))
+    return Retrieved(query, best, candidate(int(np.argmax(right[order]))))
 
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""HTML pages of one file: pictures and charts inside, no script, nothing loaded from elsewhere."""
+"""HTML reports of one file: photos and charts inside, no script, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
     return write_text(out, _ENVIRONMENT.get_template(template).render(**values))
 
 
-def thumbnail(picture: Path, side: int = THUMBNAIL) -> str:
+def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
     """A small JPEG of an image file, as the ``src`` of an ``img``; ``BadImage`` if it cannot be read."""
-    small = decode(picture)
+    small = decode(photo)
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     content = BytesIO()
     small.save(content, "JPEG", quality=82, optimize=True)

@@ -1,4 +1,4 @@
-"""A page of one result, or of two side by side: what was run, its figures, and what it retrieves, in pictures."""
+"""A report of one result, or of two side by side: what was run, its metrics, and what it retrieves, with photos."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
+from vse.eval.defaults import QUERIES
+from vse.eval.files.results import Member, Result
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.cards import Gallery, Negative, Pictures, gallery, hardest_negatives
+from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives
 from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
 from vse.eval.report.gallery import all_ranks
 from vse.eval.report.html_page import write_page
-from vse.eval.report.reported import Reported, on_the_same_queries, read_reported
+from vse.eval.report.reported import ReportedResult, on_the_same_queries, read_reported
 from vse.eval.report.result_metrics import headline, paired_differences, sections
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
 
-QUERIES = 12
 _SETTINGS = {
     "feature": "feature",
     "model.similarity": "similarity",
@@ -44,8 +45,8 @@ class Chart(NamedTuple):
     svg: Markup
 
 
-class Described(NamedTuple):
-    """A result as the head of the page names it."""
+class DescribedResult(NamedTuple):
+    """A result as the head of the report names it."""
 
     letter: str
     experiment: str
@@ -62,11 +63,11 @@ def write_report(
     queries: int = QUERIES,
     seed: int = 0,
 ) -> Path:
-    """Write a page of one result file, or of two on the same queries; returns ``out``.
+    """Write an HTML report of one result file, or of two on the same queries; returns ``out``.
 
     ``data`` (``dataset.json``) and ``embeddings`` (of the first seed, one file per result) say where these lie if not where
-    the results say. What is not there is left out, and the page says so. ``queries`` are shown each direction, in the gallery;
-    which of many like them, ``seed`` decides.
+    the results say. What is not there is left out, and the report says so. The gallery shows so many ``queries`` in each
+    direction; ``seed`` decides which of many alike.
     """
     if not 1 <= len(results) <= 2:
         raise UserError(f"a report shows one result, or two side by side, not {len(results)}")
@@ -76,101 +77,105 @@ def write_report(
         raise UserError(f"{queries} queries cannot be shown")
     check_out(out, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
-    found = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
-    if len(found) == 2:
-        found[1] = on_the_same_queries(*found)
-    ranks = [all_ranks(one.run) for one in found if one.run]
-    missing = [*_missing(found)]
+    reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
+    if len(reported) == 2:
+        reported[1] = on_the_same_queries(*reported)
+    ranks = [all_ranks(one.run) for one in reported if one.run]
+    missing = [*_missing(reported)]
     galleries: list[Gallery] = []
     epoch = 0
-    negatives: dict[str, list[Negative]] = {}
-    pictures = _pictures(found, data, missing)
-    if pictures:
-        runs = [one.run for one in found if one.run]
-        if len(runs) == len(found) and queries:
-            galleries = [gallery(direction, runs, ranks, pictures, queries, seed) for direction in ("i2t", "t2i")]
-        if len(found) == 1 and found[0].negatives is not None:
-            epoch, negatives = hardest_negatives(found[0].negatives, pictures)
-        missing += _unreadable(pictures)
+    negatives: dict[str, list[HardNegative]] = {}
+    photos = _photos(reported, data, missing)
+    if photos:
+        runs = [one.run for one in reported if one.run]
+        if len(runs) == len(reported) and queries:
+            galleries = [gallery(direction, runs, ranks, photos, queries, seed) for direction in ("i2t", "t2i")]
+        if len(reported) == 1 and reported[0].negatives is not None:
+            epoch, negatives = hardest_negatives(reported[0].negatives, photos)
+        missing += _unreadable(photos)
     return write_page(
         out,
         "report.html",
-        title=_title(found),
-        result=found[0].result,
-        described=[_described(one, "AB"[k] if len(found) == 2 else "") for k, one in enumerate(found)],
+        title=_title(reported),
+        result=reported[0].result,
+        seed=reported[0].result.seeds[0],
+        described=[_described(one, "AB"[k] if len(reported) == 2 else "") for k, one in enumerate(reported)],
         colours=COLOURS,
         directions=DIRECTIONS,
-        headline=headline(found[0].result) if len(found) == 1 else [],
-        sections=sections([one.result for one in found]),
-        differences=paired_differences(found[0].run.image_of_caption(), *ranks) if len(ranks) == 2 and found[0].run else [],
-        curves=_curves(found),
-        histograms=_histograms(ranks, found[0].result) if len(ranks) == len(found) else [],
+        headline=headline(reported[0].result) if len(reported) == 1 else [],
+        sections=sections([one.result for one in reported]),
+        differences=paired_differences(reported[0].run.image_of_caption(), *ranks)
+        if len(ranks) == 2 and reported[0].run
+        else [],
+        curves=_curves(reported),
+        histograms=_histograms(ranks, reported[0].result) if len(ranks) == len(reported) else [],
         galleries=galleries,
         epoch=epoch,
         negatives=negatives,
-        differing=_differing(found),
+        differing=_differing(reported),
         missing=missing,
     )
 
 
-def _title(found: Sequence[Reported]) -> str:
-    return f"{found[0].result['dataset']} {' and '.join(str(one.result['experiment']) for one in found)}"
+def _title(reported: Sequence[ReportedResult]) -> str:
+    return f"{reported[0].result.dataset} {' and '.join(one.result.experiment for one in reported)}"
 
 
-def _missing(found: Sequence[Reported]) -> Iterator[str]:
-    for letter, one in zip("AB", found, strict=False):
+def _missing(reported: Sequence[ReportedResult]) -> Iterator[str]:
+    for letter, one in zip("AB", reported, strict=False):
         for what in one.missing:
-            yield what if len(found) == 1 else f"{letter}: {what}"
+            yield what if len(reported) == 1 else f"{letter}: {what}"
 
 
-def _pictures(found: Sequence[Reported], data: Path | None, missing: list[str]) -> Pictures | None:
+def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list[str]) -> Photos | None:
     """The data set of the embeddings; or None, and why, if it is not at hand."""
-    runs = [one.run for one in found if one.run]
+    runs = [one.run for one in reported if one.run]
     if not runs:
         return None
-    noted = [one.captions for one in found if one.captions]
-    path = data or next((path for path in noted if path.is_file()), None)
+    places = [one.captions for one in reported if one.captions]
+    path = data or next((path for path in places if path.is_file()), None)
     if path is None:
-        where = "is not where the embeddings say" if noted else "is not named by the embeddings"
-        missing.append(f"dataset.json {where} (--data does): no pictures and captions, so no gallery")
+        where = "is not where the embeddings say" if places else "is not named by the embeddings"
+        missing.append(f"dataset.json {where} (--data does): no photos and captions, so no gallery")
         return None
-    pictures = Pictures(load_dataset_file(path))
+    photos = Photos(load_dataset_file(path))
     for run in runs:
-        pictures.check(run)
-    return pictures
+        photos.check(run)
+    return photos
 
 
-def _unreadable(pictures: Pictures) -> Iterator[str]:
-    if not pictures.dataset.pictures:
-        yield "the data set has no pictures, its features were imported: captions stand for them"
-    if pictures.unreadable:
-        n = len(pictures.unreadable)
-        yield f"{n} picture{'s' if n > 1 else ''} could not be read, and a frame with the file's name stands there"
+def _unreadable(photos: Photos) -> Iterator[str]:
+    if not photos.dataset.pictures:
+        yield "the data set has no photos, its features were imported: captions stand for them"
+    if photos.unreadable:
+        n = len(photos.unreadable)
+        yield f"{n} photo{'s' if n > 1 else ''} could not be read, and a frame with the file's name stands there"
 
 
-def _described(found: Reported, letter: str) -> Described:
-    config = yaml.safe_dump(dict(found.config), sort_keys=True, allow_unicode=True) if found.config else ""
-    return Described(letter, str(found.result["experiment"]), found.path.name, list(_facts(found)), config)
+def _described(reported: ReportedResult, letter: str) -> DescribedResult:
+    config = yaml.safe_dump(dict(reported.config), sort_keys=True, allow_unicode=True) if reported.config else ""
+    return DescribedResult(letter, reported.result.experiment, reported.path.name, list(_facts(reported)), config)
 
 
-def _facts(found: Reported) -> Iterator[tuple[str, str]]:
-    """What was run, in a few lines; what was not noted is left out."""
-    result, record = found.result, found.record
-    counts = f"{result['n_images']:,} images, {result['n_captions']:,} captions"
-    yield "Data", f"{result['dataset']}, split {result['split']}: {counts}"
-    if "ensemble" in result:
-        yield "Members", ", ".join(f"{member['experiment']} seed {member['seed']}" for member in result["ensemble"])
-    else:
-        yield "Seeds" if len(result["seeds"]) > 1 else "Seed", ", ".join(map(str, result["seeds"]))
-    settings = flattened(found.config)
+def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
+    """What was run, in a few lines; what is unknown is left out."""
+    result, record = reported.result, reported.record
+    yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
+    if result.ensemble:
+        yield "Members", ", ".join(map(_member, result.ensemble))
+    elif any(seed is not None for seed in result.seeds):
+        named = ("not named" if seed is None else str(seed) for seed in result.seeds)
+        yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(named)
+    settings = flattened(reported.config)
     gradient = settings.get("solver", "gradient") == "gradient"
     keys = _SETTINGS if gradient else {"solver": "solver", "feature": "feature"}
-    named = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
-    if named:
-        yield "Settings", ", ".join(named)
-    if found.run:
-        yield "Compared by", "scores of pairs" if found.run.scores is not None else str(found.run.similarity)
-    features = _mapping(found.provenance.get("features"))
+    shown = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]
+    if shown:
+        yield "Settings", ", ".join(shown)
+    if reported.run:
+        by_scores = "scores of each direction" if reported.run.directional else "scores of pairs"
+        yield "Compared by", reported.run.similarity if reported.run.vectors is not None else by_scores
+    features = _mapping(reported.provenance.get("features"))
     if features:
         yield "Features", ", ".join(f"{name} ({str(key)[:12]})" for name, key in features.items())
     if "best_epoch" in record:
@@ -178,41 +183,41 @@ def _facts(found: Reported) -> Iterator[tuple[str, str]]:
         parts += [f"{record[key]:,.0f} {unit}" for key, unit in _MEASURES if isinstance(record.get(key), int | float)]
         parts += [f"on {record['device']}"] if "device" in record else []
         yield "Training", ", ".join(parts)
-    versions = _mapping(found.provenance.get("versions"))
+    versions = _mapping(reported.provenance.get("versions"))
     if versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
-    mark = str(found.result.get("sha256", ""))[:12]
-    yield "Result file", f"{found.path.name}{f' (sha256 {mark}…)' if mark else ''}"
+    mark = (result.sha256 or "")[:12]
+    yield "Result file", f"{reported.path.name}{f' (sha256 {mark}…)' if mark else ''}"
 
 
 _MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))
 
 
-def _differing(found: Sequence[Reported]) -> list[tuple[str, str, str]]:
+def _differing(reported: Sequence[ReportedResult]) -> list[tuple[str, str, str]]:
     """The settings in which two results differ."""
-    if len(found) < 2 or not all(each.config for each in found):
+    if len(reported) < 2 or not all(each.config for each in reported):
         return []
-    one, two = (flattened(each.config) for each in found)
+    one, two = (flattened(each.config) for each in reported)
     names = [name for name in dict.fromkeys([*one, *two]) if name not in ("name", "rows") and one.get(name) != two.get(name)]
     return [(name, str(one.get(name, "–")), str(two.get(name, "–"))) for name in names]
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by dotted names: ``{"loss.margin": 0.2}``."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
+        settings |= flattened(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return settings
 
 
-def _curves(found: Sequence[Reported]) -> list[Chart]:
+def _curves(reported: Sequence[ReportedResult]) -> list[Chart]:
     """Loss and validation rsum per epoch, or, of CCA, rsum per regularisation."""
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
         for x, x_label in (("epoch", "epoch"), ("regularization", "regularisation")):
             curves = [
                 curve
-                for series, one in enumerate(found)
+                for series, one in enumerate(reported)
                 for table in one.curves
                 if ("regularization" in table) == (x == "regularization") and (curve := _curve(series, table, x, column))
             ]
@@ -232,12 +237,16 @@ def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
     return Curve(series, numbers[x].tolist(), numbers[y].tolist(), best)
 
 
-def _histograms(ranks: Sequence[Ranks], result: Mapping[str, Any]) -> list[Chart]:
+def _member(member: Member) -> str:
+    return member.experiment if member.seed is None else f"{member.experiment} seed {member.seed}"
+
+
+def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     charts = []
-    for direction, n_candidates in (("i2t", result["n_captions"]), ("t2i", result["n_images"])):
-        found = [getattr(one, direction) for one in ranks]
-        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", found, n_candidates)
-        charts.append(Chart(f"{DIRECTIONS[direction]}: {len(found[0]):,} queries among {n_candidates:,}", chart))
+    for direction, n_candidates in (("i2t", result.n_captions), ("t2i", result.n_images)):
+        of_results = [getattr(one, direction) for one in ranks]
+        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", of_results, n_candidates)
+        charts.append(Chart(f"{DIRECTIONS[direction]}: {len(of_results[0]):,} queries among {n_candidates:,}", chart))
     return charts
 
 

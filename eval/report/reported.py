@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings, read_embeddings
-from vse.eval.files.results import read_result
+from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Reported:
-    """A result and what was found of it.
+class ReportedResult:
+    """A result, and the embeddings and run files that lie where it says.
 
     ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``; ``curves`` has a table per seed
     that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
-    ``missing`` says in a sentence each what was not found, without naming folders, since others will read it.
+    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it.
     """
 
     path: Path
-    result: dict[str, Any]
+    result: Result
     run: Embeddings | None = None
     captions: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -42,68 +42,69 @@ class Reported:
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        """What the evaluator noted; empty if it is no mapping."""
-        found = self.result.get("provenance")
-        return found if isinstance(found, Mapping) else {}
+        """Features, settings and versions, as the evaluator wrote them."""
+        return self.result.provenance
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The settings of the experiment, if they were noted."""
-        found = self.provenance.get("config")
-        return found if isinstance(found, Mapping) else {}
+        """The settings of the experiment; empty if the result does not have them."""
+        config = self.provenance.get("config")
+        return config if isinstance(config, Mapping) else {}
 
 
-def read_reported(path: Path, embeddings: Path | None = None) -> Reported:
+def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
     """A result, its embeddings (or those of its first seed at another place) and the files of their run.
 
     :class:`UserError` if embeddings are there but are not those that the result was made from.
     """
-    result = read_result(path)
-    found = Reported(path, result)
-    noted = _noted(found)
-    files = [_beside(path, entry["file"]) for entry in noted]
+    reported = ReportedResult(path, read_result(path))
+    references = _file_references(reported)
+    files = [_beside(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
     # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
-    together = "ensemble" in result
-    found = _with_embeddings(found, noted, files if together else files[:1], given=embeddings is not None)
+    together = bool(reported.result.ensemble)
+    reported = _with_embeddings(reported, references, files if together else files[:1], given=embeddings is not None)
     if together:
-        return _lacking(found, "the result is of an ensemble: its members' training curves are in their own reports")
-    return _with_runs(found, files)
+        return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")
+    return _with_runs(reported, files)
 
 
-def _noted(found: Reported) -> list[Mapping[str, str]]:
-    entries = found.provenance.get("embeddings")
+def _file_references(reported: ReportedResult) -> list[Mapping[str, str]]:
+    entries = reported.provenance.get("embeddings")
     entries = entries if isinstance(entries, list) else []
     if not all(isinstance(entry, Mapping) and {"file", "sha256"} <= entry.keys() for entry in entries):
-        raise UserError(f"{found.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")
+        raise UserError(f"{reported.path}: its provenance names embeddings without 'file' and 'sha256'; evaluate again")
     return entries
 
 
-def _with_embeddings(found: Reported, noted: list[Mapping[str, str]], files: list[Path], given: bool) -> Reported:
+def _with_embeddings(
+    reported: ReportedResult, references: list[Mapping[str, str]], files: list[Path], given: bool
+) -> ReportedResult:
     """Adds the embeddings of one file, or of an ensemble of several, if all are there."""
     if not files:
-        return _lacking(found, "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery")
+        return _lacking(reported, "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery")
     lost = [file for file in files if not file.is_file()]
     if lost and not (given and files[0] in lost):
         log.warning("%s: no such file", lost[0])
-        return _lacking(found, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
+        return _lacking(reported, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
     first = read_embeddings(files[0])
-    for file, entry in zip(files, noted, strict=False):
+    for file, entry in zip(files, references, strict=False):
         if sha256_file(file) != entry["sha256"]:
             raise UserError(
-                f"{file}: not the embeddings that {found.path} was made from, their sha256 is another; "
+                f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
                 "evaluate them again, or give the right ones with --embeddings"
             )
     run = ensemble(files) if len(files) > 1 else first
-    result = found.result
-    for name, ours in (("n_images", len(run.image_ids)), ("n_captions", len(run.caption_ids))):
-        if result[name] != ours:
-            raise UserError(f"{files[0]}: of {name} {ours}, {found.path} of {result[name]}")
-    for name in ("dataset", "split", "experiment"):
-        if result[name] != getattr(run, name):
-            raise UserError(f"{files[0]}: of {name} {getattr(run, name)!r}, {found.path} of {result[name]!r}")
-    return replace(found, run=run, captions=_captions_of(files[0], first))
+    result = reported.result
+    theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
+    ours = {"n_images": len(run.image_ids), "n_captions": len(run.caption_ids), "dataset": run.dataset, "split": run.split}
+    if run.experiment is not None:
+        theirs["experiment"], ours["experiment"] = result.experiment, run.experiment
+    for name, value in ours.items():
+        if theirs[name] != value:
+            raise UserError(f"{files[0]}: of {name} {value!r}, {reported.path} of {theirs[name]!r}")
+    return replace(reported, run=run, captions=_captions_of(files[0], first))
 
 
 def _captions_of(file: Path, run: Embeddings) -> Path | None:
@@ -120,29 +121,29 @@ def _beside(file: Path, relative: str) -> Path:
     return Path(os.path.normpath(file.parent / relative))
 
 
-def _with_runs(found: Reported, files: list[Path]) -> Reported:
+def _with_runs(reported: ReportedResult, files: list[Path]) -> ReportedResult:
     """Adds what lies in the folders of the embeddings, where these are the runs that the result is of."""
-    records = [_record(found, file.parent, seed) for file, seed in zip(files, found.result["seeds"], strict=False)]
+    records = [_record(reported, file.parent, seed) for file, seed in zip(files, reported.result.seeds, strict=False)]
     folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
     curves = [table for folder in folders if (table := _table(folder / "metrics.csv", ["epoch"])) is not None]
     if not curves:
-        found = _lacking(found, "there is no metrics.csv of the run beside the embeddings: no training curves")
+        reported = _lacking(reported, "there is no metrics.csv of the run beside the embeddings: no training curves")
     if not records or records[0] is None:
-        return replace(found, curves=tuple(curves))
+        return replace(reported, curves=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
     negatives = _table(folders[0] / "negatives.csv", columns)
-    return replace(found, curves=tuple(curves), record=records[0], negatives=negatives)
+    return replace(reported, curves=tuple(curves), record=records[0], negatives=negatives)
 
 
-def _record(found: Reported, folder: Path, seed: Any) -> Mapping[str, Any] | None:
+def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping[str, Any] | None:
     """``run.json`` of a folder; empty if there is none, and None if the folder is another run's."""
     file = folder / "run.json"
     if not file.is_file():
         return {}
     record = read_json(file)
-    ours = {"dataset": found.result["dataset"], "experiment": found.result["experiment"], "seed": seed}
+    ours = {"dataset": reported.result.dataset, "experiment": reported.result.experiment, "seed": seed}
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
-        log.warning("%s is of another run than %s: left out", folder, found.path)
+        log.warning("%s is of another run than %s: left out", folder, reported.path)
         return None
     return record
 
@@ -163,18 +164,19 @@ def _table(file: Path, columns: list[str]) -> pd.DataFrame | None:
     return None if table.empty else table
 
 
-def _lacking(found: Reported, what: str) -> Reported:
-    log.warning("%s: %s", found.path, what)
-    return replace(found, missing=(*found.missing, what))
+def _lacking(reported: ReportedResult, what: str) -> ReportedResult:
+    log.warning("%s: %s", reported.path, what)
+    return replace(reported, missing=(*reported.missing, what))
 
 
-def on_the_same_queries(first: Reported, second: Reported) -> Reported:
+def on_the_same_queries(first: ReportedResult, second: ReportedResult) -> ReportedResult:
     """``second`` with its embeddings in the order of ``first``'s; :class:`UserError` if they are not of the same queries."""
     for name in ("dataset", "split"):
-        if first.result[name] != second.result[name]:
+        ours, theirs = getattr(first.result, name), getattr(second.result, name)
+        if ours != theirs:
             raise UserError(
-                f"{second.path} is of {name} {second.result[name]!r}, {first.path} of {first.result[name]!r}: "
-                "side by side stand results on the same queries"
+                f"{second.path} is of {name} {theirs!r}, {first.path} of {ours!r}: "
+                "results side by side must be on the same queries"
             )
     if first.run is None or second.run is None:
         return second

@@ -1,1 +1,4 @@
-"""Top-K search of embeddings, exact or by a FAISS index, and the check of exact ranks against it. May import ranking and files."""
+"""Top-K search of embeddings, exact or by a FAISS index, and the check of exact ranks against it.
+
+May import ranking and files.
+"""

@@ -33,32 +33,34 @@ def check_against_search(
     """
     depth = max(ks) + 1
     asking = np.unique(image_of_caption)
-    found = {
-        "i2t": _found_at(*search(captions, images[asking], depth), asking, image_of_caption),
-        "t2i": _found_at(*search(images, captions, depth), image_of_caption, np.arange(len(images))),
+    positions = {
+        "i2t": _first_positions(*search(captions, images[asking], depth), asking, image_of_caption),
+        "t2i": _first_positions(*search(images, captions, depth), image_of_caption, np.arange(len(images))),
     }
     right = _products_of_pairs(images, captions, image_of_caption)
     longest = _longest(images) * _longest(captions)
     scores = {"i2t": _best_own(right, image_of_caption)[asking], "t2i": right}
     exact = {"i2t": ranks.i2t, "t2i": ranks.t2i}
     return {
-        direction: _agreed_recalls(direction, exact[direction], *found[direction], scores[direction], _ROUNDING * longest, ks)
-        for direction in found
+        direction: _agreed_recalls(
+            direction, exact[direction], *positions[direction], scores[direction], _ROUNDING * longest, ks
+        )
+        for direction in positions
     }
 
 
 def check_sentences_against_search(
-    captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], found: SentenceRanks, ks: tuple[int, ...]
+    captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], exact_ranks: SentenceRanks, ks: tuple[int, ...]
 ) -> dict[str, float]:
     """R@K of captions that query captions by FAISS, after the same check as :func:`check_against_search`."""
     units = unit_rows(torch.from_numpy(captions)).numpy()
-    queries, exact = found
+    queries, exact = exact_ranks
     # One more than needed, since each query finds itself; or, if many are equal to it, perhaps not.
     scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     scores, rows = (values[~drop].reshape(len(queries), -1) for values in (scores, rows))
-    position, scores = _found_at(scores, rows, image_of_caption[queries], image_of_caption)
+    position, scores = _first_positions(scores, rows, image_of_caption[queries], image_of_caption)
     return _agreed_recalls("s2s", exact, position, scores, _best_other(units, image_of_caption)[queries], _ROUNDING, ks)
 
 
@@ -74,8 +76,8 @@ def _agreed_recalls(
     none = np.full(len(scores), -np.inf, np.float32)
     for k in ks:
         last, following = (scores[:, n] if n < scores.shape[1] else none for n in (k - 1, k))
-        too_bad = (position < k) & (exact >= k) & (following < right - rounding)  # k wrong ones and the right one reach it
-        too_good = (position >= k) & (exact < k) & (last > right + rounding)  # k wrong ones are ahead of it
+        too_bad = (position < k) & (exact >= k) & (following < right - rounding)  # k negatives and the positive reach it
+        too_good = (position >= k) & (exact < k) & (last > right + rounding)  # k negatives are ahead of it
         if (too_bad | too_good).any():
             query = int(np.flatnonzero(too_bad | too_good)[0])
             raise RuntimeError(f"{direction} query {query}: rank {exact[query]} by exact count, {position[query]} by FAISS")
@@ -94,7 +96,7 @@ def check_against_candidates(
 ) -> dict[str, dict[str, float]]:
     """R@K of both directions by re-ranked candidates, after checking query by query that no exact rank contradicts them.
 
-    Images without a caption are as in :func:`check_against_search`. A wrong candidate that scores higher than the right
+    Images without a caption are as in :func:`check_against_search`. A negative that scores higher than the right
     answer must be among those that the rank counts; all that the rank counts must tie with the right answer, score higher,
     or not be a candidate. With as many candidates as rows this leaves one rank, up to ties and rounding. A rank outside of
     these bounds is a fault of the program and raises ``RuntimeError``.
@@ -107,17 +109,17 @@ def check_against_candidates(
         ("t2i", images, captions, own, image_of_caption, right, ranks.t2i),
     ):
         scores, rows = search(corpus, queries, candidates, similarity, direction=direction, candidates=candidates)
-        wrong = label[rows] != wanted[:, None]
-        unseen = len(corpus) - np.bincount(label)[wanted] - wrong.sum(1)
+        negative = label[rows] != wanted[:, None]
+        unseen = len(corpus) - np.bincount(label)[wanted] - negative.sum(1)
         margin = _ROUNDING * np.abs(goal)
-        least = (wrong & (scores > (goal + margin)[:, None])).sum(1)
-        most = (wrong & (scores >= (goal - margin)[:, None])).sum(1) + unseen
+        least = (negative & (scores > (goal + margin)[:, None])).sum(1)
+        most = (negative & (scores >= (goal - margin)[:, None])).sum(1) + unseen
         outside = (exact < least) | (exact > most)
         if outside.any():
             query = int(np.flatnonzero(outside)[0])
             bounds = f"{least[query]} to {most[query]} by {rows.shape[1]} candidates"
             raise RuntimeError(f"{direction} query {query}: rank {exact[query]} by exact count, {bounds}")
-        position, _ = _found_at(scores, rows, wanted, label)
+        position, _ = _first_positions(scores, rows, wanted, label)
         recalls[direction] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
     return recalls
 
@@ -167,7 +169,7 @@ def _best_other(captions: NDArray[np.float32], image_of_caption: NDArray[np.int6
     return best
 
 
-def _found_at(scores: Scores, rows: Rows, wanted: NDArray[np.int64], label: NDArray[np.int64]) -> tuple[Rows, Scores]:
+def _first_positions(scores: Scores, rows: Rows, wanted: NDArray[np.int64], label: NDArray[np.int64]) -> tuple[Rows, Scores]:
     """Where each query's right answer first stands among its results (their number if nowhere), and their scores."""
     hits = label[rows] == wanted[:, None]
     return np.where(hits.any(1), hits.argmax(1), rows.shape[1]), scores

@@ -32,7 +32,7 @@ class Corpus(Protocol):
     def __getitem__(self, rows: Any, /) -> Any: ...
 
 
-class Found(NamedTuple):
+class TopK(NamedTuple):
     """Of each query the best rows, best first: ``scores`` (m, k) and ``rows`` (m, k), -inf and -1 where there are no more."""
 
     scores: Scores
@@ -47,7 +47,7 @@ def exact_search(
     *,
     direction: str | None = None,
     block: int = BLOCK,
-) -> Found:
+) -> TopK:
     """The ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim), all rows being scored.
 
     ``block`` rows are held at a time, and the best of them merged with the best so far; rows that score the same stand in
@@ -58,11 +58,11 @@ def exact_search(
     queries = checked_queries(corpus, queries)
     if similarity != "cosine":
         check_direction(similarity, direction)
-    best = Found(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
+    best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
     for start, rows in blocks_of(corpus, block):
         few = min(k, len(rows))
         near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
-        best = merged(k, best, Found(near.scores, near.rows + start))
+        best = merged(k, best, TopK(near.scores, near.rows + start))
     return best
 
 
@@ -77,12 +77,12 @@ def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, simil
         wanted, where = np.unique(near[there], return_inverse=True)  # in ascending order, as files are read fastest
         entries = torch.from_numpy(np.array(corpus[wanted], np.float32))
         asked = torch.from_numpy(np.array(query[None], np.float32))
-        found = torch.empty(len(wanted))
+        computed = torch.empty(len(wanted))
         if direction == "i2t":
-            scorer.score(asked, entries, found[None])
+            scorer.score(asked, entries, computed[None])
         else:
-            scorer.score(entries, asked, found[:, None])
-        out[there] = found.numpy()[where]
+            scorer.score(entries, asked, computed[:, None])
+        out[there] = computed.numpy()[where]
     return scores
 
 
@@ -96,7 +96,7 @@ def checked_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.
 
 
 def check_direction(similarity: str, direction: str | None) -> None:
-    """``ValueError`` unless it is said who is who."""
+    """``ValueError`` unless the direction is known."""
     if direction not in ("i2t", "t2i"):
         raise ValueError(f"search by {similarity} needs to know whether the direction is i2t or t2i, not {direction!r}")
 
@@ -111,12 +111,12 @@ def blocks_of(corpus: Corpus, block: int) -> Iterator[tuple[int, NDArray[np.floa
         yield start, rows
 
 
-def merged(k: int, *parts: Found) -> Found:
-    """The best ``k`` of several findings of the same queries; equal scores in the order of rows."""
+def merged(k: int, *parts: TopK) -> TopK:
+    """The best ``k`` of several searches for the same queries; equal scores in the order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
-    return Found(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
+    return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
 
 
 @cache
@@ -125,22 +125,22 @@ def gpu() -> Any:
     return faiss.StandardGpuResources() if faiss.get_num_gpus() else None
 
 
-def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> Found:
+def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
     """The highest inner products."""
     if gpu() is not None and k <= GPU_RESULTS:
-        return Found(*faiss.knn_gpu(gpu(), queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
-    return Found(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+        return TopK(*faiss.knn_gpu(gpu(), queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+    return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 
 def _top(
     scorer: RankingSimilarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None
-) -> Found:
+) -> TopK:
     """The highest scores of any similarity, a tile of images and captions at a time."""
     asked, entries = (torch.from_numpy(np.require(values, requirements="W")) for values in (queries, rows))
     n_asked, n_entries = scorer.tile_images, scorer.tile_captions
     if direction == "t2i":
         n_asked, n_entries = n_entries, n_asked
-    found = Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+    top = TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
     for first in range(0, len(asked), n_asked):
         part = asked[first : first + n_asked]
         scores = torch.empty(len(part), len(entries))
@@ -153,8 +153,8 @@ def _top(
                 scorer.score(near, part, out)
                 scores[:, start : start + n_entries] = out.T
         best = torch.topk(scores, k, dim=1)
-        found.scores[first : first + n_asked], found.rows[first : first + n_asked] = best.values.numpy(), best.indices.numpy()
-    return found
+        top.scores[first : first + n_asked], top.rows[first : first + n_asked] = best.values.numpy(), best.indices.numpy()
+    return top
 
 
 def _check_finite(name: str, rows: NDArray[np.float32], start: int) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from vse.eval.search.exact import BLOCK, GPU_RESULTS, Corpus, Found, blocks_of, gpu, merged
+from vse.eval.search.exact import BLOCK, GPU_RESULTS, Corpus, TopK, blocks_of, gpu, merged
 from vse.pipeline.errors import UserError
 
 EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
@@ -47,7 +47,7 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
     if n_rows < needed:
         raise UserError(
             f"{factory}: its {n_centroids} centroids need {needed} rows to be trained, and {name} has {n_rows}; "
-            "ask for fewer (of IVF, the number behind it), or for Flat or HNSW32, which need none"
+            "ask for fewer (of IVF, the number after it), or for Flat or HNSW32, which need none"
         )
     trained_on = 0
     try:
@@ -73,7 +73,7 @@ def rows_needed(factory: str, dim: int) -> int:
 def set_parameters(index: Any, parameters: str) -> None:
     """How thoroughly an index is searched: ``nprobe=16`` of IVF, ``efSearch=64`` of HNSW, several with commas between.
 
-    :class:`UserError` if a value is no whole number above 0, or if the index has no such parameter.
+    :class:`UserError` if a value is no positive integer, or if the index has no such parameter.
     """
     space: Any = faiss.ParameterSpace()
     for parameter in filter(None, parameters.split(",")):
@@ -86,12 +86,12 @@ def set_parameters(index: Any, parameters: str) -> None:
             raise UserError(f"this index has no parameter {parameter.partition('=')[0]!r}; {known}") from None
 
 
-def search_index(index: Any, queries: NDArray[np.float32], k: int) -> Found:
+def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
     """The ``k`` rows with the highest inner products that the index finds for each query (m, dim), fewer if it has fewer."""
     k = min(k, index.ntotal)
     if not k or not len(queries):
-        return Found(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    return merged(k, Found(*index.search(np.ascontiguousarray(queries, np.float32), k)))
+        return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
+    return merged(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
 
 
 def on_gpu(index: Any, k: int) -> Any:
@@ -107,7 +107,7 @@ def on_gpu(index: Any, k: int) -> Any:
 
 
 class StoredRows:
-    """The vectors (n, dim) that an index holds, as a :class:`vse.eval.search.exact.Corpus`; of PQ or SQ no more than near them."""
+    """The vectors (n, dim) that an index holds, as a :class:`vse.eval.search.exact.Corpus`; of PQ or SQ approximately."""
 
     def __init__(self, index: Any) -> None:
         self.index = index
@@ -121,8 +121,8 @@ class StoredRows:
         lists = faiss.try_extract_index_ivf(self.index)
         if lists is not None:
             lists.make_direct_map()
-        found: NDArray[np.float32] = self.index.reconstruct_batch(wanted)
-        return found
+        vectors: NDArray[np.float32] = self.index.reconstruct_batch(wanted)
+        return vectors
 
 
 def holds_exactly(index: Any, corpus: Corpus) -> bool:

@@ -18,7 +18,7 @@ from vse.pipeline.files import read_json, sha256_file, write_json, written
 
 FORMAT = "vse-index"
 VERSION = 1
-_ANEW = "remove it to build it anew, or name another file"
+_REBUILD = "delete it to rebuild it, or name another file"
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
         there, here = str(note["of"].get(name, note.get(name, ""))), str(indexed.of.get(name, getattr(indexed, name, "")))
         hashes = max(len(there), len(here)) >= 64
         what = f"other {name.removesuffix('_sha256')}" if hashes else f"{name}: {there or 'none'} there, {here or 'none'} here"
-        raise UserError(f"{path}: was built of something else ({what}); {_ANEW}")
+        raise UserError(f"{path}: was built of something else ({what}); {_REBUILD}")
     if factory not in (None, note["factory"]):
-        raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_ANEW}")
+        raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_REBUILD}")
     try:
         if sha256_file(path) != note["sha256"]:
-            raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_ANEW}")
+            raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except (OSError, RuntimeError, MemoryError) as error:
-        raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_ANEW}") from None
+        raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
     if (index.ntotal, index.d) != (indexed.count, indexed.dim):
-        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_ANEW}")
+        raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_REBUILD}")
     return Built(index, note["factory"], note["trained_on"])
 
 
@@ -114,5 +114,5 @@ def _read_note(path: Path) -> dict[str, Any]:
     wrong = [name for name, kind in kinds.items() if not isinstance(note.get(name), kind)]
     if wrong or note["version"] != VERSION or not all(isinstance(value, str) for value in note["of"].values()):
         what = wrong[0] if wrong else "version" if note["version"] != VERSION else "of"
-        raise UserError(f"{file}: its field {what!r} is missing or not as this version writes it; {_ANEW}")
+        raise UserError(f"{file}: its field {what!r} is missing or not as this version writes it; {_REBUILD}")
     return note

@@ -11,7 +11,7 @@ from vse.eval.ranking.scores import similarity_by_name
 from vse.eval.search.exact import (
     BLOCK,
     Corpus,
-    Found,
+    TopK,
     check_direction,
     checked_queries,
     exact_scores,
@@ -33,14 +33,14 @@ def search(
     candidates: int = CANDIDATES,
     index: Any = None,
     block: int = BLOCK,
-) -> Found:
+) -> TopK:
     """The ``k`` rows of ``corpus`` (n, dim) most similar to each query (m, dim), best first: scores and rows (m, k).
 
     For ``cosine`` that is exact. Of any other similarity FAISS knows nothing: it finds the ``candidates`` rows with the
     highest inner product (``k`` of them at least), and these are put in order by their exact scores. What is not among
     them is missed, however similar; with as many candidates as rows nothing is.
 
-    ``direction`` says who is who, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
+    ``direction`` says which side queries, since ``order`` is not symmetric: with ``i2t`` the queries are images and the corpus
     captions, with ``t2i`` the queries are captions and the corpus images. With an ``index`` of the corpus's rows (see
     :func:`vse.eval.search.index.build_index`) it is this that finds, with its own scores for ``cosine``; where it finds fewer
     than ``k``, scores end in -inf and rows in -1. Without one ``block`` rows are read at a time.
@@ -51,4 +51,4 @@ def search(
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return merged(k, Found(exact_scores(corpus, queries, near, similarity, direction), near))
+    return merged(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))

@@ -1,1 +1,4 @@
-"""Tables of results, of comparisons, and of published figures beside ours. May import everything in eval but report."""
+"""Tables of results, of comparisons, and of published metrics beside ours.
+
+May import ranking, files, search and protocols.
+"""

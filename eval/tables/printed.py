@@ -1,4 +1,4 @@
-"""The tables that papers printed: their rows with the printed figures, and the experiments that are these rows.
+"""The tables that papers printed: their rows with the printed metrics, and the experiments that are these rows.
 
 A table is a CSV file of ``config/published/``, named ``<paper>_<table>``; docs/tables.md has its columns.
 """
@@ -9,11 +9,10 @@ import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
+from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets import known_presets, load_experiment
+from vse.pipeline.presets import known_presets, load_plan
 
 _DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "source")
 
@@ -29,7 +28,7 @@ class PublishedRow:
     dataset: str
     protocol: str
     images: int | None
-    figures: Mapping[str, float | None]
+    metrics: Mapping[str, float | None]
     source: str
 
     @property
@@ -38,18 +37,13 @@ class PublishedRow:
         return f"{self.paper} {self.row}"
 
 
-def published_tables() -> list[str]:
-    """Names of all published tables."""
-    return sorted(path.stem for path in _folder().glob("*.csv"))
-
-
 @cache
 def published_rows(table: str) -> tuple[PublishedRow, ...]:
     """The rows of a table in the paper's order, those that it repeats from another table of the paper among them."""
     if table not in published_tables():
         raise UserError(f"unknown table {table!r}{did_you_mean(table, published_tables())}")
     paper, _, number = table.rpartition("_")
-    with (_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
+    with (published_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
     return tuple(
         _row(paper, line) if line["row"].startswith(f"{number}.") else _repeated(paper, line["row"]) for line in lines
@@ -61,7 +55,7 @@ def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, st
     rows = {row.key: row for row in published_rows(table)}
     named: dict[str, str] = {}
     for name in known_presets("experiments"):
-        for key in load_experiment(name).rows:
+        for key in load_plan(name).rows:
             if key in named and key in rows:
                 raise UserError(
                     f"the row {key} is named by two experiments, {named[key]} and {name}; take it out of one's rows"
@@ -70,16 +64,12 @@ def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, st
     return list(dict.fromkeys((dataset or row.dataset, named[key]) for key, row in rows.items() if key in named))
 
 
-def _folder() -> Path:
-    return Path(str(files("vse.presets").joinpath("published")))
-
-
 def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
-    figures = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
+    metrics = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
     described = {name: line[name] for name in _DESCRIPTION if name != "images"}
-    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, figures=figures, **described)
+    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, metrics=metrics, **described)
 
 
 def _repeated(paper: str, row: str) -> PublishedRow:
     """A row that stands in another table, too, whose number it bears."""
-    return next(found for found in published_rows(f"{paper}_{row.partition('.')[0]}") if found.row == row)
+    return next(printed for printed in published_rows(f"{paper}_{row.partition('.')[0]}") if printed.row == row)

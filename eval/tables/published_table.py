@@ -1,4 +1,4 @@
-"""Published tables with our figures beside the printed ones, as CSV and LaTeX."""
+"""Published tables with our metrics beside the printed ones, as CSV and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import ValidationError
 
-from vse.eval.files.results import read_result, without_comparisons
+from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
-from vse.eval.tables.summary import as_latex, figure_cell, interval_of, title_of, write_table
-from vse.pipeline.config import ExperimentConfig
+from vse.eval.tables.summary import NO_INTERVAL, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
-from vse.pipeline.presets import changed_fields, known_presets, load_experiment
+from vse.pipeline.presets import known_presets, load_plan
 
 log = logging.getLogger(__name__)
-_WAYS = ("i2t", "t2i", "s2s", "phrase")
 
 
 @dataclass(frozen=True)
@@ -30,7 +27,7 @@ class Measured:
     """What a result says of a published row; ``changed`` are the settings in which it is not that row's preset."""
 
     path: Path
-    result: Mapping[str, Any]
+    result: Result
     row: PublishedRow
     changed: Sequence[str]
 
@@ -42,31 +39,30 @@ class Measured:
     @property
     def images(self) -> int:
         """How many images a query was compared with."""
-        return FOLD if self.protocol == "1k" else int(self.result["n_images"])
+        return FOLD if self.protocol == "1k" else self.result.n_images
 
     @property
     def comparable(self) -> bool:
-        """Whether a difference from the printed figures has a meaning: of the same data set, among as many images."""
-        return bool(self.result["dataset"] == self.row.dataset and self.images == self.row.images)
+        """Whether a difference from the printed metrics has a meaning: of the same data set, among as many images."""
+        return self.result.dataset == self.row.dataset and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
-        """The 95% interval of a figure's mean, NaN where there is none: one fold of several has no interval of its own."""
-        single = self.row.protocol == "1k-single" and self.result["protocols"]["1k"]["folds"] > 1
-        return (math.nan, math.nan) if single else interval_of(self.result["protocols"][self.protocol], name)
+        """The 95% interval of a metric's mean, NaN where there is none: one fold of several has no interval of its own."""
+        protocol = self.result.protocols[self.protocol]
+        single = self.row.protocol == "1k-single" and protocol.folds > 1
+        return NO_INTERVAL if single else protocol.interval(name) or NO_INTERVAL
 
-    def figure(self, name: str) -> tuple[float, float]:
+    def metric(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation over seeds; NaN is the deviation of one seed."""
-        found = self.result["protocols"][self.protocol]
+        protocol = self.result.protocols[self.protocol]
         if self.row.protocol == "1k-single":
-            found = found["per_fold"][0]
-        direction, _, rest = name.partition("_")
-        value = found[direction][rest] if direction in _WAYS else found[name]
-        return (value["mean"], value["std"]) if isinstance(value, Mapping) else (value, math.nan)
+            protocol = ProtocolMetrics.model_validate(protocol.per_fold[0])
+        return mean_and_std(protocol.metric(name))
 
 
 def compared(table: str, results: Sequence[Path], dataset: str | None = None) -> pd.DataFrame:
-    """A published table, row by row: of each figure what was printed, ours, its deviation over seeds, its 95% interval, the
-    difference, and whether that is significant: whether the printed figure lies outside of our interval.
+    """A published table, row by row: of each metric what was printed, ours, its deviation over seeds, its 95% interval, the
+    difference, and whether that is significant: whether the printed value lies outside of our interval.
 
     A result is of the rows that its experiment names, if its data set is theirs or, where one is given, ``dataset``. What
     was not measured is NaN or blank, and so is a difference between unlike data sets or numbers of images.
@@ -83,63 +79,59 @@ def write_compared(table: pd.DataFrame, out: Path) -> Path:
 
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
-    found: dict[str, Measured] = {}
+    by_row: dict[str, Measured] = {}
     for path in without_comparisons(results):
         result = read_result(path)
-        if "sha256" not in result:
+        if result.sha256 is None:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
         keys, changed = _rows_of(result)
         own = [row for row in rows if row.key in keys]
         if not own:
-            log.warning("%s is left out: no row of %s is the experiment %s", path, table, result["experiment"])
+            log.warning("%s is left out: no row of %s is the experiment %s", path, table, result.experiment)
         for measured in [Measured(path, result, row, changed) for row in _of_dataset(path, result, own, dataset)]:
             _of_test_split(measured)
-            other = found.setdefault(measured.row.key, measured)
+            other = by_row.setdefault(measured.row.key, measured)
             if other is not measured:
                 raise UserError(f"{path} and {other.path} are both of the row {measured.row.key}; give one of them")
-    if results and not found:
+    if results and not by_row:
         names = ", ".join(name for _, name in experiments_of(table)) or "none of the presets"
         raise UserError(f"no result is of a row of {table}; its rows are the experiments {names}")
-    return found
+    return by_row
 
 
-def _rows_of(result: Mapping[str, Any]) -> tuple[set[str], list[str]]:
-    """The rows that a result's experiment is, by its own settings or its preset, and where these two differ."""
-    name = result["experiment"]
-    preset = load_experiment(name, result["dataset"]) if name in known_presets("experiments") else None
-    config = result.get("provenance", {}).get("config")
-    if not isinstance(config, Mapping) or "rows" not in config:
+def _rows_of(result: Result) -> tuple[set[str], list[str]]:
+    """The rows that a result's experiment is, by its own settings or its preset, and where these two differ.
+
+    Only the writer of the embeddings knows all settings and their defaults, and notes the ``changed_settings``.
+    """
+    preset = load_plan(result.experiment, result.dataset) if result.experiment in known_presets("experiments") else None
+    config = result.provenance.get("config")
+    if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
         return set(preset.rows if preset else ()), []
-    changed = []
-    if preset:
-        try:
-            changed = changed_fields(preset.content(), ExperimentConfig.model_validate(config).content())
-        except ValidationError:
-            changed = ["settings of another version"]
+    noted = result.provenance.get("changed_settings")
+    changed = [] if not preset else list(map(str, noted)) if isinstance(noted, list) else ["settings of another version"]
     # A run may be older than a row's name in its preset.
-    return {*config["rows"], *(preset.rows if preset and not changed else ())}, changed
+    return {*map(str, config["rows"]), *(preset.rows if preset and not changed else ())}, changed
 
 
-def _of_dataset(
-    path: Path, result: Mapping[str, Any], rows: Sequence[PublishedRow], dataset: str | None
-) -> list[PublishedRow]:
+def _of_dataset(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
     """Those of a result's rows that are of its data set, of which there must be one if there are rows at all."""
     asked = list(dict.fromkeys(dataset or row.dataset for row in rows))
-    if rows and result["dataset"] not in asked:
+    if rows and result.dataset not in asked:
         of = f"{', '.join(row.key for row in rows)} of {' and '.join(asked)}"
-        hint = "" if dataset else f" (--dataset {result['dataset']} makes a table of that instead)"
-        raise UserError(f"{path}: made from the data set {result['dataset']!r}, and the table asks for {of}{hint}")
-    return [row for row in rows if (dataset or row.dataset) == result["dataset"]]
+        hint = "" if dataset else f" (--dataset {result.dataset} makes a table of that instead)"
+        raise UserError(f"{path}: made from the data set {result.dataset!r}, and the table asks for {of}{hint}")
+    return [row for row in rows if (dataset or row.dataset) == result.dataset]
 
 
 def _of_test_split(measured: Measured) -> None:
     path, result, protocol = measured.path, measured.result, measured.protocol
-    if result["split"] != "test":
-        raise UserError(f"{path}: made from the split {result['split']!r}, and the table asks for the test split")
-    if protocol not in result["protocols"]:
-        few = protocol == "1k" and result["n_images"] < FOLD
-        what = f"it takes {FOLD} images, not {result['n_images']}" if few else f"evaluate again with --protocol {protocol}"
-        there = ", ".join(result["protocols"])
+    if result.split != "test":
+        raise UserError(f"{path}: made from the split {result.split!r}, and the table asks for the test split")
+    if protocol not in result.protocols:
+        few = protocol == "1k" and result.n_images < FOLD
+        what = f"it takes {FOLD} images, not {result.n_images}" if few else f"evaluate again with --protocol {protocol}"
+        there = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol}, which {measured.row.key} asks for (there is {there}); {what}")
 
 
@@ -148,11 +140,14 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images}
     line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "changed": ""}
     if measured:
-        line |= {"experiment": measured.result["experiment"], "seeds": " ".join(map(str, measured.result["seeds"]))}
-        line |= {"our_dataset": measured.result["dataset"], "our_images": measured.images}
+        line |= {
+            "experiment": measured.result.experiment,
+            "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
+        }
+        line |= {"our_dataset": measured.result.dataset, "our_images": measured.images}
         line["changed"] = "; ".join(measured.changed)
-    for name, printed in row.figures.items():
-        mean, deviation = measured.figure(name) if measured else (math.nan, math.nan)
+    for name, printed in row.metrics.items():
+        mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
         published = math.nan if printed is None else printed
         low, high = measured.interval(name) if measured else (math.nan, math.nan)
         difference = mean - published if measured and measured.comparable else math.nan
@@ -163,7 +158,7 @@ def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
 
 
 def _significant(published: float, low: float, high: float) -> str:
-    """Whether a printed figure lies outside of our interval; blank if there is none."""
+    """Whether a printed value lies outside of our interval; blank if there is none."""
     if math.isnan(low) or math.isnan(high):
         return ""
     return "no" if low <= published <= high else "yes"
@@ -172,35 +167,35 @@ def _significant(published: float, low: float, high: float) -> str:
 def _latex(table: pd.DataFrame) -> str:
     """A printed row, under it ours if there is one, and under that the difference if it has a meaning.
 
-    A difference is in parentheses where the printed figure lies within our 95% interval.
+    A difference is in parentheses where the printed value lies within our 95% interval.
     """
-    figures = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
-    tenths = table[[f"{name}_published" for name in figures]] * 10
+    metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
+    tenths = table[[f"{name}_published" for name in metrics]] * 10
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
     lines = []
     for row in table.to_dict("records"):
         described = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*described, *(figure_cell(row[f"{name}_published"], digits) for name in figures)])
+        lines.append([*described, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
         if row["experiment"]:
-            ours = (figure_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in figures)
+            ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
             lines.append([*_described(row), *ours])
-        differences = [_difference(row, name, digits) for name in figures]
+        differences = [_difference(row, name, digits) for name in metrics]
         if any(differences):
             lines.append(["", "difference", "", "", "", *differences])
     titles = [("", title) for title in ("row", "system", "setting", "data set", "protocol")]
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
-    if (table[[f"{name}_significant" for name in figures]] == "no").any(axis=None):
-        notes.append("(in parentheses): a difference whose printed figure lies within our 95% interval")
-    return as_latex(lines, titles + [title_of(name) for name in figures], len(titles), notes)
+    if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
+        notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
+    return as_latex(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
-    text = figure_cell(row[f"{name}_difference"], digits, sign="+")
+    text = metric_cell(row[f"{name}_difference"], digits, sign="+")
     return f"({text})" if text and row[f"{name}_significant"] == "no" else text
 
 
 def _described(row: Mapping[Hashable, Any]) -> list[str]:
-    """What our line of a row says before its figures."""
+    """What our line of a row says before its metrics."""
     seeds = f"{'seeds' if ' ' in row['seeds'] else 'seed'} {row['seeds']}"
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     as_many = str(row["our_images"]) == str(row["images"])

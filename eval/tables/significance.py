@@ -9,12 +9,21 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split
-from vse.eval.files.results import COMPARISON_VERSION, content_sha256, distinct, file_reference, read_comparison
+from vse.eval.defaults import COMPARED
+from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
+from vse.eval.files.results import (
+    COMPARISON_VERSION,
+    ComparedMetric,
+    Comparison,
+    content_sha256,
+    distinct,
+    file_reference,
+    read_comparison,
+)
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols
-from vse.eval.ranking.bootstrap import ALPHA, COMPARED, differences
+from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import NAMES
-from vse.eval.tables.summary import as_latex, figure_cell, write_table
+from vse.eval.tables.summary import as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
 
@@ -26,10 +35,10 @@ def compare(
     cross_check: bool = True,
     samples: int = COMPARED,
 ) -> Path:
-    """Write how far two models are apart, figure by figure, on the same queries; returns the file.
+    """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
     Two files are the two models. More are seeds of two experiments, as many of each, paired in their order. See
-    :func:`vse.eval.ranking.bootstrap.differences` for what is said of each figure. ``out`` is
+    :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
     ``results/<dataset>_<a>_vs_<b>.json`` unless it is given.
     """
     if not samples:
@@ -42,16 +51,19 @@ def compare(
     ]
     first = runs[0][0]
     if out is None:
-        models = [side[0].experiment for side in runs]
+        models = [str(side[0].experiment) for side in runs]
         if models[0] == models[1]:
-            models = [f"{side[0].experiment}-{side[0].seed}" for side in runs]
+            seeds = [side[0].seed for side in runs]
+            models = [
+                f"{name}-{letter if None in seeds else seed}" for name, letter, seed in zip(models, "ab", seeds, strict=True)
+            ]
         name = f"{first.dataset}_{'_vs_'.join(models)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
     check_out(out, files)
-    found = {}
+    compared: dict[str, Any] = {}
     for name in names:
         a, b = (all_queries(paths, side, name, cross_check) for paths, side in zip(sides, runs, strict=True))
-        found[name] = differences(a, b, samples)
+        compared[name] = differences(a, b, samples)
     result = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
@@ -61,23 +73,28 @@ def compare(
         "a": _side(sides[0], runs[0], out),
         "b": _side(sides[1], runs[1], out),
         "samples": samples,
-        "comparisons": found,
+        "comparisons": compared,
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
 
 def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
-    """A row per comparison, protocol and figure: both figures, their difference, its 95% interval and p."""
+    """A row per comparison, protocol and metric: both values, their difference, its 95% interval and p."""
     rows = []
     for path in comparisons:
-        content = read_comparison(path)
-        models = dict(zip("ab", _labels(content), strict=True))
-        for protocol, found in distinct(content["comparisons"], content["n_images"]).items():
-            for way, name, leaf in _leaves(found):
-                row = {"dataset": content["dataset"], "split": content["split"], "protocol": protocol, **models}
-                row |= {"way": way, "figure": name, "a_figure": leaf["a"], "b_figure": leaf["b"]}
-                row |= {"difference": leaf["difference"], "low": leaf["ci95"][0], "high": leaf["ci95"][1], "p": leaf["p"]}
-                rows.append(row | {"significant": "yes" if leaf["p"] < ALPHA else "no"})
+        comparison = read_comparison(path)
+        models = dict(zip("ab", _labels(comparison), strict=True))
+        for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
+            for direction, name, metric in _leaves(metrics):
+                row: dict[str, Any] = {
+                    "dataset": comparison.dataset,
+                    "split": comparison.split,
+                    "protocol": protocol,
+                    **models,
+                }
+                row |= {"way": direction, "figure": name, "a_figure": metric.a, "b_figure": metric.b}
+                row |= {"difference": metric.difference, "low": metric.ci95[0], "high": metric.ci95[1], "p": metric.p}
+                rows.append(row | {"significant": "yes" if metric.p < ALPHA else "no"})
     return pd.DataFrame(rows)
 
 
@@ -95,50 +112,51 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].copy()
-    shown[a] = [figure_cell(figure, 1) for figure in table["a_figure"]]
-    shown[b] = [figure_cell(figure, 1) for figure in table["b_figure"]]
-    cells = ((figure_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
+    shown[a] = [metric_cell(value, 1) for value in table["a_figure"]]
+    shown[b] = [metric_cell(value, 1) for value in table["b_figure"]]
+    cells = ((metric_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
     shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
     shown["95% interval"] = interval
     shown["p"] = p
     notes = [
         f"{models['dataset'].iloc[0]}: paired bootstrap (interval) and randomisation test (p, two-sided) over test images",
-        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many figures there are",
+        f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many metrics there are",
     ]
     return write_text(out, as_latex(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 3, notes))
 
 
-def difference_lines(comparison: Mapping[str, Any]) -> list[str]:
-    """A line per protocol for a person: R@1 each way and rsum, with interval and p."""
+def difference_lines(comparison: Comparison) -> list[str]:
+    """A line per protocol for a person: R@1 of each direction and rsum, with interval and p."""
     title = " - ".join(_labels(comparison))
     lines = []
-    for protocol, found in distinct(comparison["comparisons"], comparison["n_images"]).items():
+    for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
         shown = [
-            f"{f'{way} ' if way else ''}{name} {leaf['difference']:+.1f} "
-            f"[{leaf['ci95'][0]:+.1f}, {leaf['ci95'][1]:+.1f}] p {leaf['p']:.2g}"
-            for way, name, leaf in _leaves(found)
+            f"{f'{direction} ' if direction else ''}{name} {metric.difference:+.1f} "
+            f"[{metric.ci95[0]:+.1f}, {metric.ci95[1]:+.1f}] p {metric.p:.2g}"
+            for direction, name, metric in _leaves(metrics)
             if name in ("R@1", "rsum", "mAP@R")
         ]
-        lines.append(f"{comparison['dataset']} {title} {protocol}: {', '.join(shown)}")
+        lines.append(f"{comparison.dataset} {title} {protocol}: {', '.join(shown)}")
     return lines
 
 
-def _labels(comparison: Mapping[str, Any]) -> tuple[str, str]:
-    """What to call the two models: their experiments, with the seeds if these are the same."""
-    a, b = (comparison[side] for side in "ab")
-    if a["experiment"] != b["experiment"]:
-        return a["experiment"], b["experiment"]
-    first, second = (f"{model['experiment']} seed {' '.join(map(str, model['seeds']))}" for model in (a, b))
+def _labels(comparison: Comparison) -> tuple[str, str]:
+    """What to call the two models: their experiments, with the seeds if these are the same, or with A and B."""
+    a, b = comparison.a, comparison.b
+    if a.experiment != b.experiment:
+        return a.experiment, b.experiment
+    if a.seeds == b.seeds or None in (*a.seeds, *b.seeds):
+        return f"{a.experiment} A", f"{b.experiment} B"
+    first, second = (f"{model.experiment} seed {' '.join(map(str, model.seeds))}" for model in (a, b))
     return first, second
 
 
-def _leaves(found: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Way, name and comparison of every figure of a protocol; the way of a sum is blank."""
+def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
+    """Direction, name and comparison of every metric of a protocol; the direction of a sum is blank."""
     leaves = []
-    for name, value in found.items():
-        for figure, leaf in [(name, value)] if "p" in value else value.items():
-            way = "" if "p" in value else name
-            leaves.append((way, NAMES.get(figure, figure), leaf))
+    for key, value in metrics.items():
+        direction, of_direction = ("", {key: value}) if isinstance(value, ComparedMetric) else (key, value)
+        leaves += [(direction, NAMES.get(name, name), metric) for name, metric in of_direction.items()]
     return leaves
 
 
@@ -152,7 +170,7 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         return [files[0]], [files[1]]
     by_experiment: dict[str, list[Path]] = {}
     for path in files:
-        by_experiment.setdefault(read_embeddings(path).experiment, []).append(path)
+        by_experiment.setdefault(experiment_of(path, read_embeddings(path)), []).append(path)
     if len(by_experiment) != 2 or len({len(side) for side in by_experiment.values()}) != 1:
         there = ", ".join(f"{len(side)} of {name}" for name, side in by_experiment.items())
         raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")

@@ -3,41 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from vse.eval.files.results import distinct, read_result, without_comparisons
+from vse.eval.files.results import (
+    OverSeeds,
+    ProtocolMetrics,
+    Result,
+    distinct,
+    mean_and_std,
+    read_result,
+    without_comparisons,
+)
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
-TABLES = ("summary", "significance")
 _DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
-_WAYS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have figures
-_NO_INTERVAL = (math.nan, math.nan)
-_FIGURES = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
-_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _FIGURES), "rsum")
+_DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
+NO_INTERVAL = (math.nan, math.nan)
+_METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
+_COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r and mean r both directions, rsum, each with its 95% interval (``_low``, ``_high``)
-    where the result has one; with several seeds also standard deviations.
+    """A row per result and protocol: R@K, Med r and mean r in both directions, and rsum.
 
-    A test set of one fold has one row, ``full``, since ``1k`` would repeat it. Of captions that query captions the
-    figures stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
+    Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
+    standard deviation. A test set of one fold has one row, ``full``, since ``1k`` would repeat it. The metrics of captions
+    that query captions stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
     """
     rows = []
     for result in map(read_result, without_comparisons(results)):
-        protocols = distinct(result["protocols"], result["n_images"])
+        protocols = distinct(result.protocols, result.n_images)
         if {"full", "sentence"} <= set(protocols):
-            sentence = protocols.pop("sentence")
-            intervals = {"ci95": protocols["full"].get("ci95", {}) | sentence["ci95"]} if "ci95" in sentence else {}
-            protocols["full"] = protocols["full"] | {"s2s": sentence["s2s"]} | intervals
-        rows += [_row(result, protocol, found) for protocol, found in protocols.items()]
+            full, sentence = protocols["full"], protocols.pop("sentence")
+            added = {"s2s": sentence.s2s, "ci95": full.ci95 | sentence.ci95}
+            protocols["full"] = full.model_copy(update=added)
+        rows += [_row(result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
     return pd.DataFrame(rows)
@@ -49,13 +56,13 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     """
     if out.suffix != ".tex":
         return write_table(table, out)
-    figures = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
+    metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
     described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
-        cells = [figure_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in figures]
+        cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
         lines.append([*(str(row[name]) for name in described), *cells])
-    titles = [("", name) for name in described] + [title_of(name) for name in figures]
+    titles = [("", name) for name in described] + [title_of(name) for name in metrics]
     same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
     return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
 
@@ -83,41 +90,29 @@ def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]
     return "\n".join(["% \\usepackage{booktabs}", *comments, text])
 
 
-def title_of(figure: str) -> tuple[str, str]:
-    """A figure's column, ``i2t_r1`` say, as a table prints it: the direction, and the name."""
-    direction, _, name = figure.partition("_")
-    return (_WAYS[direction], NAMES.get(name, name)) if direction in _WAYS else ("", NAMES.get(figure, figure))
+def title_of(metric: str) -> tuple[str, str]:
+    """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
+    direction, _, name = metric.partition("_")
+    return (_DIRECTIONS[direction], NAMES.get(name, name)) if direction in _DIRECTIONS else ("", NAMES.get(metric, metric))
 
 
-def figure_cell(figure: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """A figure as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
-    if math.isnan(figure):
+def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
+    """A metric as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
+    if math.isnan(value):
         return ""
-    text = f"{figure:{sign}.{digits}f}".replace("-", "−")
+    text = f"{value:{sign}.{digits}f}".replace("-", "−")
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
-def interval_of(found: Mapping[str, Any], name: str) -> tuple[float, float]:
-    """The 95% interval of a figure of a protocol, ``i2t_r1`` say; NaN where the result has none."""
-    direction, _, rest = name.partition("_")
-    intervals = found.get("ci95", {})
-    low, high = intervals[name] if name in intervals else intervals.get(direction, {}).get(rest, _NO_INTERVAL)
-    return low, high
-
-
-def _row(result: Mapping[str, Any], protocol: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = {name: result[name] for name in ("dataset", "experiment", "split")}
-    row |= {"protocol": protocol, "n_images": result["n_images"], "n_captions": result["n_captions"]}
-    row["seeds"] = len(result["seeds"])
-    figures = dict.fromkeys(_COLUMNS, math.nan)
-    for direction in ("i2t", "t2i", "s2s"):
-        figures |= {f"{direction}_{name}": figure for name, figure in found.get(direction, {}).items()}
-    figures |= {name: found[name] for name in ("rsum",) if name in found}
-    for name, figure in figures.items():
-        if isinstance(figure, Mapping):
-            row[name], row[f"{name}_std"] = figure["mean"], figure["std"]
-        else:
-            row[name] = figure
-        if "ci95" in found:
-            row[f"{name}_low"], row[f"{name}_high"] = interval_of(found, name)
+def _row(result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
+    row: dict[str, Any] = {"dataset": result.dataset, "experiment": result.experiment, "split": result.split}
+    row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
+    of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
+    for column in dict.fromkeys([*_COLUMNS, *of_directions]):
+        metric = protocol.metric(column)
+        row[column], deviation = mean_and_std(metric)
+        if isinstance(metric, OverSeeds):
+            row[f"{column}_std"] = deviation
+        if protocol.ci95:
+            row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or NO_INTERVAL
     return row

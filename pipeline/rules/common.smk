@@ -5,8 +5,8 @@ import os
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import printed as published
+from vse.features.feature_presets import load_feature
 from vse.pipeline import presets, sources
-from vse.pipeline.feature_config import CAPTION_EXTRACTORS, WordSettings
 from vse.pipeline.errors import UserError
 
 try:
@@ -54,39 +54,24 @@ def resolved(load, *names):
 
 def feature_preset(wildcards):
     """The preset of a feature."""
-    return resolved(presets.load_feature, wildcards.feature, wildcards.dataset)
+    return resolved(load_feature, wildcards.feature, wildcards.dataset)
 
 
 def feature_settings(wildcards):
     """The settings that determine a feature, so that a changed one makes its jobs run again."""
-    config = feature_preset(wildcards)
-    sources = {key: getattr(config, key, None) for key in ("weights", "seed", "boxes", "proposer_weights")}
-    return json.dumps({**config.content(), **sources})
-
-
-def extraction_memory(wildcards):
-    """Megabytes of a shard's job: hundreds of boxes with thousands of numbers each are held at once."""
-    return 12000 if feature_preset(wildcards).extractor == "boxes" else 6000
-
-
-def feature_files(wildcards):
-    """The user's files that a feature is made from: a changed one makes its jobs run again."""
-    config = feature_preset(wildcards)
-    named = [getattr(config, key, None) for key in ("weights", "boxes", "proposer_weights", "edge_model")]
-    return [name for name in named if name and name.endswith((".pth", ".pt", ".safetensors", ".json", ".h5", ".gz", ".yml"))]
+    return json.dumps(feature_preset(wildcards).triggers())
 
 
 def word_file(wildcards):
     """The file of word vectors of a caption feature that is built on some; none if they are trained."""
-    config = feature_preset(wildcards)
-    file = os.environ["VSE_WORDS"] or config.words if isinstance(config, WordSettings) else None
-    return [file] if file else []
+    file = feature_preset(wildcards).word_file(os.environ["VSE_WORDS"])
+    return [str(file)] if file else []
 
 
 def feature_encoder(wildcards):
-    """The fitted encoder that a caption feature needs; nothing for an image feature."""
-    is_caption = feature_preset(wildcards).extractor in CAPTION_EXTRACTORS
-    return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if is_caption else []
+    """The encoder that is fitted before a feature can be made; none for most."""
+    fitted = feature_preset(wildcards).fitted
+    return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if fitted else []
 
 
 def experiment_preset(wildcards):

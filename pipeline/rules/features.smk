@@ -1,4 +1,4 @@
-# From pictures or captions to features/<dataset>_<feature>.h5: for captions an encoder, then a job per shard, then one
+# From images or captions to features/<dataset>_<feature>.h5: for captions an encoder, then a job per shard, then one
 # that joins them.
 
 
@@ -25,7 +25,7 @@ rule extract:
     input:
         dataset="data/{dataset}/dataset.json",
         encoder=feature_encoder,
-        files=feature_files,
+        files=lambda wildcards: feature_preset(wildcards).files(),
     output:
         shard="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.h5",
         record="features/{dataset}_{feature}.shards/shard-{shard}-of-{shards}.json",
@@ -34,9 +34,9 @@ rule extract:
     threads: SETTINGS.threads
     resources:
         gpu=GPUS,
-        mem_mb=extraction_memory,
+        mem_mb=lambda wildcards: feature_preset(wildcards).memory_mb,
     params:
-        extractor=lambda wildcards: feature_preset(wildcards).extractor,
+        extractor=lambda wildcards: feature_preset(wildcards).extractor_name(),
         settings=feature_settings,
         shard=lambda wildcards: int(wildcards.shard),
         shards=lambda wildcards: int(wildcards.shards),

@@ -11,7 +11,8 @@ import pytest
 
 from vse.features.cache import merge_shards, open_cache, verify_cache
 from vse.features.cli import main
-from vse.features.shards import Identity, Rows, finished_shard, sha256_bytes, shard_path, shards_folder, write_shard
+from vse.features.rows import Identity, Rows, sha256_bytes
+from vse.features.shards import finished_shard, shard_path, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 IDENTITY = Identity("demo", "tiny", "image", {"crops": "1c", "seed": 0})
@@ -129,7 +130,7 @@ def test_a_shard_of_other_settings_is_refused_with_the_setting(tmp_path: Path) -
 def test_merging_needs_every_shard(tmp_path: Path) -> None:
     path = make(tmp_path)
     shard(path, 1).unlink()
-    with pytest.raises(UserError, match="shard-00001-of-00003.h5: missing or not whole; extract shard 1 of 3 again"):
+    with pytest.raises(UserError, match="shard-00001-of-00003.h5: missing or damaged; extract shard 1 of 3 again"):
         merge_shards(path, 3, tmp_path / "dataset.json", np.arange(100, 110))
 
 

@@ -11,16 +11,20 @@ from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from vse.features.cache import open_cache, verify_cache
-from vse.features.caption_encoders import HglmmEncoder, TfidfEncoder, principal_components
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder, load_encoder
 from vse.features.cli import main
-from vse.features.extraction import extract_shards, items_of, merge
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.hglmm import HglmmConfig
+from vse.features.extractors.mean_vector import MeanVectorConfig
+from vse.features.extractors.tfidf import TfidfConfig
+from vse.features.feature_presets import load_feature
+from vse.features.hglmm_encoder import HglmmEncoder, principal_components
 from vse.features.reader import FeatureReader
+from vse.features.rows import items_of
+from vse.features.tfidf_encoder import TfidfEncoder
 from vse.features.words import WordVectors
-from vse.pipeline import presets
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import HglmmConfig, MeanVectorConfig, TfidfConfig
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1}
 HGLMM = HglmmConfig(name="hglmm", centres=3, iterations=3, pca=10, dtype="float32", **SMALL)
@@ -63,7 +67,7 @@ def test_tfidf_is_scikit_learn_s_on_the_training_captions(demo: Path, tmp_path: 
 
 
 def test_the_mean_vector_is_a_mean() -> None:
-    from vse.features.caption_encoders import MeanVectorEncoder
+    from vse.features.mean_vector_encoder import MeanVectorEncoder
 
     encoder = MeanVectorEncoder(WordVectors(("a", "b"), np.array([[3, 0], [1, 4]], np.float32)))
     found = encoder.encode([["a", "b"], ["b", "x"], ["x"]])
@@ -136,7 +140,7 @@ def test_an_encoder_is_built_again_from_its_tensors(demo: Path, fitted: Path, tm
 
 def test_gmm_hglmm_has_as_many_numbers_as_hglmm() -> None:
     for dataset in (None, "demo"):
-        one, two = presets.load_feature("hglmm", dataset), presets.load_feature("gmm_hglmm", dataset)
+        one, two = load_feature("hglmm", dataset), load_feature("gmm_hglmm", dataset)
         assert isinstance(one, HglmmConfig)
         assert isinstance(two, HglmmConfig)
         assert (one.mixtures, two.mixtures) == (["hybrid"], ["gaussian", "hybrid"])
@@ -154,7 +158,7 @@ def test_gmm_hglmm_has_as_many_numbers_as_hglmm() -> None:
 )
 def test_wrong_mixtures_are_named(value: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        presets.load_feature("hglmm", sets=[f"mixtures={value}"])
+        load_feature("hglmm", sets=[f"mixtures={value}"])
 
 
 def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
@@ -236,7 +240,7 @@ def test_an_encoder_with_a_flipped_byte_is_made_again_alone(place: float, demo: 
     content = bytearray(fitted.read_bytes())
     content[int(len(content) * place)] ^= 1
     own.write_bytes(content)
-    with pytest.raises(UserError, match="or its bytes changed; make it anew with vse-extract fit"):
+    with pytest.raises(UserError, match="or its bytes changed; fit it again with vse-extract fit"):
         load_encoder(own)
     assert fit_encoder(demo, HGLMM, own).read_bytes() == fitted.read_bytes()
 

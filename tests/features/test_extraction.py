@@ -14,23 +14,22 @@ import pytest
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import open_cache, verify_cache
 from vse.features.cli import main
-from vse.features.cnn import CnnExtractor
-from vse.features.extraction import Extractor, extract_shards, merge
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors import EXTRACTORS
+from vse.features.extractors.boxes import BoxesConfig
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.extractor import Extractor
+from vse.features.extractors.hglmm import HglmmConfig
+from vse.features.extractors.mean_vector import MeanVectorConfig
+from vse.features.extractors.regions import RegionsConfig
+from vse.features.extractors.settings import FeatureSettings
+from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import (
-    EXTRACTORS,
-    BoxesConfig,
-    CnnConfig,
-    FeatureConfig,
-    HglmmConfig,
-    MeanVectorConfig,
-    RegionsConfig,
-    TfidfConfig,
-)
 
-CONFIGS: dict[str, FeatureConfig] = {
+CONFIGS: dict[str, FeatureSettings] = {
     "cnn": TINY_FEATURE,
     "regions": RegionsConfig(name="x"),
     "boxes": BoxesConfig(name="x", model="vgg19", map="features.35"),
@@ -55,8 +54,6 @@ ONLY_HOW = {"batch_size", "workers", "compile", "chunk"} | {
 class Named(Extractor):
     """An extractor that is never run: only its identity is asked for."""
 
-    kind = "image"
-
     def __init__(self, config: Any, weights_sha256: str = "w", version: int = 1) -> None:
         self.config, self.weights_sha256, self.version = config, weights_sha256, version  # type: ignore[misc]
 
@@ -64,7 +61,7 @@ class Named(Extractor):
         raise NotImplementedError
 
 
-def flipped(config: FeatureConfig, field: str) -> FeatureConfig:
+def flipped(config: FeatureSettings, field: str) -> FeatureSettings:
     value = getattr(config, field)
     other = OTHER[field] if field in OTHER else not value if isinstance(value, bool) else value + 1
     assert other != value, field
@@ -87,7 +84,7 @@ def test_every_setting_that_determines_the_vectors_changes_the_key(name: str, fi
 
 
 def test_every_extractor_is_looked_at() -> None:
-    assert CONFIGS.keys() == EXTRACTORS.keys()
+    assert set(CONFIGS) == set(EXTRACTORS)
 
 
 CONTENT_FIELDS = [f for f in CnnConfig.model_fields if f not in ONLY_HOW | {"name", "extractor"}]

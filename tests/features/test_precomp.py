@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vse.features.cache import open_cache, verify_cache
 from vse.features.data_cli import main
-from vse.features.precomp import BOM, Text, export_precomp, import_precomp
+from vse.features.precomp import BOM, CaptionFile, export_precomp, import_precomp
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -135,7 +135,7 @@ def test_the_bytes_of_captions_survive(newline: str, ends: bool, lines: list[str
     content = (newline.join(lines) + newline * ends).encode()
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(content)
-        text = Text.read(Path(file.name))
+        text = CaptionFile.read(Path(file.name))
     assert text.bytes() == content
     assert len(text.captions) == len(lines)
 
@@ -252,8 +252,8 @@ def test_the_data_set_has_no_pictures_and_says_so(
     cache = open_cache(imported(layout(tmp_path / "in")))
     with pytest.raises(SystemExit):
         main(["check", str(cache.captions)])
-    assert "without pictures" in capsys.readouterr().out
-    assert "a data set without pictures" in fails(
+    assert "without image files" in capsys.readouterr().out
+    assert "a data set without images" in fails(
         extract, "cnn", "--dataset", cache.captions, "--out", tmp_path / "y.h5", "--set", "weights=random",
         "--set", "model=squeezenet1_1", "--set", "layer=features.2",
     )  # fmt: skip

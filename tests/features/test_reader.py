@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from vse.features.cache import merge_shards, open_cache, verify_cache
 from vse.features.reader import FeatureReader, Regions
-from vse.features.shards import Identity, Rows, shard_path, shard_slice, shards_folder, write_shard
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, shard_slice, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 

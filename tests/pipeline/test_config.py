@@ -1,89 +1,47 @@
-"""Settings that do not go together are refused with what is wrong, by the one way in which presets are read."""
-
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
-from vse.pipeline.config import BranchesConfig, ModelConfig
-from vse.pipeline.errors import UserError
-from vse.pipeline.presets import load_experiment
-
-CCA = ["solver=cca", "caption_feature=tfidf", "model.branches.layers=linear"]
-NEEDS = "solver: cca needs linear model.branches and the cosine similarity"
-ONE_SIDE = "loss.lambda3 and lambda4 compare unit vectors, by the cosine or the euclidean similarity"
-
-REFUSED = {
-    "branches that do not meet": (
-        ["model.branches.layers=nonlinear", "model.branches.image_widths=[9, 4]", "model.branches.caption_widths=[9, 5]"],
-        "model.branches: nonlinear branches end in 4 numbers for images and 5 for captions",
-    ),
-    "first layers that do not meet": (
-        ["model.branches.layers=linear", "model.branches.image_widths=[9, 4]", "model.branches.caption_widths=[8, 4]"],
-        "model.branches: linear branches end in 9 numbers for images and 8 for captions",
-    ),
-    "no layer": (["model.branches.image_widths=[]"], "model.branches.image_widths: .* at least 1 item"),
-    "a layer of nothing": (["model.branches.image_widths=[0]"], "model.branches.image_widths.0: .* greater than 0"),
-    "dropout of everything": (["model.branches.dropout=1"], "model.branches.dropout: .* less than 1"),
-    "another kind of layers": (["model.branches.layers=deep"], "model.branches.layers: .* 'linear' or 'nonlinear'"),
-    "a distance of vectors of any length": (
-        ["model.similarity=euclidean", "model.normalize_image=false"],
-        "model: similarity: euclidean takes unit vectors, so normalize_image: true",
-    ),
-    "another recurrent network": (["model.recurrent=rnn"], "model.recurrent: .* 'gru' or 'lstm'"),
-    "no hinge": (["loss.k=0"], "loss.k: .* greater than 0"),
-    "a negative weight": (["loss.lambda4=-1"], "loss.lambda4: .* greater than or equal to 0"),
-    "constraints among images by order": (["loss.lambda3=0.1", "model.similarity=order"], ONE_SIDE),
-    "constraints among captions by a network": (["loss.lambda4=0.1", "model.similarity=network"], ONE_SIDE),
-    "constraints among images of any length": (["loss.lambda3=0.1", "model.normalize_image=false"], ONE_SIDE),
-    "constraints and a warm-up of single pairs": (
-        ["loss.lambda4=0.1", "warmup.loss=logistic", "warmup.epochs=1"],
-        "loss.lambda3 and lambda4 go with the ranking losses, not with logistic",
-    ),
-    "constraints beside single pairs": (
-        ["loss.lambda4=0.1", "loss.name=logistic"],
-        "loss.lambda3 and lambda4 go with the ranking losses, not with logistic",
-    ),
-    "cca of deep branches": (CCA[:2], NEEDS),
-    "cca by a distance": ([*CCA, "model.similarity=euclidean"], NEEDS),
-    "cca of pictures": ([*CCA, "images.source=pictures"], "solver: cca reads cached features and starts from nothing"),
-    "cca from a run": ([*CCA, "start_from=vsepp"], "solver: cca reads cached features and starts from nothing"),
-    "cca without a regularisation": ([*CCA, "cca.regularization=[]"], "cca.regularization: .* at least 1 item"),
-    "cca with a negative one": ([*CCA, "cca.regularization=[-1]"], "cca.regularization.0: .* greater than or equal to 0"),
-    "another solver": (["solver=adam"], "solver: .* 'gradient' or 'cca'"),
-    "a misspelt group": (["model.branches.layer=linear"], "did you mean 'model.branches.layers'"),
-}
+from vse.pipeline.config import ExperimentPlan, Settings, SourceFile
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_go_together_is_refused_in_one_line(name: str) -> None:
-    sets, message = REFUSED[name]
-    with pytest.raises(UserError, match=message) as refusal:
-        load_experiment("vsepp", sets=sets)
-    assert "\n" not in str(refusal.value)
+def test_settings_can_neither_be_changed_nor_extended() -> None:
+    class Width(Settings):
+        dim: int = 1
+
+    with pytest.raises(ValidationError, match="frozen"):
+        Width().dim = 2  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="not permitted"):
+        Width.model_validate({"dims": 2})
+
+
+def test_a_plan_keeps_the_settings_that_it_does_not_know() -> None:
+    plan = ExperimentPlan.model_validate({"name": "mine", "model": {"dim": 3}, "feature": "effnet"})
+    assert plan.feature == "effnet"
+    assert plan.content()["model"] == {"dim": 3}
+
+
+def test_the_content_of_a_plan_is_what_determines_the_weights() -> None:
+    how = {"rows": ["vsepp 1.6"], "seeds": [1, 2], "protocols": ["full"], "about": "Mine."}
+    fast = {"train": {"epochs": 3, "memory_gb": 1, "features_in_memory": False, "save_minutes": 1}, "images": {"workers": 9}}
+    plan = ExperimentPlan.model_validate({"name": "mine", "start_from": "vsepp", **how, **fast})
+    plain = ExperimentPlan.model_validate({"name": "mine", "start_from": "vsepp", "train": {"epochs": 3}, "images": {}})
+    assert plan.content() == plain.content()
+    assert plan.content()["start_from"] == "vsepp"
+
+
+@pytest.mark.parametrize("key", ["seeds", "protocols"])
+def test_an_experiment_has_a_seed_and_a_protocol(key: str) -> None:
+    with pytest.raises(ValidationError, match="at least 1 item"):
+        ExperimentPlan.model_validate({"name": "mine", key: []})
 
 
 @pytest.mark.parametrize(
-    "sets",
-    [
-        ["model.branches.image_widths=[9, 4]", "model.branches.caption_widths=[9, 5]"],  # which are not used
-        ["model.branches.layers=linear", "model.branches.image_widths=[9, 4]", "model.branches.caption_widths=[9, 5]"],
-        ["model.branches.layers=nonlinear", "model.branches.image_widths=[4]", "model.branches.caption_widths=[9, 5, 4]"],
-        ["model.similarity=euclidean", "loss.lambda3=0.1", "loss.lambda4=0.1"],
-        ["loss.k=null"],
-        CCA,
-    ],
+    ("key", "value"), [("url", "ftp://host/a.zip"), ("url", "https://host/"), ("sha256", "0" * 63), ("bytes", 0)]
 )
-def test_what_goes_together_is_taken(sets: list[str]) -> None:
-    load_experiment("vsepp", sets=sets)
-
-
-def test_an_embedding_is_as_long_as_the_branches_say() -> None:
-    widths = {"image_widths": [9, 4], "caption_widths": [9, 8, 4]}
-    lengths = [ModelConfig(dim=7, branches=BranchesConfig(layers=n, **widths)).embedding_dim for n in ("none", "nonlinear")]
-    assert lengths == [7, 4]
-    assert ModelConfig(dim=7, branches=BranchesConfig(layers="linear", **widths)).embedding_dim == 9
-
-
-def test_unit_vectors_are_ranked_by_their_cosine() -> None:
-    found = [ModelConfig(similarity=name).ranked_by for name in ("cosine", "euclidean", "order")]
-    assert found == ["cosine", "cosine", "order"]
+def test_a_source_file_needs_a_web_address_a_checksum_and_a_size(key: str, value: object) -> None:
+    good = {"url": "https://host/a.zip", "sha256": "0" * 64, "bytes": 1, "member": "a", "to": "a", "max_bytes": 1}
+    assert SourceFile.model_validate(good).url == "https://host/a.zip"
+    with pytest.raises(ValidationError, match=key):
+        SourceFile.model_validate({**good, key: value})

@@ -28,9 +28,9 @@ def test_a_part_comes_back_from_what_was_written_of_it() -> None:
     ("settings", "where", "message"),
     [
         ({"drink": "te"}, ("drink",), r"unknown drink 'te' \(did you mean 'tea'\? known: coffee, milk, tea\)"),
-        ({"drink": 3}, ("drink",), r"a drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"size": 1}}, ("drink",), r"a drink is a name \(coffee, tea, milk\), or settings with its name"),
-        ({"drink": {"name": ["tea"]}}, ("drink",), r"a drink is a name"),
+        ({"drink": 3}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"size": 1}}, ("drink",), r"the drink is a name \(coffee, tea, milk\), or settings with its name"),
+        ({"drink": {"name": ["tea"]}}, ("drink",), r"the drink is a name"),
         ({"drink": {"name": "tea", "shots": 2}}, ("drink", "shots"), "Extra inputs are not permitted"),
         ({"drink": {"name": "tea", "size": 0}}, ("drink", "size"), "greater than or equal to 1"),
         ({"drink": {"name": "milk", "size": 10, "heat": 99}}, ("drink",), "so much milk boils over"),
@@ -120,3 +120,12 @@ def test_the_default_of_a_part_may_be_none_or_missing() -> None:
     assert default_part(Table, "drink") == Coffee()
     assert default_part(Table, "topping") is None
     assert default_part(Needed, "drink") is None
+
+
+def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
+    registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
+    assert list(registry) == ["tea", "ghost"]
+    assert registry["tea"] is registry.chosen("tea") is Tea
+    assert registry.read({"name": "tea", "heat": 80}) == Tea(heat=80)
+    with pytest.raises(ModuleNotFoundError):
+        registry["ghost"]

@@ -12,7 +12,6 @@ from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, O
 from vse.pipeline import presets
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 from vse.pipeline.parts import part_of
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
@@ -22,78 +21,22 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
-    for feature in FEATURES:
-        assert presets.load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
-        assert presets.load_experiment(experiment, dataset).feature in FEATURES
+        assert presets.load_plan(experiment, dataset).feature in FEATURES
 
 
-def test_vsepp_is_the_paper_s() -> None:
-    config = presets.load_experiment("vsepp")
-    assert (config.loss.name, config.loss.margin, config.loss.same_image, config.warmup.epochs) == ("max", 0.2, "keep", 0)
-    assert (config.model.dim, config.model.word_dim, config.model.normalize_image) == (1024, 300, True)
-    train = config.train
-    assert (train.epochs, train.batch_size, train.learning_rate, train.decay_after, train.decay) == (30, 128, 2e-4, 15, 0.1)
-    assert (train.clip, train.min_count, train.precision) == (2.0, 4, "fp32")
-
-
-def test_vse0_differs_from_vsepp_in_two_settings() -> None:
-    changes = presets.changed_fields(presets.load_experiment("vsepp").content(), presets.load_experiment("vse0").content())
-    assert changes == ["loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
-
-
-def test_fc7_is_the_paper_s() -> None:
-    config = presets.load_feature("fc7")
-    assert isinstance(config, CnnConfig)
-    assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
-
-
-@pytest.mark.parametrize("load", [presets.load_experiment, presets.load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [presets.load_plan, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
-    known = {"load_experiment": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
+    known = {"load_plan": "vsepp", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
         load(known[:-1] + "x" if known == "f30k" else known + "x")
-
-
-def test_a_setting_is_read_as_yaml() -> None:
-    config = presets.load_experiment("vsepp", sets=["loss.margin=0.1", "train.learning_rate=2e-3", "loss.same_image=mask"])
-    assert (config.loss.margin, config.train.learning_rate, config.loss.same_image) == (0.1, 2e-3, "mask")
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("loss.margn=1", "unknown setting 'loss.margn' .did you mean 'loss.margin'"),
-        ("loss", "takes key=value"),
-        ("loss.name=[", "is not a YAML value"),
-        ("loss.margin=-1", "loss.margin: Input should be greater than or equal to 0"),
-        ("loss.same_image=drop", "loss.same_image: Input should be 'keep' or 'mask'"),
-    ],
-)
-def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        presets.load_experiment("vsepp", sets=[setting])
-
-
-def test_a_preset_by_path_may_extend_one_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("extends: vse0\nloss: {margin: 0.3}\n")
-    config = presets.load_experiment(str(path))
-    assert (config.name, config.loss.name, config.loss.margin) == ("mine", "sum", 0.3)
 
 
 def test_a_user_s_folder_comes_before_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "wide.yaml").write_text("extends: vsepp\nmodel: {dim: 2048}\n")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert presets.load_experiment("wide").model.dim == 2048
-
-
-@pytest.mark.parametrize("text", ["loss: {margn: 1}", "learning_rate: 1"])
-def test_an_unknown_setting_of_a_file_is_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "bad.yaml").write_text(text)
-    with pytest.raises(UserError, match="bad.*: unknown setting '"):
-        presets.load_experiment(str(tmp_path / "bad.yaml"))
+    assert presets.load_plan("wide").content()["model"]["dim"] == 2048
 
 
 def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
@@ -141,7 +84,9 @@ def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_b
     without = presets.merged(with_cocoa, {"table": {"topping": None}}, Order)
     assert presets.validated(Order, "order", "toy", without).table.topping is None
     nameless = presets.merged(without, {"table": {"topping": {"grams": 1}}}, Order)
-    with pytest.raises(UserError, match=r"order 'toy': table.topping: a topping is a name \(cream, cocoa\), or settings with"):
+    with pytest.raises(
+        UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or settings with"
+    ):
         presets.validated(Order, "order", "toy", nameless)
 
 
@@ -262,7 +207,7 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
         (["table.drink={name: tea, heta: 1}"], r"^experiment 'english': unknown setting 'table.drink.heta' \(did you mean"),
         (
             ["table.topping.grams=1"],
-            r"^experiment 'english': table.topping: a topping is a name \(cream, cocoa\), or settings with",
+            r"^experiment 'english': table.topping: the topping is a name \(cream, cocoa\), or settings with",
         ),
         (
             ["table.topping=cocoa", "table.topping.gram=1"],
@@ -279,6 +224,8 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
         ),
         (["table=3"], "^experiment 'english': table: Input should be a valid dictionary"),
         (["name=mine"], "^unknown setting 'name'"),
+        (["table"], "^--set takes key=value, got 'table'$"),
+        (["tip=["], "^--set tip=.: '.' is not a YAML value$"),
         (["table.beans=3"], r"^table.beans is now table.drink.shots$"),
         (["table.pot.lid=on"], r"^table.pot.lid is now table.topping.name$"),
     ],

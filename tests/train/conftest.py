@@ -10,11 +10,10 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn import CnnExtractor
+from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.pipeline import presets
-from vse.pipeline.config import ExperimentConfig
-from vse.pipeline.feature_config import TfidfConfig
+from vse.features.extractors.tfidf import TfidfConfig
+from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.run.folder import RunFolder
 
 SETS = [
@@ -32,7 +31,7 @@ COMMAND = [argument for setting in SETS for argument in ("--set", setting)]
 
 def experiment(*sets: str, name: str = "vsepp") -> ExperimentConfig:
     """A preset, small: 8 batches an epoch on the demo of 66 images."""
-    return presets.load_experiment(name, sets=[*SETS, *sets])
+    return load_experiment(name, sets=[*SETS, *sets])
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,14 @@ from pathlib import Path
 import pytest
 
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn import CnnExtractor
-from vse.features.extraction import Extractor, extract_shards, merge
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.boxes import BoxesConfig
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.extractor import Extractor
+from vse.features.extractors.regions import RegionsConfig
+from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
-from vse.pipeline.feature_config import BoxesConfig, CnnConfig, RegionsConfig
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
@@ -123,13 +127,13 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
         return out
 
     def extractor(name: str, out: Path) -> Extractor:
-        extractor = presets.load_feature(name, "demo").extractor
+        extractor = load_feature(name, "demo").extractor
         if extractor == "cnn":
-            config = presets.load_feature(name, "demo", ["resize=32", "crop=32"])
+            config = load_feature(name, "demo", ["resize=32", "crop=32"])
             assert isinstance(config, CnnConfig)
             return CnnExtractor(config)
         few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
-        captions = presets.load_feature(name, "demo", [*few[extractor], "min_count=1"])
+        captions = load_feature(name, "demo", [*few[extractor], "min_count=1"])
         assert not isinstance(captions, CnnConfig | RegionsConfig | BoxesConfig)
         return CaptionExtractor(captions, fit_encoder(demo, captions, encoder_path(out)))
 

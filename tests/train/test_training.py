@@ -16,7 +16,7 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state
-from vse.features.cnn import CnnExtractor
+from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.shards import shards_folder
 from vse.train.cli import embed_main, train_main

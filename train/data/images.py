@@ -16,8 +16,9 @@ from jaxtyping import UInt8
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from vse.features.cnn import CnnExtractor
-from vse.features.crops import crops_of, read_ahead
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.crops import crops_of
+from vse.features.read_ahead import read_ahead
 from vse.pipeline.config import Settings
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError

@@ -12,7 +12,7 @@ import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn import rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -20,7 +20,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.experiment import ExperimentConfig
+from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.kinds import Kind
 from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
@@ -105,6 +105,7 @@ def embed_split(run: Path, out: Path, split: str = "test", places: RunPlaces = R
     provenance = {
         "features": {cache.feature: cache.key for cache in caches},
         "config": trained.experiment.model_dump(mode="json"),
+        "changed_settings": changed_settings(trained.experiment, trained.dataset.name),
         "captions": os.path.relpath(trained.dataset.path, out.parent),
         "best_epoch": trained.record.get("best_epoch"),
         "versions": trained.record["versions"],

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
+from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.image_files import decode
@@ -29,26 +30,6 @@ from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, e
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Hit:
-    """A result: its score, the image's id and file, and the caption if captions were searched.
-
-    ``picture`` is None and ``captions`` is empty if ``dataset.json`` does not know the id. Otherwise ``captions`` is the one
-    that was found, of the id ``caption_id``, or, if images were searched, all of the image.
-    """
-
-    score: float
-    image_id: int
-    picture: Path | None
-    captions: tuple[str, ...]
-    caption_id: int | None = None
-
-    @property
-    def caption(self) -> str | None:
-        """The caption that was found, or its id if that is all there is; None if images were searched."""
-        return None if self.caption_id is None else self.captions[0] if self.captions else str(self.caption_id)
 
 
 @dataclass(frozen=True)
@@ -80,7 +61,7 @@ def search_split(
     index: Path | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
-) -> list[Hit]:
+) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
     The model is the run's, with its best weights. An image file goes through the CNN that made the run's cache, or through
@@ -222,15 +203,16 @@ def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Sear
         there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
         raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
     made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
+    ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
     known = embeddings.dataset == trained.dataset.name
-    if made_by != (trained.cache.dataset, trained.experiment.name, trained.record["seed"]):
+    if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
         told = "" if known else f"; its ids are none of {trained.dataset.path}"
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, told)
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
     return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
 
 
-def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[Hit]:
+def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
     images = {image.imgid: image for image in trained.dataset.images} if searched.known else {}
     hits = []
     for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
@@ -238,7 +220,7 @@ def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, 
         image = images.get(image_id)
         file = Path(os.path.normpath(trained.dataset.image_path(image))) if image else None
         texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
-        hits.append(Hit(score, image_id, file, texts, caption_id))
+        hits.append(SearchHit(score, image_id, file, texts, caption_id))
     return hits
 
 

@@ -17,27 +17,29 @@ def made(seed: int, similarity: str, n_images: int = 9, n_each: int = 3, dim: in
     image_of_caption = rng.permutation(np.repeat(np.arange(n_images), n_each))
     captions = rng.integers(-1, 2, (len(image_of_caption), dim)).astype(np.float32)
     ids = rng.permutation(1000)[:n_images]
-    sides = {"images": images, "captions": captions, "scores": None}
+    sides = {"images": images, "captions": captions}
     if similarity == "scores":
-        sides = {"images": None, "captions": None, "scores": images @ captions.T}
-    return Embeddings(ids, np.arange(len(image_of_caption)), ids[image_of_caption], **sides, dataset="d", split="test", experiment="e", seed=0,
-                      similarity="order" if similarity == "order" else "cosine")  # fmt: skip
+        sides = {"scores": images @ captions.T}
+    if similarity == "directional":
+        sides = {"scores_i2t": images @ captions.T, "scores_t2i": -images @ captions.T}
+    kind = "order" if similarity == "order" else "cosine"
+    return Embeddings(ids, np.arange(len(image_of_caption)), ids[image_of_caption], "d", "test", **sides, similarity=kind)
 
 
-def slow_scores(run: Embeddings) -> np.ndarray:
-    if run.scores is not None:
-        return run.scores
+def slow_scores(run: Embeddings, direction: Direction) -> np.ndarray:
+    if run.vectors is None:
+        return np.asarray(run.scores_of(direction))
     assert run.images is not None
     assert run.captions is not None
     return slow_order_scores(run.images, run.captions) if run.similarity == "order" else run.images @ run.captions.T
 
 
 def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[tuple[int, bool]]:
-    """All candidates of a query, best first: of equal scores the wrong ones, and of these the earlier rows."""
-    scores, image_of_caption = slow_scores(run), run.image_of_caption()
+    """All candidates of a query, best first: of equal scores the negatives, and of these the earlier rows."""
+    scores, image_of_caption = slow_scores(run, direction), run.image_of_caption()
     row = scores[query] if direction == "i2t" else scores[:, query]
     right = (
-        [owner == query for owner in image_of_caption]
+        [image == query for image in image_of_caption]
         if direction == "i2t"
         else [i == image_of_caption[query] for i in range(len(scores))]
     )
@@ -45,22 +47,22 @@ def slow_candidates(run: Embeddings, direction: Direction, query: int) -> list[t
     return [(candidate, bool(right[candidate])) for candidate in order]
 
 
-@pytest.mark.parametrize("similarity", ["cosine", "order", "scores"])
+@pytest.mark.parametrize("similarity", ["cosine", "order", "scores", "directional"])
 @pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @given(seed=st.integers(0, 1000))
-def test_the_best_candidates_are_those_of_the_slow_way_and_agree_with_the_ranks(
+def test_the_best_candidates_are_those_of_a_full_sort_and_agree_with_the_ranks(
     direction: Direction, similarity: str, seed: int
 ) -> None:
     run = made(seed, similarity)
     ranks = getattr(all_ranks(run), direction)
     queries = np.random.default_rng(seed).permutation(len(ranks))[:6].tolist()
-    for query, found in zip(queries, retrieved(run, direction, queries), strict=True):
+    for query, result in zip(queries, retrieved(run, direction, queries), strict=True):
         expected = slow_candidates(run, direction, query)
-        assert found.query == query
-        assert [(hit.row, hit.right) for hit in found.hits] == expected[:5]
-        assert [hit.rank for hit in found.hits] == [0, 1, 2, 3, 4]
-        assert found.answer.rank == ranks[query]
-        assert (found.answer.row, True) == expected[found.answer.rank]
+        assert result.query == query
+        assert [(shown.row, shown.right) for shown in result.candidates] == expected[:5]
+        assert [shown.rank for shown in result.candidates] == [0, 1, 2, 3, 4]
+        assert result.answer.rank == ranks[query]
+        assert (result.answer.row, True) == expected[result.answer.rank]
 
 
 def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
@@ -68,28 +70,28 @@ def test_a_model_that_gives_every_pair_the_same_score_finds_nothing() -> None:
     assert run.images is not None
     run.images[:] = 0
     for direction in ("i2t", "t2i"):
-        for found in retrieved(run, direction, [0, 3]):
-            assert not any(hit.right for hit in found.hits)
-            assert found.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
+        for result in retrieved(run, direction, [0, 3]):
+            assert not any(shown.right for shown in result.candidates)
+            assert result.answer.rank == len(slow_candidates(run, direction, 0)) - (3 if direction == "i2t" else 1)
 
 
 def test_an_order_file_larger_than_a_tile_is_searched_whole() -> None:
     run = made(1, "order", n_images=150, n_each=2, dim=8)
     queries = [0, 70, 149]
     for direction in ("i2t", "t2i"):
-        for query, found in zip(queries, retrieved(run, direction, queries), strict=True):
-            assert [hit.row for hit in found.hits] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
+        for query, result in zip(queries, retrieved(run, direction, queries), strict=True):
+            assert [shown.row for shown in result.candidates] == [row for row, _ in slow_candidates(run, direction, query)[:5]]
 
 
 def test_fewer_candidates_than_five_are_all_shown() -> None:
     run = made(0, "cosine", n_images=3)
-    assert [len(found.hits) for found in retrieved(run, "t2i", [0, 8])] == [3, 3]
+    assert [len(result.candidates) for result in retrieved(run, "t2i", [0, 8])] == [3, 3]
 
 
 RANKS = np.array([0, 0, 0, 0, 3, 9, 10, 500, 40, 2])
 
 
-def test_chosen_are_successes_near_misses_and_the_worst() -> None:
+def test_selected_are_successes_near_misses_and_the_worst() -> None:
     successes, near, failures = select_queries(RANKS, np.arange(10), 6, seed=0)
     assert [RANKS[query] for query in successes] == [0, 0]
     assert failures == [7, 8]
@@ -98,7 +100,7 @@ def test_chosen_are_successes_near_misses_and_the_worst() -> None:
 
 
 @pytest.mark.parametrize("n", range(12))
-def test_no_more_are_chosen_than_asked_for_and_none_twice(n: int) -> None:
+def test_no_more_are_selected_than_asked_for_and_none_twice(n: int) -> None:
     queries = [query for group in select_queries(RANKS, np.arange(10), n, seed=0) for query in group]
     assert len(queries) == len(set(queries)) <= n
 
@@ -109,10 +111,10 @@ def test_the_seed_decides_which_successes_are_shown() -> None:
     assert select_queries(ranks, np.arange(1000), 9, seed=1) != select_queries(ranks, np.arange(1000), 9, seed=2)
 
 
-def test_of_a_picture_one_query_is_shown() -> None:
-    pictures = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
-    queries = [query for group in select_queries(RANKS, pictures, 9, seed=0) for query in group]
-    assert len({pictures[query] for query in queries}) == len(queries) == 3
+def test_of_an_image_one_query_is_shown() -> None:
+    images = np.array([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
+    queries = [query for group in select_queries(RANKS, images, 9, seed=0) for query in group]
+    assert len({images[query] for query in queries}) == len(queries) == 3
 
 
 def test_of_two_results_the_largest_ratios_of_ranks_come_first_half_for_each() -> None:

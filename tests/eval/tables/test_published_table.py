@@ -14,15 +14,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from vse.eval.cli import table_main
+from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.tables.printed import published_rows, published_tables
+from vse.eval.tables.printed import published_rows
 from vse.eval.tables.published_table import compared, write_compared
 from vse.eval.tables.summary import summary
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
+from vse.train.experiment import ExperimentConfig, changed_settings, load_experiment
+from vse.train.kinds import Kind
 
 MEASURED = ("_ours", "_std", "_difference")
 
@@ -55,12 +59,11 @@ class Results:
                 caption_image_ids=np.repeat(np.arange(n_images), n_each),
                 images=images / np.linalg.norm(images, axis=1, keepdims=True),
                 captions=captions / np.linalg.norm(captions, axis=1, keepdims=True),
-                scores=None,
                 dataset=dataset,
                 split=split,
                 experiment=experiment,
                 seed=seed,
-                provenance=json.dumps({"config": config} if config else {}),
+                provenance=json.dumps(noted(config, dataset) if config else {}),
             )
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
         return evaluate(files, self.folder / f"{dataset}_{experiment}.json", protocol, cross_check=False)
@@ -72,10 +75,20 @@ def result(tmp_path: Path) -> Results:
 
 
 def settings(preset: str, dataset: str | None = None, /, **changes: Any) -> dict[str, Any]:
-    return presets.merged(presets.load_experiment(preset, dataset).model_dump(mode="json"), changes)
+    experiment = load_experiment(preset, dataset)
+    model = experiment.model.for_captions(Kind.WORDS)  # as training resolves it
+    return presets.merged(experiment.model_copy(update={"model": model}).model_dump(mode="json"), changes)
 
 
-def found(path: Path, protocol: str) -> dict[str, Any]:
+def noted(config: dict[str, Any], dataset: str) -> dict[str, Any]:
+    """What training notes of its settings; nothing of the changes if they are not of this version."""
+    try:
+        return {"config": config, "changed_settings": changed_settings(ExperimentConfig.model_validate(config), dataset)}
+    except ValidationError:
+        return {"config": config}
+
+
+def measured(path: Path, protocol: str) -> dict[str, Any]:
     figures: dict[str, Any] = json.loads(path.read_text())["protocols"][protocol]
     return figures
 
@@ -113,7 +126,7 @@ def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
     path = result("vsepp_10c_rv")
     table = compared("vsepp_4", [path])
     assert filled(table) == ["vsepp 4.4"]
-    row, ours = line(table, "vsepp 4.4"), found(path, "1k")
+    row, ours = line(table, "vsepp 4.4"), measured(path, "1k")
     assert (row["experiment"], row["seeds"], row["our_dataset"], row["our_images"]) == ("vsepp_10c_rv", "0", "coco", 1000)
     assert (row["system"], row["setting"], row["dataset"], row["protocol"]) == ("VSE++", "10C+rV", "coco", "1k")
     for figure, printed in (("i2t_r1", 51.3), ("i2t_medr", 1.2), ("t2i_r10", 86.1)):
@@ -126,7 +139,7 @@ def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
 
 def test_several_seeds_give_mean_and_deviation(result: Results) -> None:
     path = result("orderpp_10c_rv", seeds=(0, 3, 5))
-    row, ours = line(compared("vsepp_4", [path]), "vsepp 4.5"), found(path, "1k")["t2i"]["r5"]
+    row, ours = line(compared("vsepp_4", [path]), "vsepp 4.5"), measured(path, "1k")["t2i"]["r5"]
     assert row["seeds"] == "0 3 5"
     assert ours["std"] > 0
     assert (row["t2i_r5_ours"], row["t2i_r5_std"]) == (ours["mean"], ours["std"])
@@ -136,20 +149,20 @@ def test_several_seeds_give_mean_and_deviation(result: Results) -> None:
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])
 def test_a_row_of_one_fold_is_the_first_fold(seeds: tuple[int, ...], result: Results) -> None:
     path = result("vsepp", n_images=2000, seeds=seeds)
-    fold = found(path, "1k")["per_fold"][0]["i2t"]["r1"]
+    fold = measured(path, "1k")["per_fold"][0]["i2t"]["r1"]
     ours = line(compared("vsepp_1", [path]), "vsepp 1.6")["i2t_r1_ours"]
     assert ours == (fold if len(seeds) == 1 else fold["mean"])
-    assert ours != (found(path, "1k")["i2t"]["r1"] if len(seeds) == 1 else found(path, "1k")["i2t"]["r1"]["mean"])
+    assert ours != (measured(path, "1k")["i2t"]["r1"] if len(seeds) == 1 else measured(path, "1k")["i2t"]["r1"]["mean"])
 
 
 def test_one_result_may_be_rows_of_two_protocols(result: Results) -> None:
     path = result("vsepp_ft_rv", n_images=5000)
     table = compared("vsepp_1", [path])
     assert filled(table) == ["vsepp 1.9", "vsepp 1.13"]
-    assert line(table, "vsepp 1.9")["i2t_r1_difference"] == pytest.approx(found(path, "1k")["i2t"]["r1"] - 57.2)
+    assert line(table, "vsepp 1.9")["i2t_r1_difference"] == pytest.approx(measured(path, "1k")["i2t"]["r1"] - 57.2)
     row = line(table, "vsepp 1.13")
-    assert (row["our_images"], row["i2t_r1_ours"]) == (5000, found(path, "full")["i2t"]["r1"])
-    assert row["i2t_r1_difference"] == pytest.approx(found(path, "full")["i2t"]["r1"] - 32.9)
+    assert (row["our_images"], row["i2t_r1_ours"]) == (5000, measured(path, "full")["i2t"]["r1"])
+    assert row["i2t_r1_difference"] == pytest.approx(measured(path, "full")["i2t"]["r1"] - 32.9)
 
 
 def test_among_more_or_fewer_images_there_is_no_difference(result: Results) -> None:
@@ -167,8 +180,10 @@ def test_sentence_figures_go_to_the_rows_of_their_data_set(result: Results) -> N
     table = compared("twobranch_4", paths)
     assert filled(table) == ["twobranch 4.f1", "twobranch 4.c1"]
     for key, path in zip(filled(table), paths, strict=True):
-        assert line(table, key)["s2s_r5_ours"] == found(path, "sentence")["s2s"]["r5"]
-    assert line(table, "twobranch 4.f1")["s2s_r5_difference"] == pytest.approx(found(paths[0], "sentence")["s2s"]["r5"] - 81.4)
+        assert line(table, key)["s2s_r5_ours"] == measured(path, "sentence")["s2s"]["r5"]
+    assert line(table, "twobranch 4.f1")["s2s_r5_difference"] == pytest.approx(
+        measured(paths[0], "sentence")["s2s"]["r5"] - 81.4
+    )
     assert np.isnan(line(table, "twobranch 4.c1")["s2s_r5_difference"]), "the paper has 1,000 test images"
 
 
@@ -184,8 +199,8 @@ def test_one_result_may_be_two_rows(result: Results) -> None:
 def test_mean_recall_is_compared_too(result: Results) -> None:
     path = result("mine", config={"rows": ["todnet 1.1"]})
     row = line(compared("todnet_1", [path]), "todnet 1.1")
-    assert row["mean_recall_ours"] == found(path, "1k")["mean_recall"]
-    assert row["mean_recall_difference"] == pytest.approx(found(path, "1k")["mean_recall"] - 80.5)
+    assert row["mean_recall_ours"] == measured(path, "1k")["mean_recall"]
+    assert row["mean_recall_difference"] == pytest.approx(measured(path, "1k")["mean_recall"] - 80.5)
 
 
 def test_figures_of_another_data_set_are_shown_without_differences(result: Results) -> None:
@@ -343,7 +358,7 @@ def latex(folder: Path, result: Results) -> dict[str, str]:
 
 def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, result: Results) -> None:
     texts = latex(tmp_path, result)
-    ours = found(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
+    ours = measured(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
     lines = texts["vsepp_4"].splitlines()
     k = next(k for k, text in enumerate(lines) if text.startswith("4.4 & VSE++ & 10C+rV & coco & 1k & 51.3 & 82.2"))
     assert lines[k + 1].startswith(" & ours: vsepp\\_10c\\_rv & seeds 0 1, changed settings & coco & 1k & ")
@@ -377,7 +392,7 @@ def test_latex_compiles(tmp_path: Path, result: Results) -> None:
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 
-def test_a_preset_of_one_s_own_is_a_row_in_the_workflow_s_way(
+def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(
     tmp_path: Path, result: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "experiments").mkdir()
@@ -388,14 +403,14 @@ def test_a_preset_of_one_s_own_is_a_row_in_the_workflow_s_way(
 
 def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
-    target = printed.figures["i2t_r1"]
+    target = printed.metrics["i2t_r1"]
     assert target is not None
     # As many images as printed find their caption first, the others only after all captions.
     n = 1000
     scores = np.zeros((n, n), np.float32)
     scores[np.arange(n), np.arange(n)] = np.where(np.arange(n) < 10 * target, 1, -1)
     ids = np.arange(n)
-    run = Embeddings(ids, ids, ids, None, None, scores, "coco", "test", "vsepp", 0, "network")
+    run = Embeddings(ids, ids, ids, "coco", "test", scores=scores, experiment="vsepp", seed=0, similarity="network")
     file = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
     table = compared("vsepp_1", [file])
     (row,) = table[table["experiment"] == "vsepp"].to_dict("records")
@@ -410,7 +425,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     assert line.startswith(
         f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
     )
-    assert "% (in parentheses): a difference whose printed figure lies within our 95% interval" in text
+    assert "% (in parentheses): a difference whose printed value lies within our 95% interval" in text
 
 
 def _signed(difference: float) -> str:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.reader import FeatureReader
-from vse.features.shards import Identity, Rows, shard_path, shards_folder, write_shard
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, shards_folder, write_shard
 from vse.train.data.images import CachedImages
 
 CPU = torch.device("cpu")

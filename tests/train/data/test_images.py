@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.conftest import TINY_FEATURE
 from tests.train.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.crops import crops_of
 from vse.features.extraction import extract_shards, merge
 from vse.pipeline.dataset import load_dataset_file

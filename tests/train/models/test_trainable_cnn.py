@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import open_cache
-from vse.features.cnn import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 from vse.train.data.images import ImagesConfig
 from vse.train.models.trainable_cnn import TrainableCnn
 

@@ -18,11 +18,11 @@ import yaml
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, experiment
-from vse.features.boxes import BoxesExtractor
-from vse.features.cnn import CnnExtractor
+from vse.features.box_extractor import BoxesExtractor
+from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.boxes import BoxesConfig
 from vse.features.shards import shards_folder
-from vse.pipeline.feature_config import BoxesConfig
 from vse.train.cli import embed_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam as trainer_module

@@ -15,6 +15,6 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "cosine": "vse.train.models.similarities.cosine:CosineSettings",
         "order": "vse.train.models.similarities.order:OrderSettings",
         "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
-        "network": "vse.train.models.similarities.network:NetworkSettings",
+        "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
     },
 )

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vse.train.models.similarities import network as network_module
-from vse.train.models.similarities.network import NetworkSettings, SimilarityNetwork
+from vse.train.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 DIM = 4
 
 
 def network(*widths: int) -> SimilarityNetwork:
     torch.manual_seed(0)
-    made = NetworkSettings(widths=list(widths)).build(DIM)
+    made = SimilarityNetworkSettings(widths=list(widths)).build(DIM)
     assert isinstance(made, SimilarityNetwork)
     for layer in made.linears:
         torch.nn.init.normal_(layer.bias)

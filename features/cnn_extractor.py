@@ -13,12 +13,12 @@ from torch import Tensor
 from vse.features.backbones import LayerOutput, autocast, load_backbone, weights_sha256
 from vse.features.cache import FeatureCache
 from vse.features.crops import crops_of, normalized
-from vse.features.extraction import ImageExtractor, Vectors
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import CnnConfig
 
 
-class CnnExtractor(ImageExtractor[Tensor]):
+class CnnExtractor(NetworkExtractor[Tensor]):
     """A CNN ready to turn image files into vectors, by one feature preset.
 
     Parameters
@@ -42,7 +42,7 @@ class CnnExtractor(ImageExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
-        """Run one blank image through, so that a layer or a size that does not fit the model is said at once."""
+        """Run one blank image through, so that a layer or a size that does not fit the model is refused at once."""
         config = self.config
         self._forward = self.network
         try:
@@ -51,12 +51,12 @@ class CnnExtractor(ImageExtractor[Tensor]):
             reason = (str(error) or repr(error)).splitlines()[0]
             raise UserError(f"{config.model}, layer {config.layer!r}, crop {config.crop}: cannot be used ({reason})") from None
 
-    def prepare(self, picture: Image.Image, image_id: int) -> Tensor:
-        """The crops of one picture, (n_crops, 3, crop, crop) uint8."""
-        return crops_of(picture, self.config, image_id)
+    def prepare(self, image: Image.Image, image_id: int) -> Tensor:
+        """The crops of one image, (n_crops, 3, crop, crop) uint8."""
+        return crops_of(image, self.config, image_id)
 
     def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
-        """The vectors of each picture of a batch."""
+        """The vectors of each image of a batch."""
         pixels = torch.stack(list(batch))
         pixels = pixels.pin_memory() if self.device.type == "cuda" else pixels
         return [Vectors(features) for features in self.features(pixels).cpu().numpy()]
@@ -76,21 +76,21 @@ class CnnExtractor(ImageExtractor[Tensor]):
 
 
 def rebuild_extractor(
-    found: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
+    cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
 ) -> CnnExtractor:
-    """The CNN that made a cache; :class:`UserError` if there was none or its weights are not to be had again.
+    """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
 
-    With ``trained`` its weights are about to be replaced by others and start as random ones.
+    With ``trained`` its weights are random, because the caller is about to replace them.
     """
-    made = found.provenance
+    made = cache.provenance
     settings = made.get("config", {})
     if settings.get("extractor") != "cnn" or settings.get("positions"):
-        raise UserError(f"{found.path}: its features are not vectors of a CNN, so none can be run on the pictures")
+        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
     weights = "random" if trained else made["weights"]
-    config = CnnConfig(name=found.feature, weights=weights, seed=made.get("seed", 0), **settings)
+    config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != made["weights_sha256"]:
         raise UserError(
-            f"{found.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
+            f"{cache.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
         )
     return extractor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vse.features.hglmm import FLOOR, Mixture
+from vse.features.mixture import FLOOR, Mixture
 
 
 def as_lists(mixture: Mixture) -> dict:

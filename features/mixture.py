@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.pipeline.feature_config import MixtureKind
+from vse.features.extractors.hglmm import MixtureKind
 
 FLOOR = 1e-3  # of deviations and variances
 _BLOCK = 256  # samples whose deviations are held at once: as many as stay in a processor's cache
@@ -152,10 +152,10 @@ def _maximised(samples: Tensor, weights: Tensor, order: Tensor, ordered: Tensor)
 
 def _weighted_medians(weight: Float[Tensor, " N"], order: Int[Tensor, "D N"], ordered: Float[Tensor, "D N"]) -> Tensor:
     """Per dimension, the first of the samples in order at which half the weight is reached."""
-    found, block = [], max(1, _MEDIAN_BLOCK // len(weight))
+    medians, block = [], max(1, _MEDIAN_BLOCK // len(weight))
     for of_dimension, values in zip(torch.split(order, block), torch.split(ordered, block), strict=True):
         reached = weight[of_dimension].cumsum(1)
         half = reached[:, -1:] / 2
         place = torch.searchsorted(reached, half)
-        found.append(values.gather(1, place).squeeze(1))
-    return torch.cat(found)
+        medians.append(values.gather(1, place).squeeze(1))
+    return torch.cat(medians)

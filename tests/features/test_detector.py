@@ -13,12 +13,13 @@ from PIL import Image
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from vse.features.cache import open_cache, verify_cache
-from vse.features.extraction import extract_shards, items_of, merge
+from vse.features.detector import RegionsExtractor, detect, fix_scales, load_detector
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.regions import RegionsConfig
 from vse.features.reader import FeatureReader
-from vse.features.regions import RegionsExtractor, detect, fix_scales, load_detector
+from vse.features.rows import items_of
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import RegionsConfig
 
 SMALL = RegionsConfig(
     name="small", model="fasterrcnn_resnet50_fpn", weights="random", shorter=48, longer=64, proposals=30,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
-from tests.features.slow_hglmm import as_lists, slow_fisher_vector, slow_gaussian_fisher_vector, slow_step
-from vse.features.hglmm import (
+from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_gaussian_fisher_vector, slow_step
+from vse.features.extractors.hglmm import MixtureKind
+from vse.features.mixture import (
     FLOOR,
     Mixture,
     first_mixture,
@@ -22,7 +23,6 @@ from vse.features.hglmm import (
     posteriors,
     power_normalized,
 )
-from vse.pipeline.feature_config import MixtureKind
 
 
 def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -141,7 +141,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = samples(50, 3)
     start = first_mixture(data, 3, seed=0)
     whole = fit_mixture(data, start, 4)
-    monkeypatch.setattr("vse.features.hglmm._BLOCK", 7)
+    monkeypatch.setattr("vse.features.mixture._BLOCK", 7)
     assert_same(fit_mixture(data, start, 4), as_lists(whole))
 
 

@@ -15,19 +15,20 @@ from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
 from vse.features.crops import as_tensor, normalized, scaled
-from vse.features.extraction import ImageExtractor, Vectors
+from vse.features.detector import load_detector, propose
+from vse.features.extractors.boxes import BoxesConfig
+from vse.features.extractors.extractor import NetworkExtractor, Vectors
+from vse.features.extractors.regions import RegionsConfig
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
-from vse.features.regions import load_detector, propose
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import BoxesConfig, RegionsConfig
 from vse.pipeline.files import sha256_file
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A picture (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original.
+class ImageWithBoxes:
+    """An image (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original.
 
-    ``original`` is the picture before, for the proposal network that has yet to find the boxes.
+    ``original`` is the image before, for the proposal network that has yet to find the boxes.
     """
 
     pixels: Tensor
@@ -37,11 +38,11 @@ class Prepared:
     original: Tensor | None = None
 
 
-class BoxesExtractor(ImageExtractor[Prepared]):
-    """A CNN that reads a whole picture up to the layer ``map``, and from there on each of its boxes.
+class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
+    """A CNN that reads a whole image up to the layer ``map``, and from there on each of its boxes.
 
     Boxes are pooled on the map (ROI-align) to ``pool`` x ``pool``, the size that the map has for an image of the
-    network's own input size, so the layers behind it see what they were trained on: with VGG19 conv5_4's output, 14 x 14,
+    network's own input size, so the layers after it see what they were trained on: with VGG19 conv5_4's output, 14 x 14,
     then the last pooling and fc6, fc7. Images run one by one, so a box's vector depends on its image alone.
     """
 
@@ -62,15 +63,15 @@ class BoxesExtractor(ImageExtractor[Prepared]):
             self.notes = {**self.notes, "opencv": opencv().__version__}
         self._try_once()
 
-    def prepare(self, picture: Image.Image, image_id: int) -> Prepared:
-        """The picture, scaled, and its boxes, unless the network finds them."""
-        boxes, scores = self._boxes(picture, image_id)
-        size = scaled(picture.size, self.config.shorter, self.config.longer)
-        small = as_tensor(picture.resize(size, Image.Resampling.BILINEAR))
-        return Prepared(small, boxes, scores, picture.size, as_tensor(picture) if self._detector is not None else None)
+    def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
+        """The image, scaled, and its boxes, unless the network finds them."""
+        boxes, scores = self._boxes(image, image_id)
+        size = scaled(image.size, self.config.shorter, self.config.longer)
+        small = as_tensor(image.resize(size, Image.Resampling.BILINEAR))
+        return ImageWithBoxes(small, boxes, scores, image.size, as_tensor(image) if self._detector is not None else None)
 
-    def compute(self, batch: Sequence[Prepared]) -> list[Vectors]:
-        """The vectors of each picture's boxes."""
+    def compute(self, batch: Sequence[ImageWithBoxes]) -> list[Vectors]:
+        """The vectors of each image's boxes."""
         return [self._vectors(self._proposed(item) if self._detector is not None else item) for item in batch]
 
     def _open_source(self, weights_dir: Path | None) -> dict[str, str]:
@@ -92,11 +93,11 @@ class BoxesExtractor(ImageExtractor[Prepared]):
             return {"proposer_sha256": weights_sha256(detector)}
         return {}
 
-    def _boxes(self, picture: Image.Image, image_id: int) -> tuple[Floats, Floats]:
-        config, pixels = self.config, np.asarray(picture)
+    def _boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
+        config, pixels = self.config, np.asarray(image)
         if self._given is not None:
             given = self._given.get(image_id, np.empty((0, 4), np.float32))
-            boxes = inside(given, picture.size, f"{config.boxes}: image {image_id}")
+            boxes = inside(given, image.size, f"{config.boxes}: image {image_id}")
             return boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
             boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model)
@@ -104,10 +105,10 @@ class BoxesExtractor(ImageExtractor[Prepared]):
             boxes, scores = selective_search(pixels, config.n_boxes)
         else:
             return np.empty((0, 4), np.float32), np.empty(0, np.float32)
-        return inside(boxes, picture.size, f"image {image_id}"), scores
+        return inside(boxes, image.size, f"image {image_id}"), scores
 
-    def _proposed(self, item: Prepared) -> Prepared:
-        """The same picture with the boxes that the region-proposal network finds."""
+    def _proposed(self, item: ImageWithBoxes) -> ImageWithBoxes:
+        """The same image with the boxes that the region-proposal network finds."""
         assert item.original is not None
         with torch.inference_mode():
             proposals = propose(self._detector, item.original.to(self.device))
@@ -116,9 +117,9 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
         if not len(boxes):
             boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
-        return Prepared(item.pixels, boxes, scores, item.size)
+        return ImageWithBoxes(item.pixels, boxes, scores, item.size)
 
-    def _vectors(self, item: Prepared) -> Vectors:
+    def _vectors(self, item: ImageWithBoxes) -> Vectors:
         config = self.config
         if not len(item.boxes):
             return Vectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
@@ -132,12 +133,12 @@ class BoxesExtractor(ImageExtractor[Prepared]):
                 parts.append(self.network(images).float())
         features = torch.cat(parts)
         if len(features) != len(relative):
-            raise UserError(f"layer {config.layer!r} does not lie behind the map {config.map!r}")
+            raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}")
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
         return Vectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pooled(self, output: Tensor) -> Tensor:
-        """What the layers behind the map read instead of it: the boxes, which are given as parts of the image's sides."""
+        """What the layers after the map read instead of it: the boxes, which are given as parts of the image's sides."""
         if output.ndim != 4:
             raise UserError(f"map {self.config.map!r} gives {output.ndim} axes; a layer with height and width is needed")
         (rows, columns), (height, width) = output.shape[2:], self._input
@@ -147,11 +148,11 @@ class BoxesExtractor(ImageExtractor[Prepared]):
         return pooled.to(output.dtype)
 
     def _try_once(self) -> None:
-        """Run a blank image with two boxes through, so that layers that do not fit are said at once."""
+        """Run a blank image with two boxes through, so that layers that do not fit are refused at once."""
         config, side = self.config, self.config.shorter
         boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
         try:
-            blank = Prepared(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
+            blank = ImageWithBoxes(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
             self._dim = self._vectors(blank).features.shape[1]
         except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
             reason = (str(error) or repr(error)).splitlines()[0]

@@ -22,9 +22,9 @@ from torchvision.ops import batched_nms, clip_boxes_to_image, nms, remove_small_
 
 from vse.features.backbones import autocast, load_backbone, weights_sha256
 from vse.features.crops import as_tensor, scaled
-from vse.features.extraction import ImageExtractor, Vectors
+from vse.features.extractors.extractor import NetworkExtractor, Vectors
+from vse.features.extractors.regions import RegionsConfig
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.feature_config import RegionsConfig
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
 
@@ -40,7 +40,7 @@ class Proposals:
 
 
 @dataclass(frozen=True)
-class Boxes:
+class ScoredBoxes:
     """Boxes (n, 4) of an image, xyxy in pixels of the network's input, scores (n,), and vectors (n, dim)."""
 
     boxes: Tensor
@@ -48,7 +48,7 @@ class Boxes:
     features: Tensor
 
 
-class RegionsExtractor(ImageExtractor[Tensor]):
+class RegionsExtractor(NetworkExtractor[Tensor]):
     """A Faster R-CNN ready to turn image files into boxes and their vectors.
 
     Images run one by one: side by side, each would be padded to the largest, and its features would depend on its
@@ -63,24 +63,24 @@ class RegionsExtractor(ImageExtractor[Tensor]):
         self.weights_sha256 = weights_sha256(self.detector)
         self.detector = self.detector.to(self.device)
 
-    def prepare(self, picture: Image.Image, image_id: int) -> Tensor:
-        """The picture as (3, height, width) uint8; the detector itself scales it."""
-        scaled(picture.size, self.config.shorter, self.config.longer)
-        return as_tensor(picture)
+    def prepare(self, image: Image.Image, image_id: int) -> Tensor:
+        """The image as (3, height, width) uint8; the detector itself scales it."""
+        scaled(image.size, self.config.shorter, self.config.longer)
+        return as_tensor(image)
 
     def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
-        """Boxes in pixels of each picture, inside it, best first, with their scores and vectors."""
+        """Boxes in pixels of each image, inside it, best first, with their scores and vectors."""
         return [self._regions(pixels) for pixels in batch]
 
     def _regions(self, pixels: Tensor) -> Vectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            found, size = detect(self.detector, pixels.to(self.device), self.config)
-        scale = torch.tensor([width / size[1], height / size[0]] * 2, device=found.boxes.device)
-        boxes = clip_boxes_to_image(found.boxes.float() * scale, (height, width))
-        features = found.features.float()
+            kept, size = detect(self.detector, pixels.to(self.device), self.config)
+        scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept.boxes.device)
+        boxes = clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
+        features = kept.features.float()
         features = nn.functional.normalize(features, dim=1) if self.config.normalize else features
-        return Vectors(features.cpu().numpy(), boxes.cpu().numpy(), found.scores.float().cpu().numpy(), (width, height))
+        return Vectors(features.cpu().numpy(), boxes.cpu().numpy(), kept.scores.float().cpu().numpy(), (width, height))
 
 
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
@@ -105,9 +105,9 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
 
 
 def fix_scales(detector: Any) -> None:
-    """Let the detector learn the strides of its maps from a picture of 256 x 256, which all of them divide.
+    """Let the detector learn the strides of its maps from an image of 256 x 256, which all of them divide.
 
-    torchvision takes them from the first picture it sees, wrongly if that one is small, and keeps them for all others.
+    torchvision takes them from the first image it sees, wrongly if that one is small, and keeps them for all others.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))
@@ -115,7 +115,7 @@ def fix_scales(detector: Any) -> None:
 
 
 def propose(detector: Any, pixels: Tensor) -> Proposals:
-    """What the region-proposal network finds in one picture (3, height, width), 0-255, best first."""
+    """What the region-proposal network finds in one image (3, height, width), 0-255, best first."""
     images, _ = detector.transform([pixels.float() / 255])
     maps = detector.backbone(images.tensors)
     rpn, levels = detector.rpn, list(maps.values())
@@ -123,38 +123,38 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
     n_anchors = [level[0].numel() for level in objectness]
     scores, shifts = concat_box_prediction_layers(objectness, deltas)
     boxes = rpn.box_coder.decode(shifts, rpn.anchor_generator(images, levels)).view(1, -1, 4)
-    found, values = rpn.filter_proposals(boxes, scores, images.image_sizes, n_anchors)
-    return Proposals(maps, found[0], values[0], images.image_sizes[0])
+    kept, values = rpn.filter_proposals(boxes, scores, images.image_sizes, n_anchors)
+    return Proposals(maps, kept[0], values[0], images.image_sizes[0])
 
 
-def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Boxes, tuple[int, int]]:
-    """The boxes of one picture (3, height, width), best first, and the height and width of the network's input.
+def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
+    """The boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
-    As many as score more than ``config.score``, within ``min_boxes`` and ``max_boxes``; the whole picture if there is
+    As many as score more than ``config.score``, within ``min_boxes`` and ``max_boxes``; the whole image if there is
     no box at all.
     """
-    found = propose(detector, pixels)
-    proposals, size, heads = found.boxes, found.size, detector.roi_heads
+    proposed = propose(detector, pixels)
+    proposals, size, heads = proposed.boxes, proposed.size, detector.roi_heads
 
     def vectors(boxes: Tensor) -> Tensor:
-        features: Tensor = heads.box_head(heads.box_roi_pool(found.maps, [boxes], [size]))
+        features: Tensor = heads.box_head(heads.box_roi_pool(proposed.maps, [boxes], [size]))
         return features
 
     if len(proposals) == 0:
-        return _whole_picture(size, proposals, vectors), size
+        return _whole_image(size, proposals, vectors), size
     features = vectors(proposals)
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
     if config.selection == "bottom_up":
         best = _highest_kept(proposals, scores, config.nms)
         order = _kept(best, config)
-        kept = Boxes(proposals[order], best[order], features[order])
+        kept = ScoredBoxes(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
         boxes, best = _suppressed(clip_boxes_to_image(regressed, size), scores, config)
         order = _kept(best, config)
-        kept = Boxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (kept if len(order) else _whole_picture(size, proposals, vectors)), size
+        kept = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
+    return (kept if len(order) else _whole_image(size, proposals, vectors)), size
 
 
 def _highest_kept(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
@@ -193,6 +193,6 @@ def _kept(scores: Tensor, config: RegionsConfig) -> Tensor:
     return order[: min(max(above, config.min_boxes), config.max_boxes)]
 
 
-def _whole_picture(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> Boxes:
+def _whole_image(size: tuple[int, int], like: Tensor, vectors: Callable[[Tensor], Tensor]) -> ScoredBoxes:
     box = like.new_tensor([[0, 0, size[1], size[0]]])
-    return Boxes(box, like.new_zeros(1), vectors(box))
+    return ScoredBoxes(box, like.new_zeros(1), vectors(box))

@@ -13,16 +13,17 @@ from PIL import Image
 from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, load_backbone
-from vse.features.boxes import BoxesExtractor, cells_per_pixel
+from vse.features.box_extractor import BoxesExtractor, cells_per_pixel
 from vse.features.cache import open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.crops import normalized
-from vse.features.extraction import extract_shards, items_of, merge
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.boxes import BoxesConfig
 from vse.features.proposals import edge_boxes, read_boxes, selective_search
 from vse.features.reader import FeatureReader
+from vse.features.rows import items_of
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.feature_config import BoxesConfig
 
 VGG = BoxesConfig(
     name="vgg", model="vgg11", weights="random", map="features.19", layer="classifier.4", shorter=224, longer=224,
@@ -194,7 +195,7 @@ def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Callable[.
 
     assert "boxes: 'selective' is not edge_boxes, selective_search, rpn" in line("boxes=selective")
     assert "did you mean 'features.3'" in line("map=featurs.3")
-    assert "does not lie behind the map" in line("map=features.9", "layer=features.2")
+    assert "does not come after the map" in line("map=features.9", "layer=features.2")
     assert "gone.json: no such file of boxes" in line("boxes=gone.json")
     assert "no such structured-edge model" in line("edge_model=gone.yml")
 

@@ -1,0 +1,23 @@
+"""Names and numbers that the commands show in their help: importing this costs nothing."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+COCO_PROTOCOLS = ("cxc", "eccv")
+PROTOCOLS = ("1k", "full", "sentence", *COCO_PROTOCOLS)
+SAMPLES = 1000  # of the test images, for intervals
+COMPARED = 10_000  # of the test images, for p-values
+TABLES = ("summary", "significance")  # that are no published ones
+QUERIES = 12  # shown in a report, in each direction
+
+
+def published_folder() -> Path:
+    """Where the published tables lie, ``config/published``."""
+    return Path(str(files("vse.presets").joinpath("published")))
+
+
+def published_tables() -> list[str]:
+    """Names of all published tables, ``<paper>_<table>``."""
+    return sorted(path.stem for path in published_folder().glob("*.csv"))

@@ -1,0 +1,44 @@
+"""The results of a search as an HTML report with thumbnails."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from vse.eval.report.html_page import thumbnail, write_page
+from vse.eval.search.hits import SearchHit
+from vse.pipeline.image_files import BadImage
+
+log = logging.getLogger(__name__)
+
+
+def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], searched: str) -> Path:
+    """Write a report of one file: the query, and of each hit its rank, score, thumbnail, captions and path; returns ``out``.
+
+    ``searched`` names what was searched. A photo that cannot be read, or that ``dataset.json`` does not know, is a labelled
+    blank.
+    """
+    cards = [
+        {
+            "rank": rank,
+            "score": f"{hit.score:.4f}",
+            "photo": _thumbnail(hit.photo),
+            "name": str(hit.photo or f"image {hit.image_id}"),
+            "captions": hit.captions or ([] if hit.caption is None else [f"caption {hit.caption}"]),
+        }
+        for rank, hit in enumerate(hits, 1)
+    ]
+    by_photo = isinstance(query, Path)
+    asked = {"query": str(query), "by_photo": by_photo, "photo": _thumbnail(query) if isinstance(query, Path) else None}
+    return write_page(out, "search.html", **asked, cards=cards, searched=searched)
+
+
+def _thumbnail(photo: Path | None) -> str | None:
+    if photo is None:
+        return None
+    try:
+        return thumbnail(photo)
+    except BadImage as error:
+        log.warning("%s", error)
+        return None

@@ -1,0 +1,172 @@
+"""Base classes of an extractor's code: items in, rows out; images are read ahead by threads and computed in batches."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from vse.features.extractors.settings import FeatureSettings, ImageSettings, NetworkSettings
+from vse.features.read_ahead import read_ahead
+from vse.features.rows import Identity, Ids, Item, Kind, Rows, ids_of, items_of, sha256_bytes
+from vse.pipeline.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
+from vse.pipeline.image_files import BadImage, decode, read_bytes
+
+_Prepared = TypeVar("_Prepared")
+
+
+class UnfitSize(ValueError):
+    """An image so long and narrow that what a network should read of it is too large or too small."""
+
+
+class Extractor(ABC):
+    """One feature, ready to be computed.
+
+    ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
+    when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
+    and ``notes`` tell where things came from.
+    """
+
+    version: ClassVar[int] = 1
+    config: FeatureSettings
+    weights_sha256: str
+    extra: Mapping[str, str] = MappingProxyType({})
+    notes: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def kind(self) -> Kind:
+        """Whether rows are made of images or of captions."""
+        return self.config.kind
+
+    def identity(self, dataset: Dataset) -> Identity:
+        """All that determines the vectors of ``dataset``, beside the images or captions themselves."""
+        content = {
+            "config": self.config.content(),
+            "weights_sha256": self.weights_sha256,
+            "requested_ids_sha256": sha256_json(ids_of(items_of(dataset, self.kind)).tolist()),
+            "extractor_version": self.version,
+            **self.extra,
+        }
+        return Identity(dataset.name, self.config.name, self.kind, content)
+
+    @abstractmethod
+    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
+        """Make the rows of ``items``, in order.
+
+        With ``skip_bad`` unreadable images are left out and listed; else the first raises :class:`BadImage`.
+        """
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What an image extractor made of one image: ``features`` of the image or, with ``boxes``, of each region."""
+
+    features: NDArray[np.generic]
+    boxes: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None
+    image_size: tuple[int, int] = (0, 0)
+
+
+class ImageExtractor(Extractor, Generic[_Prepared]):
+    """An extractor that reads images: they are decoded and prepared ahead by threads, then computed in batches."""
+
+    config: ImageSettings
+    weights_sha256 = "none"  # nothing is learnt, unless a subclass says so
+    batch_size: int = 1
+
+    @abstractmethod
+    def prepare(self, image: Image.Image, image_id: int) -> _Prepared:
+        """What is computed on, of one image, upright and RGB; called by several threads."""
+
+    @abstractmethod
+    def compute(self, batch: Sequence[_Prepared]) -> list[Vectors]:
+        """The vectors of each image of a batch."""
+
+    def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
+        """Make the rows of ``items``; see :meth:`Extractor.extract`."""
+        vectors: list[Vectors] = []
+        kept: list[tuple[int, NDArray[np.uint8]]] = []
+        skipped: list[dict[str, Any]] = []
+        with tqdm(total=len(items), desc=f"extract {self.config.name}", unit="image", disable=None) as progress:
+            for batch in self._batches(read_ahead(items, self._load, self.config.workers, 2 * self.batch_size)):
+                good = []
+                for item, prepared, source in batch:
+                    if not isinstance(prepared, BadImage):
+                        good.append(prepared)
+                        kept.append((item.id, source))
+                    elif skip_bad:
+                        skipped.append({"id": item.id, "path": str(item.path), "reason": str(prepared)})
+                    else:
+                        raise BadImage(f"{prepared}; --skip-bad leaves such images out")
+                if good:
+                    vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
+                progress.update(len(batch))
+        if not kept:
+            raise UserError(f"not one of {len(items)} images can be read, the first: {skipped[0]['reason']}")
+        ids, sources = zip(*kept, strict=True)
+        return _rows(np.asarray(ids, np.int64), np.stack(sources), vectors, skipped)
+
+    def _load(self, item: Item) -> tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]:
+        assert item.path is not None
+        try:
+            content = read_bytes(item.path)
+            return item, self.prepare(decode(item.path, content), item.id), sha256_bytes(content)
+        except BadImage as error:
+            return item, error, np.zeros(32, np.uint8)
+        except UnfitSize as error:
+            return item, BadImage(f"{item.path}: {error}"), np.zeros(32, np.uint8)
+
+    def _batches(
+        self, items: Iterator[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]
+    ) -> Iterator[list[tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]]]:
+        batch = []
+        for item in items:
+            batch.append(item)
+            if len(batch) == self.batch_size:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
+
+
+class NetworkExtractor(ImageExtractor[_Prepared]):
+    """An extractor that runs a network on ``device``; :class:`UserError` if the network's library is not installed."""
+
+    config: NetworkSettings
+
+    def __init__(self, config: NetworkSettings, device: str) -> None:
+        from vse.features.hardware import pick_device, versions
+
+        library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
+        self.config = config
+        self.device = pick_device(device)
+        self.notes = {"weights": config.weights, "seed": config.seed, "versions": {**versions(), **library}}
+
+
+def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
+    """The vectors of images as rows; ``made`` is emptied meanwhile, so that the vectors are not held twice."""
+    first = made[0]
+    if first.boxes is None:
+        features = np.empty((len(made), *first.features.shape), first.features.dtype)
+        for k in range(len(made) - 1, -1, -1):
+            features[k] = made.pop().features
+        return Rows(ids, features, sources, skipped=skipped)
+    counts = [len(vectors.features) for vectors in made]
+    offsets = np.cumsum([0, *counts], dtype=np.int64)
+    boxes = np.concatenate([vectors.boxes for vectors in made if vectors.boxes is not None])
+    scores = np.concatenate([vectors.scores for vectors in made if vectors.scores is not None])
+    image_size = np.asarray([vectors.image_size for vectors in made], np.int32)
+    features = np.empty((offsets[-1], *first.features.shape[1:]), first.features.dtype)
+    for k in range(len(made) - 1, -1, -1):
+        features[offsets[k] : offsets[k + 1]] = made.pop().features
+    empty = {"images without a box": counts.count(0)}
+    return Rows(ids, features, sources, offsets, boxes, scores, image_size, skipped, empty)

@@ -1,0 +1,236 @@
+"""What the settings of extractors share: what determines a feature, how it is made, and what its command and its jobs need.
+
+Nothing here imports torch, so that a workflow which only reads presets starts quickly.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+
+from vse.features.extractors.libraries import LIBRARIES, Library
+from vse.pipeline.config import Settings
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_file, sha256_json
+
+if TYPE_CHECKING:
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
+    from vse.features.extractors.extractor import Extractor
+
+Option = Literal["skip_bad", "weights_dir", "words"]
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a command hands to an extractor beside its settings; ``fit``: fit the encoder of a caption feature first."""
+
+    dataset: Path
+    out: Path
+    device: str = "auto"
+    weights_dir: Path | None = None
+    words: Path | None = None
+    fit: bool = True
+
+
+class FeatureSettings(Settings):
+    """What every feature preset has; its field ``extractor`` names a class of the registry that derives from this one.
+
+    The docstring of that class is the help text of its command, ``vse-extract <extractor>``.
+    """
+
+    kind: ClassVar[Literal["image", "text"]] = "image"
+    options: ClassVar[tuple[Option, ...]] = ()
+    """Options of its command beside those that every extractor has."""
+    memory_mb: ClassVar[int] = 6000
+    """What the job of a shard needs at most."""
+    fitted: ClassVar[bool] = False
+    """Whether an encoder is fitted before rows can be made."""
+    default_preset: ClassVar[str | None] = None
+    """The preset that its command makes unless told; none: the one that is called as the extractor."""
+
+    name: str = Field(description="name of the preset, part of the cache's file name")
+    dtype: Literal["float16", "float32"] = Field("float16", description="how the cache stores the vectors")
+
+    @classmethod
+    def extractor_name(cls) -> str:
+        """What presets and the command line call the extractor."""
+        name: str = cls.model_fields["extractor"].default
+        return name
+
+    @classmethod
+    def how(cls) -> set[str]:
+        """Settings of how a feature is made that do not determine it."""
+        return {"name"}
+
+    def content(self) -> dict[str, Any]:
+        """The settings that determine the vectors, beside weights, which are known by their own hash."""
+        return self.model_dump(mode="json", exclude=self.how())
+
+    def triggers(self) -> dict[str, Any]:
+        """The content, and where weights and boxes come from: a change makes the workflow's jobs run again.
+
+        Every feature has these keys: a new one would make all jobs of the others run again, too.
+        """
+        sources = ("weights", "seed", "boxes", "proposer_weights")
+        return {**self.content(), **{key: getattr(self, key, None) for key in sources}}
+
+    @property
+    def row_kind(self) -> Literal["vectors", "crops", "sets"]:
+        """What one row is, as :attr:`vse.features.cache.FeatureCache.row_kind` has it."""
+        return "vectors"
+
+    @property
+    def extra(self) -> str | None:
+        """The extra of this package that has to be installed, ``timm`` for example; None if there is no such need."""
+        return None
+
+    def files(self) -> list[str]:
+        """The user's files that a feature is made from, beside images, captions and word vectors."""
+        return []
+
+    def word_file(self, given: str | Path | None = None) -> Path | None:
+        """The user's file of word vectors: the one ``given`` for all features, or that of the preset; None if none is read."""
+        return None
+
+    @abstractmethod
+    def build(self, job: Job) -> Extractor:
+        """The extractor, ready to make rows. The code that needs torch is imported here, not at the top of a file."""
+
+
+class ImageSettings(FeatureSettings):
+    """A feature of images."""
+
+    options: ClassVar[tuple[Option, ...]] = ("skip_bad",)
+
+    workers: int = Field(2, ge=0, description="threads that decode images ahead of what computes")
+
+    @classmethod
+    def how(cls) -> set[str]:
+        """Nor do the threads."""
+        return super().how() | {"workers"}
+
+
+class NetworkSettings(ImageSettings):
+    """A network that reads images, and its weights."""
+
+    options: ClassVar[tuple[Option, ...]] = ("skip_bad", "weights_dir")
+
+    model: str = Field(description="a torchvision model, timm/<model> or open_clip/<model>")
+    weights: str = Field(
+        "pretrained",
+        description="pretrained, random, a name that the model's library knows, or a .pth or .safetensors file",
+    )
+    weights_sha256: str | None = Field(None, description="expected SHA-256 of a weights file")
+    seed: int = Field(0, ge=0, description="seed of random weights")
+    normalize: bool = Field(True, description="L2-normalise each vector")
+    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="fp32, or autocast to bf16 or fp16")
+
+    @classmethod
+    def how(cls) -> set[str]:
+        """The weights are known by their hash."""
+        return super().how() | {"weights", "seed", "weights_sha256"}
+
+    @property
+    def library(self) -> Library | None:
+        """The library beside torchvision that the model comes from."""
+        return LIBRARIES.get(self.model.rpartition("/")[0])
+
+    @property
+    def extra(self) -> str | None:
+        """That of the model's library."""
+        return self.library.extra if self.library is not None else None
+
+    def files(self) -> list[str]:
+        """A file of weights."""
+        return [self.weights] if self.weights.endswith(WEIGHT_SUFFIXES) else []
+
+
+class LayerSettings(NetworkSettings):
+    """A classification network of which one layer is read."""
+
+    layer: str = Field(
+        "penultimate",
+        description="a module of the model whose output is taken; penultimate: what the last Linear reads; "
+        "output: what the model returns",
+    )
+    grid: PositiveInt = Field(1, description="a layer with height and width is averaged to grid x grid positions")
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+
+class CaptionSettings(FeatureSettings):
+    """A feature of captions: an encoder fitted on the training captions, then a vector per caption."""
+
+    kind: ClassVar[Literal["image", "text"]] = "text"
+    fitted: ClassVar[bool] = True
+
+    chunk: PositiveInt = Field(2048, description="captions encoded at once")
+
+    @classmethod
+    def how(cls) -> set[str]:
+        """The chunk only bounds the memory."""
+        return super().how() | {"chunk"}
+
+    def build(self, job: Job) -> Extractor:
+        """The extractor with the encoder beside the cache, which is fitted first if the job says so."""
+        from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
+
+        encoder = encoder_path(job.out)
+        if job.fit:
+            fit_encoder(job.dataset, self, encoder, job.device, job.words)
+        return CaptionExtractor(self, encoder, job.device)
+
+    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+        """What an encoder is fitted to beside the training captions, by its SHA-256."""
+        return {}
+
+    @classmethod
+    @abstractmethod
+    def encoder_class(cls) -> type[CaptionEncoder]:
+        """The class of the encoder, which its tensors are read back with."""
+
+    @abstractmethod
+    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
+        """The encoder of this feature, fitted to a data set's captions; ``words`` is the file of word vectors."""
+
+
+class WordSettings(CaptionSettings):
+    """A feature built on word vectors."""
+
+    options: ClassVar[tuple[Option, ...]] = ("words",)
+
+    words: str | None = Field(
+        None, description="word2vec (.bin or text) or GloVe file, unless --words or $VSE_WORDS names one; none: trained here"
+    )
+    keep: PositiveInt = Field(
+        100_000, description="words kept for other captions, in the file's order, beside all words of the data set"
+    )
+    trained_dim: PositiveInt = Field(300, description="length of vectors trained here")
+    trained_epochs: PositiveInt = Field(20, description="passes over the captions, for vectors trained here")
+    min_count: PositiveInt = Field(4, description="occurrences a word needs, for vectors trained here")
+    seed: int = Field(0, ge=0, description="seed of word vectors trained here, and of the samples of a fit")
+
+    @classmethod
+    def how(cls) -> set[str]:
+        """The word vectors are known by their hash, as part of the encoder."""
+        return super().how() | {"words"}
+
+    def word_file(self, given: str | Path | None = None) -> Path | None:
+        """The file of word vectors; None if they are trained."""
+        file = given or self.words
+        return Path(file) if file else None
+
+    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+        """The word vectors, and the words of the whole data set, which are the ones kept."""
+        if words is not None and not words.is_file():
+            raise UserError(f"{words}: no such file of word vectors")
+        return {
+            "words_sha256": sha256_file(words) if words is not None else None,
+            "words_used_sha256": sha256_json(sorted(corpus.words)),
+        }

@@ -1,0 +1,210 @@
+"""Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from sklearn.decomposition import FastICA
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+from torch.nn.functional import normalize
+from tqdm import tqdm
+
+from vse.features.caption_encoders import CaptionEncoder, TokenLists
+from vse.features.extractors.hglmm import HglmmConfig
+from vse.features.mixture import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
+from vse.features.words import WordVectors
+from vse.pipeline.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MixturePart:
+    """What one mixture adds to a caption's vector: its Fisher vectors less ``centre``, on the axes ``components``.
+
+    Without the two, the Fisher vectors stay whole.
+    """
+
+    mixture: Mixture
+    centre: Float[Tensor, " two_K_D"] | None = None
+    components: Float[Tensor, "n_components two_K_D"] | None = None
+
+    @property
+    def dim(self) -> int:
+        """How many numbers it adds."""
+        return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
+
+    def to(self, like: Tensor) -> MixturePart:
+        """The same part in the type and on the device of ``like``."""
+        learnt = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
+        return MixturePart(self.mixture.to(like), *learnt)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Mixture and principal components."""
+        tensors = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
+        optional = {"centre": self.centre, "components": self.components}
+        return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
+        """The part whose :meth:`tensors` these are, ``prefix`` before their names."""
+        mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
+        return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
+
+
+class HglmmEncoder(CaptionEncoder):
+    """Fisher vectors of the words on a mixture, signed square root, unit length, principal components.
+
+    Word vectors are set to unit length, turned by the independent components (whose mean is not subtracted, as in the
+    authors' code), set to unit length again, and made ``scale`` long. Several mixtures are fitted to the same words; what
+    they give, each after its own principal components, stands side by side (see :class:`HglmmConfig`).
+    """
+
+    def __init__(
+        self,
+        words: WordVectors,
+        unmixing: Float[Tensor, "D dim"] | None,
+        scale: float,
+        parts: Sequence[MixturePart],
+        normalized: bool,
+        device: torch.device,
+    ) -> None:
+        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
+        self.dim = sum(part.dim for part in parts)
+        self._table = _prepared(words, unmixing, scale).float().to(device)
+        self._parts = [part.to(self._table) for part in parts]
+
+    @classmethod
+    def fit(
+        cls, words: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
+    ) -> HglmmEncoder:
+        """Independent components and mixtures of the words ``sample``, principal components of the ``captions``."""
+        unmixing = _independent_components(sample.vectors, config) if config.ica else None
+        samples = _prepared(sample, unmixing, config.scale).double().to(device)
+        parts = []
+        for kind in config.mixtures:
+            log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
+            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
+        whole = cls(words, unmixing, config.scale, parts, False, device)
+        if config.pca is None:
+            return whole
+        rng = np.random.default_rng(config.seed)
+        if config.pca_captions is not None and config.pca_captions < len(captions):
+            captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
+        parts = [
+            MixturePart(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
+            for part in parts
+        ]
+        return cls(words, unmixing, config.scale, parts, config.normalize, device)
+
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        """Vectors of captions."""
+        rows, lengths = self.words.flat(captions)
+        vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
+        vectors[lengths.to(vectors.device) == 0] = 0
+        return vectors.cpu()
+
+    def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
+        """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
+        table = self._table
+        return power_normalized(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
+
+    def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
+        """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
+        for k in range(0, len(captions), chunk):
+            rows, lengths = self.words.flat(captions[k : k + chunk])
+            yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
+
+    def _reduced(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+        vectors = self.fisher_vectors(part.mixture, rows, lengths)
+        if part.centre is None or part.components is None:
+            return vectors
+        vectors = (vectors - part.centre) @ part.components.T
+        return normalize(vectors) if self.normalized else vectors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Word vectors, independent components, and each mixture with its principal components."""
+        tensors = self.words.tensors()
+        tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
+        tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
+        for k, part in enumerate(self.parts):
+            tensors |= {_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
+        """The encoder whose :meth:`tensors` these are."""
+        n_parts = sum(name.endswith("mixture.priors") for name in tensors)
+        parts = [MixturePart.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
+        scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
+        return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
+
+
+def principal_components(
+    encoder: HglmmEncoder, mixture: Mixture, captions: TokenLists, n_components: int, chunk: int
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
+    """Mean and principal axes of the captions' Fisher vectors on one mixture.
+
+    Streamed: one pass for the mean, one for the covariance. The memory is that of the covariance (18,000 x 18,000 float32
+    is 1.3 GB), of the axes and of one chunk, however many captions there are. Each axis points where its largest
+    coordinate is positive.
+    """
+    device, dim = encoder._table.device, 2 * mixture.mean.numel()
+    total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
+    for block in encoder.fisher_blocks(mixture, captions, chunk):
+        total += block.sum(0, dtype=torch.float64)
+        count += len(block)
+    if count < 2:
+        raise UserError("fewer than two training captions have a known word: no principal components to fit")
+    centre = (total / count).float()
+    covariance = torch.zeros(dim, dim, device=device)
+    blocks = encoder.fisher_blocks(mixture, captions, chunk)
+    for block in tqdm(blocks, desc="covariance", total=-(-len(captions) // chunk), disable=None):
+        block -= centre
+        covariance.addmm_(block.T, block, alpha=1 / (count - 1))
+    n_components = min(n_components, dim, count - 1)
+    log.info("computing %d principal components of %d x %d", n_components, dim, dim)
+    _, axes = scipy.linalg.eigh(
+        covariance.cpu().numpy().T,  # column-major, as LAPACK wants it, so that it is overwritten and not copied
+        subset_by_index=(dim - n_components, dim - 1),
+        overwrite_a=True,
+        check_finite=False,
+        driver="evr",
+    )
+    components = torch.from_numpy(np.ascontiguousarray(axes.T[::-1]))
+    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
+    return centre.cpu(), components * largest.sign()
+
+
+def _independent_components(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
+    """The unmixing matrix of FastICA on unit-length word vectors."""
+    unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
+    log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
+    ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        ica.fit(unit)
+    if ica.n_iter_ >= config.ica_iterations:
+        log.info("the independent components still moved after %d iterations", config.ica_iterations)
+    return torch.from_numpy(np.asarray(ica.components_, np.float32))
+
+
+def _prepared(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+    """Word vectors as the mixture reads them."""
+    vectors = normalize(torch.from_numpy(words.vectors))
+    return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
+
+
+def _prefix(k: int) -> str:
+    """What the names of part ``k``'s tensors begin with: nothing for the first, so that one mixture's file has plain names."""
+    return f"{k}." if k else ""

@@ -1,0 +1,90 @@
+"""What extractors are asked for and what they make: items, rows, and the identity of a cache."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.pipeline.dataset import Dataset
+from vse.pipeline.files import sha256_json
+from vse.pipeline.image_files import read_bytes
+
+FORMAT, VERSION = "vse-features", 1
+Ids = NDArray[np.int64]
+Kind = Literal["image", "text"]
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row to be made: an image (``path``) or a caption (``tokens``)."""
+
+    id: int
+    path: Path | None = None
+    tokens: tuple[str, ...] = ()
+
+    def source(self) -> NDArray[np.uint8]:
+        """SHA-256 of what the row is made from: the image file's bytes, or the words with blanks between them."""
+        return sha256_bytes(read_bytes(self.path) if self.path is not None else " ".join(self.tokens).encode())
+
+
+def items_of(dataset: Dataset, kind: Kind) -> list[Item]:
+    """The rows of a feature of ``dataset``: all images, or all captions, in file order."""
+    if kind == "image":
+        return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images]
+    return [Item(caption.sentid, tokens=caption.tokens) for image in dataset.images for caption in image.captions]
+
+
+def ids_of(items: Sequence[Item]) -> Ids:
+    """Ids of rows, in order."""
+    return np.asarray([item.id for item in items], np.int64)
+
+
+def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
+    """SHA-256 of ``content`` as 32 numbers, the form in which a cache keeps it for each row."""
+    return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a cache is asked to hold: ``content`` is all that determines the vectors, beside the sources themselves."""
+
+    dataset: str
+    feature: str
+    kind: Kind
+    content: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the identity."""
+        return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What an extractor made, in order.
+
+    ids : (n,) image or sentence ids
+    features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim): row k has regions
+        ``offsets[k]:offsets[k + 1]``
+    sources : (n, 32) uint8, the SHA-256 of the bytes that each row was made from (an image file, a caption's words)
+    boxes, scores : (n_regions, 4) xyxy in pixels of the original image, and (n_regions,), of regions
+    image_size : (n, 2) width and height, of images with regions
+    skipped : what was left out: id, path and reason
+    counts : what else is worth reporting, by name
+    """
+
+    ids: Ids
+    features: NDArray[Any]
+    sources: NDArray[np.uint8]
+    offsets: Ids | None = None
+    boxes: NDArray[np.float32] | None = None
+    scores: NDArray[np.float32] | None = None
+    image_size: NDArray[np.int32] | None = None
+    skipped: Sequence[Mapping[str, Any]] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
