@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vse.train.models.similarities import network as network_module
-from vse.train.models.similarities.network import SimilarityNetworkSettings, SimilarityNetwork
+from vse.train.models.similarities.network import SimilarityNetwork, SimilarityNetworkSettings
 
 DIM = 4
 
