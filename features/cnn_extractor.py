@@ -76,15 +76,20 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 
 
 def rebuild_extractor(
-    cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto", trained: bool = False
+    cache: FeatureCache,
+    weights_dir: Path | None = None,
+    device: str = "auto",
+    trained: bool = False,
+    positions: bool = False,
 ) -> CnnExtractor:
     """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
 
-    With ``trained`` its weights are random, because the caller is about to replace them.
+    With ``trained`` its weights are random, because the caller is about to replace them. A cache with a vector for each
+    position is refused unless the caller can do with ``positions``.
     """
     made = cache.provenance
     settings = made.get("config", {})
-    if settings.get("extractor") != "cnn" or settings.get("positions"):
+    if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
     weights = "random" if trained else made["weights"]
     config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)

@@ -75,7 +75,7 @@ class FeatureReader:
         """Another process opens the shards itself."""
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
-    def positions(self, ids: Iterable[int]) -> NDArray[np.int64]:
+    def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
         wanted = [int(i) for i in ids]
         missing = [i for i in wanted if i not in self._positions]

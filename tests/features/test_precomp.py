@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.features.cache import open_cache, verify_cache
@@ -124,7 +124,6 @@ def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
     assert len(cache.ids) == 10
 
 
-@settings(max_examples=50)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -53,7 +53,6 @@ def test_objects_lie_in_the_image_and_do_not_overlap(seed: int) -> None:
         assert all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] for b in boxes[:k])
 
 
-@settings(max_examples=30)
 @given(SEEDS)
 def test_a_box_holds_all_that_its_object_draws(seed: int) -> None:
     scene = compose_scene(np.random.default_rng(seed))

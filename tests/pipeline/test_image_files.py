@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -89,7 +89,6 @@ def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(part=st.floats(0, 0.98))
 def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path, part: float) -> None:
     noise(40, 30).save(tmp_path / f"x.{suffix}")
@@ -99,7 +98,6 @@ def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path, part: float) -
         decode(tmp_path / f"cut.{suffix}")
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), suffix=st.sampled_from(["jpg", "png", "webp"]))
 def test_a_flipped_bit_is_an_image_or_a_bad_image_never_another_error(
     place: float, bit: int, suffix: str, tmp_path: Path

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from tests.conftest import TINY_FEATURE
+from vse.features.cache import merge_shards
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.tfidf import TfidfConfig
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, write_shard
+from vse.pipeline.dataset import load_dataset_file
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.run.folder import RunFolder
+from vse.train.training import train
 
 SETS = [
     "model.dim=16",
@@ -44,12 +53,52 @@ def bank(demo: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def positions(demo: Path) -> Path:
+    """A cache of four vectors per image of the demo, one for each position of a CNN's grid. Read only."""
+    out = demo.parent.parent / "features" / "demo_positions.h5"
+    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out, 2)
+    return merge(demo, out, 2)
+
+
+@pytest.fixture(scope="session")
+def regions(demo: Path) -> Path:
+    """A made-up cache of one to five regions per image of the demo, of vectors that know the image. Read only."""
+    out, rng = demo.parent.parent / "features" / "demo_regions.h5", np.random.default_rng(0)
+    ids = np.asarray([image.imgid for image in load_dataset_file(demo).images], np.int64)
+    counts = rng.integers(1, 6, len(ids))
+    features = rng.normal(size=(len(ids), 16))[np.repeat(np.arange(len(ids)), counts)] + rng.normal(size=(counts.sum(), 16))
+    rows = Rows(
+        ids,
+        features.astype(np.float16),
+        np.zeros((len(ids), 32), np.uint8),
+        offsets=np.concatenate([[0], np.cumsum(counts)]),
+        boxes=np.zeros((counts.sum(), 4), np.float32),
+        scores=np.ones(counts.sum(), np.float32),
+        image_size=np.full((len(ids), 2), 32, np.int64),
+    )
+    write_shard(shard_path(out, 0, 1), Identity("demo", "regions", "image", {}), rows)
+    return merge_shards(out, 1, demo, ids)
+
+
+@pytest.fixture(scope="session")
 def tfidf(demo: Path, cache: Path) -> Path:
     """A cache of TF-IDF vectors of the demo's captions, beside that of its images. Read only."""
     config = TfidfConfig(name="tfidf", min_count=2)
     out = cache.with_name("demo_tfidf.h5")
     extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 2)
     return merge(demo, out, 2)
+
+
+@pytest.fixture(scope="session")
+def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs on :func:`tests.conftest.cache`. Read only."""
+    return train(cache, experiment(), out=tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def own_run(run: Path, tmp_path: Path) -> Path:
+    """A copy of that run that a test may spoil."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
 
 
 def state(run: Path) -> dict[str, Any]:
@@ -73,3 +122,13 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
             assert_same(x, y, f"{where}[{k}]")
     else:
         assert a == b, where
+
+
+def weights(run: Path, file: str = "best.safetensors") -> dict[str, torch.Tensor]:
+    """Weights of a run, as safetensors reads them."""
+    return safetensors.torch.load_file(run / file)
+
+
+def table(run: Path) -> list[dict[str, str]]:
+    """The rows of ``metrics.csv``."""
+    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))

@@ -16,7 +16,12 @@ from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
+from vse.train.data.samplers import SAMPLERS
+from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.models.encoders.branch import BranchSettings, LayersSettings
+from vse.train.models.encoders.recurrent import Lstm
 from vse.train.run.folder import RunFolder
+from vse.train.solvers.cca import CcaSettings
 from vse.train.training import train
 
 EXPERIMENTS = presets.known_presets("experiments")
@@ -35,13 +40,13 @@ ROWS = [
 
 
 def test_every_row_of_the_papers_is_one_experiment() -> None:
-    found = [row for name in EXPERIMENTS for row in presets.load_experiment(name).rows]
+    found = [row for name in EXPERIMENTS for row in load_experiment(name).rows]
     assert sorted(found) == sorted(ROWS)
 
 
 def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
-    assert presets.load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
-    assert presets.load_experiment("vsepp_effnet").rows == []
+    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
+    assert load_experiment("vsepp_effnet").rows == []
 
 
 @pytest.mark.parametrize(
@@ -56,29 +61,28 @@ def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
 def test_the_four_models_are_those_of_the_paper(
     name: str, loss: str, normalize: bool, absolute: bool, margin: float, rate: float, form: str
 ) -> None:
-    found = presets.load_experiment(name)
+    found = load_experiment(name)
     assert (found.loss.name, found.loss.margin) == (loss, margin)
-    assert (found.model.normalize_image, found.model.absolute, found.model.similarity) == (normalize, absolute, form)
+    assert (found.model.normalize_image, found.model.absolute, found.model.similarity.name) == (normalize, absolute, form)
     assert (found.train.epochs, found.train.decay_after, found.train.learning_rate) == (30, 15, rate)
     assert (found.train.batch_size, found.model.dim, found.model.word_dim, found.warmup.epochs) == (128, 1024, 300, 0)
 
 
 def test_the_embedding_networks_are_those_of_the_paper() -> None:
-    full = presets.load_experiment("twobranch_constraints")
-    assert (full.feature, full.caption_feature) == ("fc7_10c", "hglmm")
-    assert full.model.branches.widths == ([2048, 512], [2048, 512])
-    assert (full.model.branches.batch_norm, full.model.branches.dropout, full.model.similarity) == (
-        "after_last",
-        0.5,
-        "euclidean",
-    )
+    full = load_experiment("twobranch_constraints")
+    assert (full.feature, full.caption_feature, full.model.similarity.name) == ("fc7_10c", "hglmm", "euclidean")
+    for encoder in (full.model.image_encoder, full.model.caption_encoder):
+        assert isinstance(encoder, BranchSettings)
+        assert (encoder.widths, encoder.batch_norm, encoder.dropout) == ([2048, 512], "after_last", 0.5)
     loss = full.loss
     assert (loss.name, loss.margin, loss.k, loss.reduction, loss.same_image) == ("top", 0.05, 10, "sum", "mask")
     assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == (1, 1.5, 0, 0.05)
-    assert (full.train.batch_size, full.train.learning_rate, full.train.sampling) == (500, 1e-4, "neighbourhood")
-    lstm = presets.load_experiment("twobranch_lstm")
-    assert (lstm.caption_feature, lstm.model.recurrent, lstm.model.word_dim, lstm.model.dim) == (None, "lstm", 256, 512)
-    assert lstm.model.branches.widths == ([2048, 512], [1024, 512])
+    assert (full.train.batch_size, full.train.learning_rate, full.train.sampling.name) == (500, 1e-4, "neighbourhood")
+    lstm = load_experiment("twobranch_lstm")
+    assert isinstance(lstm.model.caption_encoder, Lstm)
+    assert (lstm.caption_feature, lstm.model.word_dim, lstm.model.dim) == (None, 256, 512)
+    assert lstm.model.image_encoder == full.model.image_encoder
+    assert lstm.model.caption_encoder.head == LayersSettings(widths=[1024, 512])
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
 
 
@@ -95,19 +99,19 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
 def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
     name: str, weights: tuple[float, ...], layers: str, sampling: str
 ) -> None:
-    found, full = presets.load_experiment(name), presets.load_experiment("twobranch_constraints")
+    found, full = load_experiment(name), load_experiment("twobranch_constraints")
     lambdas = dict(zip(("lambda1", "lambda2", "lambda3", "lambda4"), weights, strict=True))
-    branches = full.model.branches.model_copy(update={"layers": layers})
+    branch = BranchSettings(widths=[2048, 512] if layers == "nonlinear" else [2048])
     assert found.loss == full.loss.model_copy(update=lambdas)
-    assert found.model == full.model.model_copy(update={"branches": branches})
-    assert found.train == full.train.model_copy(update={"sampling": sampling})
+    assert found.model == full.model.model_copy(update={"image_encoder": branch, "caption_encoder": branch})
+    assert found.train == full.train.model_copy(update={"sampling": SAMPLERS[sampling]()})
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
 def test_fine_tuning_follows_the_paper(name: str) -> None:
-    found = presets.load_experiment(name)
+    found = load_experiment(name)
     assert (found.train.epochs, found.train.learning_rate, found.train.decay_after) == (15, 2e-5, 15)
-    base = presets.load_experiment(str(found.start_from))
+    base = load_experiment(str(found.start_from))
     assert (base.train.epochs, base.images.finetune, base.train.restval) == (30, False, found.train.restval)
     assert base.model == found.model
     assert base.loss == found.loss
@@ -148,7 +152,7 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     def run(name: str) -> Path:
         out = folder / f"demo_{name}" / "seed-0"
         if not out.exists():
-            config = presets.load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
+            config = load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
             if config.start_from:
                 run(config.start_from)
             for other in (config.eval_feature, config.caption_feature):
@@ -165,8 +169,9 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> None:
     run = RunFolder(trained(name))
     assert run.record()["state"] == "finished"
-    if run.experiment().solver == "cca":
-        assert len(run.checkpoint()["rows"]) == len(run.experiment().cca.regularization)
+    solver = run.settings(ExperimentConfig).solver
+    if isinstance(solver, CcaSettings):
+        assert len(run.checkpoint()["rows"]) == len(solver.regularization)
     else:
         assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
     assert run.best_file.is_file()

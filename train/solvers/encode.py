@@ -18,7 +18,8 @@ from vse.train.models.build import Model
 
 _BLOCK = 512
 _PHOTOS = 64  # at once, where a CNN reads them
-TILE_IMAGES, TILE_CAPTIONS = 64, 512  # pairs of a model that are scored at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 512  # of a model that scores pairs: how many are scored at once
+_TILE_PAIRS = 2**25  # unless these are more pairs of vectors of their sets
 
 
 def encode(model: Model, split: Split, device: torch.device) -> tuple[Encoded, Encoded]:
@@ -54,7 +55,8 @@ def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[
 class PairScores:
     """Scores of images with captions by the model, a tile of pairs at a time, so that no whole matrix is held.
 
-    Every tile has the same shape: the arithmetic of a pair then does not depend on the others that it is scored with.
+    Captions are scored in tiles of one shape, which for sets depends on their own length alone, rounded up: the arithmetic of
+    a pair then does not depend on the others that it is scored with, which :func:`ranks_from_blocks` relies on.
 
     Parameters
     ----------
@@ -67,9 +69,12 @@ class PairScores:
         self._model, self._images, self._captions = model.eval(), images, captions
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
+        self._image_width = int(_lengths(images).max())
+        self._widths = 2 ** torch.log2(_lengths(captions)).ceil().long()
         self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
+        first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
-            one = model.similarity(*(self._tile(side, torch.zeros(1, dtype=torch.int64), 1) for side in (images, captions)))
+            one = model.similarity(*(self._tile(side, first, 1, int(_lengths(side)[0])) for side in (images, captions)))
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -89,21 +94,31 @@ class PairScores:
     def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
         numbers = torch.arange(len(self._captions[0])) if columns is None else columns
-        images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES)
-        parts = []
+        images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES, self._image_width)
+        i2t, t2i = torch.empty(2, n_rows, len(numbers))
         with torch.inference_mode(), autocast(self._precision, self._device):
-            for part in torch.split(numbers, TILE_CAPTIONS) if len(numbers) else []:
-                scores = self._model.similarity(images, self._tile(self._captions, part, TILE_CAPTIONS))
+            for places, size, width in self._tiles(numbers):
+                scores = self._model.similarity(images, self._tile(self._captions, numbers[places], size, width))
                 both = scores if isinstance(scores, tuple) else (scores, scores)
-                parts.append([one[:n_rows, : len(part)].float().cpu() for one in both])
-        i2t, t2i = (torch.cat(list(one), 1) for one in zip(*parts, strict=True)) if parts else (torch.empty(n_rows, 0),) * 2
+                i2t[:, places], t2i[:, places] = (one[:n_rows, : len(places)].float().cpu() for one in both)
         return i2t, t2i
 
-    def _tile(self, side: Encoded, numbers: Tensor, size: int) -> Encoded:
-        """Some rows of a side, with the first one repeated up to ``size``."""
+    def _tiles(self, numbers: Tensor) -> Iterator[tuple[Tensor, int, int]]:
+        """Which of some captions are scored together, padded to how many, and to sets of how many vectors."""
+        widths = self._widths[numbers]
+        for width in widths.unique().tolist():
+            fitting = _TILE_PAIRS // (TILE_IMAGES * self._image_width * width)
+            size = max(1, min(TILE_CAPTIONS, fitting))
+            for places in torch.split((widths == width).nonzero()[:, 0], size):
+                yield places, size, width
+
+    def _tile(self, side: Encoded, numbers: Tensor, size: int, width: int) -> Encoded:
+        """Some rows of a side, with the first one repeated up to ``size``, and sets cut or padded to ``width`` vectors."""
         missing = size - len(numbers)
-        chosen = select(side, torch.cat([numbers, numbers[:1].expand(missing)]))
-        return tuple(part.to(self._device) for part in _trimmed(chosen))
+        rows = select(side, torch.cat([numbers, numbers[:1].expand(missing)]))
+        if len(rows) > 1:
+            rows = padded(tuple(part[:, :width] for part in rows), width)
+        return tuple(part.to(self._device) for part in rows)
 
 
 def ranks(
@@ -116,10 +131,9 @@ def ranks(
     return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 
-def _trimmed(sets: Encoded) -> Encoded:
-    """Sets without the columns that none of them fills."""
-    if len(sets) == 1:
-        return sets
-    vectors, mask = sets
-    longest = int(mask.sum(1).max())
-    return padded((vectors[:, :longest], mask[:, :longest]), longest)
+def _lengths(side: Encoded) -> Int[Tensor, " n"]:
+    """Up to which vector each set goes; 1 of single vectors."""
+    if len(side) == 1:
+        return torch.ones(len(side[0]), dtype=torch.int64)
+    mask = side[1]
+    return (mask * torch.arange(1, mask.shape[1] + 1)).amax(1)

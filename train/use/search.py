@@ -20,7 +20,7 @@ from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly,
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
-from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
+from vse.features.cnn_extractor import rebuild_extractor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 from vse.pipeline.image_files import decode
@@ -206,8 +206,8 @@ def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Sear
     ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
     known = embeddings.dataset == trained.dataset.name
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
-        told = "" if known else f"; its ids are none of {trained.dataset.path}"
-        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, told)
+        unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
     return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
 
@@ -252,10 +252,17 @@ def _of_text(trained: TrainedRun, text: str) -> Encoded:
 def _of_photo(trained: TrainedRun, file: Path, weights_dir: Path | None) -> Encoded:
     model = trained.model
     photo = decode(file)
-    extractor: CnnExtractor = rebuild_extractor(trained.cache, weights_dir, str(trained.device), trained=model.cnn is not None)
+    own, sets = model.cnn is not None, trained.cache.row_kind == "sets"
+    extractor = rebuild_extractor(trained.cache, weights_dir, str(trained.device), trained=own, positions=sets)
     crops = extractor.prepare(photo, 0)[None]
-    if model.cnn is None:
+    seen: Encoded
+    if own:
+        seen = (crops,)
+    else:
         vectors = extractor.features(crops)
-        crops = vectors if vectors.ndim == 2 else vectors.mean(1)
+        if sets:
+            seen = vectors, torch.ones(vectors.shape[:2], dtype=torch.bool)
+        else:
+            seen = (vectors if vectors.ndim == 2 else vectors.mean(1),)
     with torch.inference_mode():
-        return tuple(part.cpu() for part in model.embed_images(crops.to(trained.device)))
+        return tuple(part.cpu() for part in model.embed_images(*(part.to(trained.device) for part in seen)))

@@ -13,43 +13,36 @@ import numpy as np
 import pytest
 import torch
 
+from tests.train import forked
 from tests.train.conftest import COMMAND, experiment, state
+from tests.train.toy_similarity import ToySettings
+from vse.train.models.similarities import SIMILARITIES
 from vse.train.run.processes import Processes
-from vse.train.training import train
+from vse.train.training import Existing, train
 
 CASES = {
     "max of hinges": ["train.batch_size=50"],  # the last batch has 40 pairs
     "sum of hinges, masked": ["loss.name=sum", "loss.same_image=mask", "train.batch_size=34"],  # the last one has 2
     "order embeddings": ["model.similarity=order", "train.batch_size=50"],
     "two linear branches, neighbourhood sampling": [
-        "model.branches.layers=linear",
-        "model.branches.image_widths=[9]",
-        "model.branches.caption_widths=[9]",
-        "model.recurrent=lstm",
+        "model.image_encoder={name: branch, widths: [9]}",
+        "model.caption_encoder={name: lstm, head: {widths: [9]}}",
         "model.similarity=euclidean",
         "loss.name=top",
         "loss.lambda4=0.1",
         "train.sampling=neighbourhood",
         "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
     ],
-    "similarity network": ["model.similarity=network", "model.network_widths=[6]", "loss.name=logistic"],
+    "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
 }
 
 
-def command(cache: Path, out: Path, sets: list[str], processes: int = 1, *options: str) -> list[str]:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", "vse.train"]
-    if processes == 1:
-        launcher = ["-m", "vse.train"]
-    arguments = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
-    return [sys.executable, *launcher, "--features", str(cache), "--out", str(out), "--threads", "1", *arguments, *options]
+def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
+    chosen = [*COMMAND, "--set", "train.epochs=2", *(part for value in sets for part in ("--set", value))]
+    return ["--features", cache, "--out", out, "--threads", 1, *chosen]
 
 
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
@@ -64,13 +57,26 @@ def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
 )
 def test_losses_gradients_and_updates_are_those_of_one_process(name: str, processes: int, cache: Path, tmp_path: Path) -> None:
     train(cache, experiment("train.epochs=2", *CASES[name]), out=tmp_path / "one")
-    done = run(cache, tmp_path / "several", CASES[name], processes)
-    assert done.returncode == 0, done.stderr
+    codes, log = forked.run_together(arguments(cache, tmp_path / "several", CASES[name]), processes, tmp_path)
+    assert codes == [0] * processes, log
     one, several = state(tmp_path / "one"), state(tmp_path / "several")
     assert_close(one["rows"], several["rows"])
     assert_close(one["model"], several["model"])
     assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
-    assert done.stderr.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+    assert log.count("epoch 2: loss") == 1, "the first process alone writes and logs"
+
+
+def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Path, tmp_path: Path) -> None:
+    sets = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.batch_size=7", "train.epochs=1"]
+    SIMILARITIES.add(ToySettings)
+    try:
+        train(regions, experiment(*sets), out=tmp_path / "one")
+    finally:
+        SIMILARITIES.remove("toy")
+    codes, log = forked.run_together(arguments(regions, tmp_path / "several", sets), 3, tmp_path, forked.train_toy)
+    assert codes == [0, 0, 0], log
+    for part in ("rows", "model"):
+        assert_close(state(tmp_path / "one")[part], state(tmp_path / "several")[part])
 
 
 def assert_close(a: Any, b: Any) -> None:
@@ -89,8 +95,11 @@ def assert_close(a: Any, b: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
+    """Started by ``torchrun``."""
     sets = ["train.batch_size=50", "train.epochs=30"]
-    with subprocess.Popen(command(cache, tmp_path / "run", sets, 2), stderr=subprocess.PIPE, text=True) as both:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vse.train"]
+    command = [sys.executable, "-m", *launcher, *map(str, arguments(cache, tmp_path / "run", sets))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as both:
         while both.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
             with suppress(subprocess.TimeoutExpired):
                 both.wait(timeout=0.05)
@@ -98,19 +107,17 @@ def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path
         _, log = both.communicate()
     assert both.returncode != 0
     assert "stopped in epoch" in log
-    train(cache, experiment(*sets), out=tmp_path / "run", resume=True)
+    train(cache, experiment(*sets), out=tmp_path / "run", existing=Existing(resume=True))
     train(cache, experiment(*sets), out=tmp_path / "one")
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
 
 
-@pytest.mark.slow
-def test_a_refusal_ends_all_processes(cache: Path, tmp_path: Path) -> None:
-    train(cache, experiment(), out=tmp_path / "run")
-    done = run(cache, tmp_path / "run", ["loss.margin=0.3"], 2)
-    assert done.returncode != 0
-    assert done.stderr.count("vse-train: error:") == 2
-    assert "loss.margin: 0.2 -> 0.3" in done.stderr
-    assert "the first process refused" in done.stderr
+def test_a_refusal_ends_all_processes(cache: Path, own_run: Path, tmp_path: Path) -> None:
+    codes, log = forked.run_together(arguments(cache, own_run, ["loss.margin=0.3"]), 2, tmp_path)
+    assert 0 not in codes
+    assert log.count("vse-train: error:") == 2
+    assert "loss.margin: 0.2 -> 0.3" in log
+    assert "the first process refused" in log
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 128])

@@ -22,10 +22,12 @@ from vse.eval.protocols.evaluate import evaluate
 from vse.eval.ranking.metrics import RECALLS
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
+from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths
 from vse.train.solvers import cca as cca_module
 from vse.train.solvers.cca import Cca, Covariances, canonical_directions, covariances
-from vse.train.training import train
+from vse.train.training import Existing, Extras, train
 from vse.train.use.embed import embed_split
 
 Matrix = NDArray[np.float64]
@@ -144,7 +146,7 @@ def test_a_singular_covariance_needs_regularisation() -> None:
     x[:, 2] = x[:, 0] + x[:, 1]
     y[:, 3] = 7
     canonical_directions(of_pairs(x, y), 4, 1e-6)
-    with pytest.raises(UserError, match=r"cca.regularization 0 is too small: a covariance is singular"):
+    with pytest.raises(UserError, match=r"solver.regularization 0 is too small: a covariance is singular"):
         canonical_directions(of_pairs(x, y), 4, 0.0)
 
 
@@ -193,11 +195,10 @@ def test_a_mean_far_from_zero_does_no_harm() -> None:
 SETS = [
     "solver=cca",
     "caption_feature=tfidf",
-    "model.branches.layers=linear",
-    "model.branches.image_widths=[6]",
-    "model.branches.caption_widths=[6]",
-    "cca.regularization=[1.0, 0.01, 0.1]",
-    "cca.power=3",
+    "model.image_encoder={name: branch, widths: [6]}",
+    "model.caption_encoder={name: branch, widths: [6]}",
+    "solver.regularization=[1.0, 0.01, 0.1]",
+    "solver.power=3",
 ]
 
 
@@ -288,7 +289,7 @@ def stopped(cache: Path, out: Path, where: str, calls: int) -> Path:
         patch.setattr(Cca, where, interrupted)
         with pytest.raises(Interrupted, match="--resume"):
             train(cache, experiment(*SETS), out=out)
-    return train(cache, experiment(*SETS), out=out, resume=True)
+    return train(cache, experiment(*SETS), out=out, existing=Existing(resume=True))
 
 
 def assert_same_run(a: Path, b: Path) -> None:
@@ -308,22 +309,24 @@ def test_a_run_that_is_stopped_in_any_validation_is_resumed(epoch: int, run: Pat
 
 def test_early_stopping_leaves_no_regularisation_out(cache: Path, tmp_path: Path) -> None:
     out = train(cache, experiment(*SETS, "train.early_stop=1"), out=tmp_path / "run")
-    assert len(table(out)) == len(experiment(*SETS).cca.regularization)
+    assert len(table(out)) == len(experiment(*SETS).solver.regularization)
 
 
 def test_what_cca_cannot_do_is_told(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="CCA reads captions as vectors: name a caption feature"):
+    with pytest.raises(UserError, match="solver: cca reads captions as vectors: name a caption feature"):
         train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run")
     with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; cca ranks nothing"):
-        train(cache, experiment(*SETS), out=tmp_path / "run", log_negatives=1)
+        train(cache, experiment(*SETS), out=tmp_path / "run", extras=Extras(log_negatives=1))
 
 
 def test_the_cache_of_captions_may_be_named_by_its_path_alone(cache: Path, tfidf: Path, tmp_path: Path) -> None:
-    out = train(cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", caption_features=tfidf)
-    assert RunFolder(out).experiment().caption_feature == "tfidf"
+    out = train(
+        cache, experiment(*SETS, "caption_feature=null"), out=tmp_path / "run", inputs=InputPaths(caption_features=tfidf)
+    )
+    assert RunFolder(out).settings(ExperimentConfig).caption_feature == "tfidf"
 
 
 def test_too_little_regularisation_is_told(cache: Path, tfidf: Path, tmp_path: Path) -> None:
     """48 training images have no covariance of 256 numbers."""
-    with pytest.raises(UserError, match="cca.regularization 0 is too small: a covariance is singular"):
-        train(cache, experiment(*SETS, "cca.regularization=[0]"), out=tmp_path / "run")
+    with pytest.raises(UserError, match="solver.regularization 0 is too small: a covariance is singular"):
+        train(cache, experiment(*SETS, "solver.regularization=[0]"), out=tmp_path / "run")

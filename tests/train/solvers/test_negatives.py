@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vse.pipeline.dataset import Caption
-from vse.train.losses import negative_pairs
+from vse.train.losses.base import Ranking
 from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.ranking import negative_pairs
 from vse.train.solvers.negatives import HardNegatives
 
 MARGIN = 0.2
@@ -32,10 +33,16 @@ def draw(sizes: list[int], seed: int, mask: bool = False) -> list[Batch]:
     ]
 
 
+def rankings(scores: Tensor, negatives: Tensor) -> tuple[Ranking, Ranking]:
+    """Of images as queries, and of captions."""
+    positives = torch.arange(len(scores))
+    return Ranking(scores, positives, negatives), Ranking(scores.T, positives, negatives.T)
+
+
 def listed(n: int, batches: list[Batch], epoch: int = 1) -> HardNegatives:
     listing = HardNegatives(n, CAPTIONS)
     for pairs, scores, negatives in batches:
-        listing.add(epoch, pairs, scores, negatives, MARGIN)
+        listing.add(epoch, pairs, rankings(scores, negatives), MARGIN)
     return listing
 
 
@@ -76,14 +83,29 @@ def test_the_costliest_hardest_negatives_are_kept(query: str, n: int, sizes: lis
 
 def test_costs_are_those_that_the_losses_see() -> None:
     pairs, scores, negatives = draw([8], 3)[0]
-    wrong_caption, wrong_image = hinge_costs(scores, negatives, MARGIN)
-    costs = {"image": wrong_caption, "caption": wrong_image.T}
+    of_image, of_caption = (hinge_costs(*ranking, MARGIN) for ranking in rankings(scores, negatives))
+    costs = {"image": of_image, "caption": of_caption}
     rows = listed(100, [(pairs, scores, negatives)]).running
     assert len(rows) > 8
     for _, query, cost, _, sentid, _, negative_sentid, *_ in rows:
         of_query = costs[query][pairs.index(sentid - 100)]
         assert cost == pytest.approx(float(of_query[pairs.index(negative_sentid - 100)]), abs=1e-4)
         assert cost == pytest.approx(float(of_query.max()), abs=1e-4)
+
+
+def test_an_adversary_s_candidates_are_not_listed() -> None:
+    pairs, scores, negatives = draw([6], 4)[0]
+    costly = [
+        Ranking(
+            torch.cat([one.scores, torch.full((6, 2), 9.0)], 1),
+            one.positives,
+            torch.cat([one.negatives, torch.ones(6, 2) > 0], 1),
+        )
+        for one in rankings(scores, negatives)
+    ]
+    listing = HardNegatives(5, CAPTIONS)
+    listing.add(1, pairs, (costly[0], costly[1]), MARGIN)
+    assert listing.running == listed(5, [(pairs, scores, negatives)]).running
 
 
 def test_what_costs_nothing_is_not_listed() -> None:
@@ -107,7 +129,7 @@ def test_each_epoch_has_its_own() -> None:
     alone = []
     for epoch, of_epoch in enumerate(batches, start=1):
         for pairs, scores, negatives in of_epoch:
-            listing.add(epoch, pairs, scores, negatives, MARGIN)
+            listing.add(epoch, pairs, rankings(scores, negatives), MARGIN)
         listing.end_epoch()
         alone += listed(4, of_epoch, epoch).running
     assert listing.running == []
@@ -127,7 +149,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     resumed = HardNegatives(4, CAPTIONS)
     resumed.finished, resumed.running = torch.load(file, weights_only=True)
     for listing in (whole, resumed):
-        listing.add(2, *batches[3], MARGIN)
+        listing.add(2, batches[3][0], rankings(*batches[3][1:]), MARGIN)
         listing.end_epoch()
     assert resumed.finished == whole.finished
     assert len(whole.finished) == 2 * 8
@@ -136,7 +158,8 @@ def test_the_state_survives_a_checkpoint() -> None:
 def test_the_table_has_a_row_for_each_finding(tmp_path: Path) -> None:
     listing = listed(5, draw([9, 9], 1))
     listing.end_epoch()
-    listing.add(2, *draw([9], 2)[0], MARGIN)  # of an epoch that is not over
+    pairs, *of_pairs = draw([9], 2)[0]
+    listing.add(2, pairs, rankings(*of_pairs), MARGIN)  # of an epoch that is not over
     listing.write(tmp_path / "negatives.csv")
     content = (tmp_path / "negatives.csv").read_text()
     assert content.splitlines()[0] == COLUMNS

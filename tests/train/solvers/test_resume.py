@@ -11,23 +11,23 @@ from typing import Any
 
 import pytest
 
-from tests.train.conftest import assert_same, experiment, state
+from tests.train.conftest import assert_same, experiment, state, weights
 from vse.pipeline.errors import Interrupted
 from vse.train.run.folder import RunFolder
-from vse.train.solvers import adam as trainer_module
-from vse.train.training import train
+from vse.train.solvers import adam
+from vse.train.training import Existing, Extras, train
 
 STEPS = 24  # three epochs of eight
 
 BRANCHES = [
-    "model.branches.layers=nonlinear",
-    "model.branches.image_widths=[12, 6]",
-    "model.branches.caption_widths=[10, 6]",
+    "model.image_encoder={name: branch, widths: [12, 6]}",
     "model.similarity=euclidean",
     "loss.name=top",
     "loss.same_image=mask",
     "train.sampling=neighbourhood",
 ]
+ON_VECTORS = "model.caption_encoder={name: branch, widths: [10, 6]}"
+ON_WORDS = "model.caption_encoder={name: gru, head: {widths: [10, 6]}}"
 OPTIONS = {
     "max of hinges": [],
     "warm-up": ["warmup.epochs=1"],
@@ -40,24 +40,26 @@ OPTIONS = {
     "fine-tuning, trained batch norms": ["images.source=pictures", "images.finetune=true", "images.batch_norm=train"],
     "neighbourhood sampling": ["train.sampling=neighbourhood"],
     "neighbourhood sampling on top": ["train.sampling=neighbourhood_added", "loss.same_image=mask"],
-    "branches with dropout, cached captions": [*BRANCHES, "caption_feature=tfidf", "loss.lambda4=0.05"],
+    "branches with dropout, cached captions": [*BRANCHES, ON_VECTORS, "caption_feature=tfidf", "loss.lambda4=0.05"],
     "branches as in the authors' code, captions on the disk": [
         *BRANCHES,
+        ON_VECTORS,
         "caption_feature=tfidf",
-        "model.branches.batch_norm=after_first",
-        "model.branches.batch_norm_momentum=0.9",
-        "model.distance_floor=1e-4",
+        *(f"model.{side}_encoder.batch_norm=after_first" for side in ("image", "caption")),
+        *(f"model.{side}_encoder.batch_norm_momentum=0.9" for side in ("image", "caption")),
+        "model.similarity.floor=1e-4",
         "loss.reduction=mean_topk",
         "train.clip=null",
         "train.features_in_memory=false",
     ],
     "branches on an LSTM, constraints on both sides": [
         *BRANCHES,
-        "model.recurrent=lstm",
+        ON_WORDS,
+        "model.caption_encoder=lstm",
         "loss.lambda3=0.1",
         "loss.lambda4=0.1",
     ],
-    "similarity network": [*BRANCHES, "model.similarity=network", "model.network_widths=[5]", "loss.name=logistic"],
+    "similarity network": [*BRANCHES, ON_WORDS, "model.similarity={name: network, widths: [5]}", "loss.name=logistic"],
 }
 
 
@@ -68,16 +70,16 @@ def listed(sets: list[str]) -> int:
 
 def train_with_stops(cache: Path, sets: list[str], out: Path, stops: list[int]) -> None:
     """Train, with a SIGTERM in each of these steps, counted over all; resume after each."""
-    options: dict[str, Any] = {"resume": True, "log_negatives": listed(sets)}
+    options: dict[str, Any] = {"existing": Existing(resume=True), "extras": Extras(log_negatives=listed(sets))}
     with pytest.MonkeyPatch.context() as patch:
-        real, done = trainer_module.Trainer.step, iter(range(10**6))
+        real, done = adam.Trainer.step, iter(range(10**6))
 
-        def step(self: trainer_module.Trainer, *arguments: object) -> object:
+        def step(self: adam.Trainer, *arguments: object) -> object:
             if next(done) in stops:
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(self, *arguments)  # type: ignore[arg-type]
 
-        patch.setattr(trainer_module.Trainer, "step", step)
+        patch.setattr(adam.Trainer, "step", step)
         for _ in stops:
             with suppress(Interrupted):
                 train(cache, experiment(*sets), out=out, **options)
@@ -88,7 +90,7 @@ def train_with_stops(cache: Path, sets: list[str], out: Path, stops: list[int]) 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_stopped_at_random_steps(name: str, cache: Path, tmp_path: Path) -> None:
     stops = sorted(random.Random(name).sample(range(STEPS), 3))
-    train(cache, experiment(*OPTIONS[name]), out=tmp_path / "whole", log_negatives=listed(OPTIONS[name]))
+    train(cache, experiment(*OPTIONS[name]), out=tmp_path / "whole", extras=Extras(log_negatives=listed(OPTIONS[name])))
     train_with_stops(cache, OPTIONS[name], tmp_path / "cut", stops)
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
     whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
@@ -99,20 +101,43 @@ def test_stopped_at_random_steps(name: str, cache: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("stops", [[0], [7], [8], [23], [3, 4, 5]])
 def test_a_crop_bank_stopped_at_the_seams(stops: list[int], bank: Path, tmp_path: Path) -> None:
-    train(bank, experiment(), out=tmp_path / "whole", log_negatives=3)
+    train(bank, experiment(), out=tmp_path / "whole", extras=Extras(log_negatives=3))
     train_with_stops(bank, [], tmp_path / "cut", stops)
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
 
 
-def test_a_signal_in_validation_loses_no_step(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    train(cache, experiment(), out=tmp_path / "whole")
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("epochs_done", [0, 2])
+def test_a_crash_in_mid_epoch_costs_that_epoch_alone(
+    epochs_done: int, run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
+        steps, real = iter(range(10**6)), adam.Trainer.step
+
+        def step(self: adam.Trainer, *arguments: object) -> object:
+            if next(steps) == 8 * epochs_done + 3:
+                raise Crash
+            return real(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(adam.Trainer, "step", step)
+        with pytest.raises(Crash):
+            train(cache, experiment(), out=tmp_path / "cut")
+    resumed = train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
+    assert_same(state(run), state(resumed))
+    assert_same(weights(run), weights(resumed))
+
+
+def test_a_signal_in_validation_loses_no_step(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(adam.Trainer, "validate", lambda _: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(Interrupted, match="stopped in epoch 1, step 8; --resume continues there"):
             train(cache, experiment(), out=tmp_path / "cut")
     assert RunFolder(tmp_path / "cut").checkpoint()["step"] == 8
-    train(cache, experiment(), out=tmp_path / "cut", resume=True)
-    assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
+    train(cache, experiment(), out=tmp_path / "cut", existing=Existing(resume=True))
+    assert_same(state(run), state(tmp_path / "cut"))
 
 
 def test_a_run_is_saved_now_and_then_within_an_epoch(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

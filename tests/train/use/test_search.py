@@ -22,8 +22,10 @@ from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.files import sha256_file
 from vse.pipeline.vocabulary import tokenize
 from vse.train.cli import embed_main, search_main
+from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
+from vse.train.use.embed import RunPlaces
 from vse.train.use.search import search_split
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
@@ -40,7 +42,7 @@ def run(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytest.Te
 
 
 def order_or_product(run: Path, images: np.ndarray, captions: np.ndarray) -> np.ndarray:
-    if RunFolder(run).experiment().model.similarity == "order":
+    if RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order":
         return -(np.maximum(0, captions[None] - images[:, None]) ** 2).sum(2)
     return images @ captions.T
 
@@ -176,7 +178,7 @@ def test_an_index_of_something_else_is_one_line(
 def test_order_says_that_it_re_ranks_and_needs_vectors_as_they_are(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
 ) -> None:
-    order = RunFolder(run).experiment().model.similarity == "order"
+    order = RunFolder(run).settings(ExperimentConfig).model.similarity.name == "order"
     _, told = printed(capsys, run, "a disc")
     assert (f"order scores are no inner products: by these FAISS finds {CANDIDATES} candidates" in told) == order
     options = ("a disc", "--index", tmp_path / "x.faiss", "--index-type", "SQ8")
@@ -213,7 +215,7 @@ def test_ids_that_the_data_set_does_not_know_are_printed_as_ids(
     page = tmp_path / "page.html"
     lines, told = printed(capsys, run, "a disc", "--corpus", corpus, "--html", page)
     assert all(len(line) == 3 and int(line[2]) in more.image_ids for line in lines)
-    assert page.read_text().count("no picture</div>") == 10
+    assert page.read_text().count("no photo</div>") == 10
     assert "says that it is of" not in told
     lines, _ = printed(capsys, run, picture, "--corpus", corpus)
     assert all(int(line[2]) in more.image_ids and int(line[3]) in more.caption_ids for line in lines)
@@ -251,7 +253,7 @@ def test_a_page_shows_what_was_printed(
     images = {str(load_dataset_file(demo).image_path(image)): image for image in load_dataset_file(demo).split("test")}
     for query in ("a red square", picture):
         lines, told = printed(capsys, run, query, "-k", 3, "--html", tmp_path / "page.html")
-        assert "page.html: the results as a page" in told
+        assert "page.html: the results as a report" in told
         page = html.unescape((tmp_path / "page.html").read_text())
         for rank, score, path, *caption in lines:
             texts = caption or [c.raw for c in images[path].captions]
@@ -265,7 +267,7 @@ def test_a_network_that_scores_pairs_has_no_index(cache: Path, tmp_path: Path, f
     run = train(cache, experiment(*NETWORK), out=tmp_path / "run")
     for option in ("--index", "--corpus"):
         line = fails(search_main, run, "a disc", option, tmp_path / "x")
-        assert f"a network scores every pair, vectors alone do not tell which is best; leave {option} out" in line
+        assert f"its model scores every pair, vectors alone do not tell which is best; leave {option} out" in line
 
 
 def test_what_an_index_does_not_find_is_said(
@@ -296,4 +298,4 @@ def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
     error = fails(search_main, moved, "a red circle")
     assert "no feature cache " in error
     assert "with which it was trained; if it was moved, give --features" in error
-    assert len(search_split(moved, "a red circle", k=2, features=own_cache)) == 2
+    assert len(search_split(moved, "a red circle", k=2, places=RunPlaces(features=own_cache))) == 2

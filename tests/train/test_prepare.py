@@ -1,0 +1,111 @@
+"""What a training is made of: features that there are, features that fit, and weights to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from tests.train.conftest import COMMAND, experiment, state
+from vse.features.shards import shards_folder
+from vse.train.cli import train_main
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths
+from vse.train.training import train
+
+
+def test_captions_of_images_without_features_are_named(
+    cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    text = own_demo.read_text().replace('"imgid": 7,', '"imgid": 7007,')
+    own_demo.write_text(text)
+    line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", tmp_path / "run")
+    assert "1 of 48 images have no features, the first is id 7007" in line
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["positions", "regions"])
+def test_sets_for_a_model_of_vectors_are_refused_in_one_line_that_names_both(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    arguments = ["--features", request.getfixturevalue(kind), "--out", tmp_path / "run"]
+    line = fails(train_main, *arguments)
+    assert f"'cosine' compares vectors of images, and the image encoder 'linear' makes sets of the feature '{kind}'" in line
+    line = fails(
+        train_main,
+        "--features",
+        request.getfixturevalue(kind),
+        "--out",
+        tmp_path / "run",
+        "--set",
+        "model.image_encoder=branch",
+    )
+    assert f"the image encoder 'branch' reads vectors, and the feature '{kind}' is of sets" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    shard = sorted(shards_folder(own_cache).glob("*.h5"))[0]
+    with h5py.File(shard, "r+") as file:
+        file["features"][4, 1] = np.nan
+    line = fails(train_main, "--features", own_cache, "--out", tmp_path / "run", *COMMAND)
+    assert "the features of id 4 are not finite" in line
+
+
+def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "no images in split 'restval'" in fails(
+        train_main, "--features", cache, "--out", tmp_path / "r", *COMMAND, "--set", "train.restval=true"
+    )
+    data = own_cache.parent.parent / "data" / "dataset.json"
+    data.write_text(data.read_text().replace('"split": "test"', '"split": "restval"'))
+    plain = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "plain")
+    more = train(own_cache, experiment("train.epochs=1", "train.restval=true"), out=tmp_path / "more")
+    assert RunFolder(plain).record()["n_train_pairs"] == 240
+    assert RunFolder(more).record()["n_train_pairs"] == 300
+
+
+@pytest.fixture(scope="module")
+def base(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained head of the demo, to start from."""
+    out = tmp_path_factory.mktemp("runs") / "demo_base" / "seed-0"
+    return train(cache, experiment("train.learning_rate=0.01", "train.epochs=6", "warmup.epochs=6"), out=out)
+
+
+FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=2", "train.learning_rate=1e-3"]
+
+
+def test_fine_tuning_starts_from_a_trained_head(base: Path, cache: Path, tmp_path: Path) -> None:
+    still = train(
+        cache,
+        experiment(*FINETUNE[:3], "train.learning_rate=1e-12"),
+        out=tmp_path / "still",
+        inputs=InputPaths(start_from=base),
+    )
+    best = max(row["rsum"] for row in state(base)["rows"])
+    assert state(still)["rows"][0]["rsum"] == pytest.approx(best, abs=4), "nothing moved, and pictures give what was cached"
+    run = train(cache, experiment(*FINETUNE), out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    assert RunFolder(run).record()["start_from"] == "../demo_base/seed-0" or RunFolder(run).record()["start_from"]
+    weights = RunFolder(run).best_weights()
+    moved = {name for name, value in weights.items() if name.startswith("cnn.")}
+    first = RunFolder(still).best_weights()
+    assert moved
+    assert all(not torch.equal(weights[name], first[name]) for name in moved if "running" not in name)
+
+
+def test_a_run_starts_from_a_fitting_one_alone(base: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    arguments = ["--features", cache, "--out", tmp_path / "runs" / "demo_x" / "seed-0", *COMMAND]
+    assert "no trained run to start from" in fails(train_main, *arguments, "--set", "start_from=vsepp_rc")
+    line = fails(train_main, *arguments, "--start-from", base, "--set", "model.dim=8")
+    assert "weights of another model" in line
+    assert "finetune needs source: pictures" in fails(train_main, *arguments, "--set", "images.finetune=true")
+
+
+def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    arguments = ["--features", own_cache, "--out", tmp_path / "run", *COMMAND, "--set", "images.source=pictures"]
+    for picture in (own_cache.parent.parent / "data" / "images").rglob("*.jpg"):
+        picture.unlink()
+    assert "no such image file" in fails(train_main, *arguments)
