@@ -114,7 +114,7 @@ def test_a_text_finds_the_images_that_score_highest_with_it(run: Path, tmp_path:
     hits = search_split(run, " ".join(opened.split.pairs.captions[7].tokens), k=4)
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=2e-2)  # the cache holds float16
     best_image = opened.split.pairs.images[int(np.argmax(scores))]
-    assert best_image.file.rpartition("/")[2] in {hit.picture.name for hit in hits}
+    assert best_image.file.rpartition("/")[2] in {hit.photo.name for hit in hits}
 
 
 def test_a_photo_finds_the_captions_that_score_highest_with_it(run: Path, tmp_path: Path) -> None:
