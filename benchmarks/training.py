@@ -38,17 +38,18 @@ from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.reader import FeatureReader
 from vse.features.rows import Identity, Rows
 from vse.features.shards import shard_path, shard_slice, write_shard
-from vse.pipeline.config import ExperimentConfig
 from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.presets import load_experiment
 from vse.pipeline.vocabulary import Vocabulary
-from vse.train.data.captions import Words
+from vse.train.data.captions import WordNumbers
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.data.samplers import batches_of_epoch
-from vse.train.models.build import TwoBranchModel
+from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.models.build import Model, build_model
+from vse.train.prepare import model_inputs
 from vse.train.run.processes import Processes
 from vse.train.solvers.adam import Trainer
+from vse.train.solvers.base import Task
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")
@@ -105,9 +106,9 @@ class Data:
         vocabulary = Vocabulary.build((c.tokens for image in images for c in image.captions), min_count)
         return cls(cache, vocabulary, Pairs(images), Pairs(images_of(dataset, ["val"], cache)))
 
-    def model(self, experiment: ExperimentConfig, seed: int) -> TwoBranchModel:
+    def model(self, experiment: ExperimentConfig, seed: int) -> Model:
         torch.manual_seed(seed)
-        return TwoBranchModel(experiment.model, self.cache.dim, len(self.vocabulary))
+        return build_model(experiment.model, *model_inputs(self.cache, None, self.vocabulary))
 
 
 class Items(Dataset[Item]):
@@ -128,7 +129,7 @@ class Items(Dataset[Item]):
 
 
 def collate(items: list[Item]) -> tuple[Tensor, Tensor, list[int], tuple[int, ...]]:
-    """Features, words padded behind the longest caption, which comes first, lengths, and numbers of the captions."""
+    """Features, words padded after the longest caption, which comes first, lengths, and numbers of the captions."""
     items.sort(key=lambda item: len(item[1]), reverse=True)
     features, captions, numbers, _ = zip(*items, strict=True)
     lengths = [len(caption) for caption in captions]
@@ -145,11 +146,11 @@ def unit_length(vectors: Tensor) -> Tensor:
 class PublishedModel(nn.Module):
     """Linear, and embedding and GRU with a packed sequence; starts from the weights of ``ours``."""
 
-    def __init__(self, ours: TwoBranchModel, normalize_image: bool) -> None:
+    def __init__(self, ours: Model, normalize_image: bool) -> None:
         super().__init__()
         self.linear = copy.deepcopy(ours.image_encoder.linear)
-        self.words = copy.deepcopy(ours.word_encoder.words)
-        self.gru = copy.deepcopy(ours.word_encoder.recurrent)
+        self.words = copy.deepcopy(ours.caption_encoder.words)
+        self.gru = copy.deepcopy(ours.caption_encoder.recurrent)
         self.normalize_image = normalize_image
 
     def images(self, features: Tensor) -> Tensor:
@@ -164,14 +165,14 @@ class PublishedModel(nn.Module):
 
 
 def hinges(scores: Tensor, margin: float, hardest: bool) -> Tensor:
-    right = scores.diag()
-    wrong_caption = (margin + scores - right[:, None]).clamp(min=0)
-    wrong_image = (margin + scores - right[None, :]).clamp(min=0)
+    positives = scores.diag()
+    of_captions = (margin + scores - positives[:, None]).clamp(min=0)
+    of_images = (margin + scores - positives[None, :]).clamp(min=0)
     same = torch.eye(len(scores)) > 0.5
-    wrong_caption, wrong_image = wrong_caption.masked_fill_(same, 0), wrong_image.masked_fill_(same, 0)
+    of_captions, of_images = of_captions.masked_fill_(same, 0), of_images.masked_fill_(same, 0)
     if hardest:
-        wrong_caption, wrong_image = wrong_caption.max(1)[0], wrong_image.max(0)[0]
-    return wrong_caption.sum() + wrong_image.sum()
+        of_captions, of_images = of_captions.max(1)[0], of_images.max(0)[0]
+    return of_captions.sum() + of_images.sum()
 
 
 def cpu_seconds() -> float:
@@ -196,7 +197,7 @@ class PublishedLoop:
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.decay ** (self.epochs // settings.decay_after)
         started, cpu_started, total, n_pairs = time.perf_counter(), cpu_seconds(), 0.0, 0
-        batches = batches_of_epoch("shuffled", self.train.image_of, settings.batch_size, self.seed, self.epochs)
+        batches = Shuffled().batches_of_epoch(self.train.image_of, settings.batch_size, self.seed, self.epochs)
         for features, words, lengths, _ in DataLoader(
             self.train, batch_sampler=[batch.tolist() for batch in batches], collate_fn=collate, num_workers=self.workers
         ):
@@ -242,18 +243,23 @@ class OurLoop:
             Split(
                 pairs,
                 CachedImages(FeatureReader(data.cache, 0), pairs.image_ids, CPU, 2),
-                Words(pairs.captions, data.vocabulary, CPU),
+                WordNumbers(pairs.captions, data.vocabulary, CPU),
             )
             for pairs in (data.train, data.val)
         )
-        self.trainer = TimedTrainer(
-            experiment.model_copy(update={"train": settings}),
-            *(train.pairs, train.images, train.captions),
-            val,
-            data.model(experiment, seed),
-            seed,
-            Processes(),
+        task = Task(
+            settings=settings,
+            loss=experiment.loss,
+            warmup=experiment.warmup,
+            pairs=train.pairs,
+            images=train.images,
+            captions=train.captions,
+            val=val,
+            model=data.model(experiment, seed),
+            seed=seed,
+            processes=Processes(),
         )
+        self.trainer = TimedTrainer(task)
 
     def epoch(self) -> dict[str, float]:
         started = cpu_seconds()

@@ -1,4 +1,4 @@
-"""The commands ``vse-train``, ``vse-embed`` and ``vse-search``."""
+"""The commands ``vse-train``, ``vse-embed`` and ``vse-search``; each imports what it runs when it runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from vse.pipeline.command import entry_point
+from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -16,7 +17,15 @@ _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cor
 log = logging.getLogger(__name__)
 
 
-@click.command("vse-train")
+class _WithExperiments(click.Command):
+    """A command whose help ends with a list of all experiments."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Experiments"):
+            formatter.write_dl(described_presets("experiments"), col_max=24)
+
+
+@click.command("vse-train", cls=_WithExperiments)
 @click.option("--features", type=_FILE, required=True, help="The feature cache to train on.")
 @click.option("--experiment", default="vsepp", show_default=True, help="A preset of config/experiments, or a YAML file.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. loss.margin=0.1.")

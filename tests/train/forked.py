@@ -52,6 +52,15 @@ def train_compiled(arguments: Sequence[object]) -> None:
         print(f"{len(graphs)} graphs compiled" if graphs else "nothing", file=sys.stderr)
 
 
+def train_toy(arguments: Sequence[object]) -> None:
+    """``vse-train`` that knows the toy similarity."""
+    from tests.train.toy_similarity import ToySettings
+    from vse.train.models.similarities import SIMILARITIES
+
+    SIMILARITIES.add(ToySettings)
+    train_main(arguments)
+
+
 def start(
     main: Main, arguments: Sequence[object], log: Path, environment: Mapping[str, str] | None = None
 ) -> ForkServerProcess:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,12 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.conftest import COMMAND, experiment, state
+from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
 from vse.features.shards import shards_folder
+from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
-from vse.train.training import train
+from vse.train.solvers import adam
+from vse.train.training import Existing, train
 
 
 def test_captions_of_images_without_features_are_named(
@@ -109,3 +113,66 @@ def test_pictures_need_a_cache_of_a_cnn(own_cache: Path, tmp_path: Path, fails: 
     for picture in (own_cache.parent.parent / "data" / "images").rglob("*.jpg"):
         picture.unlink()
     assert "no such image file" in fails(train_main, *arguments)
+
+
+FROZEN = ["start_parts=[image_encoder]", "freeze=true", "train.epochs=2", "train.weight_decay=0.01"]
+
+
+def test_parts_of_a_run_are_taken_and_frozen_and_the_rest_moves(base: Path, cache: Path, tmp_path: Path) -> None:
+    of_base = InputPaths(start_from=base)
+    frozen = train(cache, experiment(*FROZEN, "start_from=vsepp"), out=tmp_path / "frozen", inputs=of_base)
+    before, after = weights(base), weights(frozen)
+    for name, weight in after.items():
+        assert torch.equal(weight, before[name]) == name.startswith("image_encoder."), name
+    still = train(
+        cache,
+        experiment(*FROZEN[:3], "freeze=false", "start_from=vsepp", "train.learning_rate=1e-12"),
+        out=tmp_path / "still",
+        inputs=of_base,
+    )
+    fresh = train(cache, experiment("train.epochs=2", "train.learning_rate=1e-12"), out=tmp_path / "fresh")
+    for name, weight in weights(still).items():
+        source = before if name.startswith("image_encoder.") else weights(fresh)
+        torch.testing.assert_close(weight, source[name], msg=f"{name} starts as it should")
+    moved = train(cache, experiment("start_parts=[image_encoder]", "start_from=vsepp"), out=tmp_path / "moved", inputs=of_base)
+    assert not torch.equal(weights(moved)["image_encoder.linear.weight"], before["image_encoder.linear.weight"])
+
+
+def test_statistics_of_a_frozen_part_stay_as_well(cache: Path, tmp_path: Path) -> None:
+    branch = "model.image_encoder={name: branch, widths: [12, 16]}"
+    base = train(cache, experiment(branch, "train.epochs=1"), out=tmp_path / "base")
+    config = experiment(*FROZEN, branch, "start_from=vsepp")
+    run = train(cache, config, out=tmp_path / "run", inputs=InputPaths(start_from=base))
+    assert "image_encoder.batch_norm.running_mean" in weights(run)
+    for name, weight in weights(run).items():
+        assert torch.equal(weight, weights(base)[name]) == name.startswith("image_encoder."), name
+
+
+def test_a_frozen_run_is_resumed_bit_for_bit(base: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, inputs = experiment(*FROZEN, "start_from=vsepp"), InputPaths(start_from=base)
+    whole = train(cache, config, out=tmp_path / "whole", inputs=inputs)
+    with monkeypatch.context() as patch:
+        real, steps = adam.Trainer.step, iter(range(99))
+
+        def step(self: adam.Trainer, *arguments: object) -> object:
+            if next(steps) == 11:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(adam.Trainer, "step", step)
+        with pytest.raises(Interrupted, match="stopped in epoch 2, step 4"):
+            train(cache, config, out=tmp_path / "cut", inputs=inputs)
+    cut = train(cache, config, out=tmp_path / "cut", inputs=inputs, existing=Existing(resume=True))
+    assert_same(state(whole), state(cut))
+
+
+def test_what_cannot_be_taken_or_frozen_is_one_line(
+    base: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    arguments = ["--features", cache, "--out", tmp_path / "run", "--start-from", base, *COMMAND]
+    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "freeze=true")
+    assert "freeze: nothing of the model is left to train" in line
+    line = fails(train_main, *arguments, "--set", "start_from=vsepp", "--set", "start_parts=[encoder]")
+    assert "start_parts: 'encoder' is none of image_encoder, caption_encoder, similarity, cnn" in line
+    assert "start_parts and freeze go with start_from" in fails(train_main, *arguments, "--set", "start_parts=[image_encoder]")
+    assert not (tmp_path / "run").exists()

@@ -9,17 +9,21 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
+from tests.eval.slow_ranks import slow_ranks
 from tests.train import forked
 from tests.train.conftest import COMMAND, assert_same, experiment, state, table, weights
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
+from vse.train.solvers.encode import encode
 from vse.train.solvers.negatives import COLUMNS
 from vse.train.training import Existing, Extras, train
+from vse.train.use.embed import load_run
 
 
 def test_a_run_leaves_all_its_files(run: Path) -> None:
@@ -178,3 +182,59 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tm
     assert f"vse-train: error: cannot write {tmp_path}/run/best.safetensors: File too large" in log.read_text()
     assert "Traceback" not in log.read_text()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "vocab.json", "run.json"}
+
+
+def blanks(run: Path) -> list[bool]:
+    """Which epochs of ``metrics.csv`` have no recall, but a loss."""
+    rows = table(run)
+    assert all(float(row["loss"]) > 0 for row in rows)
+    assert all((row["rsum"] == "") == (row["i2t_r1"] == "") for row in rows)
+    return [row["rsum"] == "" for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(1, [0, 0, 0, 0, 0]), (2, [1, 0, 1, 0, 0]), (3, [1, 1, 0, 1, 0]), (9, [1, 1, 1, 1, 0])]
+)
+def test_validation_every_so_many_epochs_and_after_the_last(
+    every: int, expected: list[int], cache: Path, tmp_path: Path
+) -> None:
+    run = train(cache, experiment("train.epochs=5", f"train.validate_every={every}"), out=tmp_path / "run")
+    assert blanks(run) == expected
+    validated = [row for row in table(run) if row["rsum"]]
+    best = max(validated, key=lambda row: float(row["rsum"]))
+    assert (RunFolder(run).record()["best_epoch"], RunFolder(run).record()["best_rsum"]) == (
+        int(best["epoch"]),
+        float(best["rsum"]),
+    )
+
+
+def test_validation_changes_nothing_but_which_weights_are_the_best(run: Path, cache: Path, tmp_path: Path) -> None:
+    seldom = train(cache, experiment("train.validate_every=3"), out=tmp_path / "run")
+    assert_same(state(run)["model"], state(seldom)["model"])
+    assert float(table(run)[-1]["rsum"]) == float(table(seldom)[-1]["rsum"])
+    assert_same(weights(seldom), dict(state(run)["model"]))
+
+
+def test_early_stop_counts_epochs_since_the_best_validation(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([9.0, 8.0, 7.0, 6.0])
+    nothing = dict.fromkeys(("i2t_r1", "t2i_r1"), 0.0)
+    monkeypatch.setattr(adam.Trainer, "validate", lambda _: {**nothing, "rsum": next(values)})
+    run = train(cache, experiment("train.epochs=9", "train.early_stop=3", "train.validate_every=2"), out=tmp_path / "run")
+    assert blanks(run) == [True, False, True, False, True], "the best of epoch 2, then three epochs"
+    assert RunFolder(run).record()["best_epoch"] == 2
+
+
+def test_validation_on_the_first_images_alone(run: Path, cache: Path, tmp_path: Path) -> None:
+    """The same ones in every run: recalls are those of the split cut to them."""
+    few = train(cache, experiment("train.validate_images=4"), out=tmp_path / "few")
+    more = train(cache, experiment("train.validate_images=400"), out=tmp_path / "more")
+    assert [row["rsum"] for row in table(more)] == [row["rsum"] for row in table(run)]
+    assert_same(state(few)["model"], state(run)["model"])
+    trained = load_run(few, "val", device="cpu")
+    (images,), (captions,) = encode(trained.model, trained.split, trained.device)
+    own = trained.split.pairs.image_of < 4
+    i2t, t2i = slow_ranks((images[:4] @ captions[own].T).numpy(), trained.split.pairs.image_of[own].tolist())
+    rsum = sum(100 * np.mean(np.asarray(ranks) < k) for ranks in (i2t, t2i) for k in (1, 5, 10))
+    assert RunFolder(few).record()["best_rsum"] == pytest.approx(rsum)

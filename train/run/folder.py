@@ -111,7 +111,7 @@ class RunFolder:
     def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write ``metrics.csv``, a row per epoch; what an epoch without validation lacks is blank."""
         text = io.StringIO()
-        table = csv.DictWriter(text, fieldnames=list(max(rows, key=len)), lineterminator="\n")
+        table = csv.DictWriter(text, fieldnames=list(max(rows, key=lambda row: len(row))), lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())

@@ -106,9 +106,9 @@ class PairScores:
     def _tiles(self, numbers: Tensor) -> Iterator[tuple[Tensor, int, int]]:
         """Which of some captions are scored together, padded to how many, and to sets of how many vectors."""
         widths = self._widths[numbers]
-        for width in widths.unique().tolist():
-            fitting = _TILE_PAIRS // (TILE_IMAGES * self._image_width * width)
-            size = max(1, min(TILE_CAPTIONS, fitting))
+        for width in sorted(set(widths.tolist())):
+            fitting = max(1, _TILE_PAIRS // (TILE_IMAGES * self._image_width * width))
+            size = min(TILE_CAPTIONS, 2 ** (fitting.bit_length() - 1))  # kernels treat odd ends of a tile differently
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
@@ -127,7 +127,7 @@ def ranks(
     """Exact ranks of embeddings as the model compares them; ``precision`` is that of a model that scores every pair."""
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
-        return ranks_from_embeddings(*images, *captions, image_of_caption, ranked_by)
+        return ranks_from_embeddings(images[0], captions[0], image_of_caption, ranked_by)
     return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 

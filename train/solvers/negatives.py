@@ -41,7 +41,7 @@ class HardNegatives:
         rankings: tuple[Ranking, Ranking],
         margin: float,
     ) -> None:
-        """List the hardest negatives of a batch, whose pairs have these numbers; an adversary's candidates are none of them."""
+        """List the hardest negatives of a batch, whose pairs have these numbers; no candidates of an adversary are listed."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)

@@ -142,7 +142,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     whole = listed(4, batches[:1])
     whole.end_epoch()
     for pairs, scores, negatives in batches[1:3]:
-        whole.add(2, pairs, scores, negatives, MARGIN)
+        whole.add(2, pairs, rankings(scores, negatives), MARGIN)
     file = BytesIO()
     torch.save([whole.finished, whole.running], file)
     file.seek(0)
