@@ -39,7 +39,7 @@ def made(path: Path) -> Embeddings:
     images /= np.linalg.norm(images, axis=1, keepdims=True)
     captions /= np.linalg.norm(captions, axis=1, keepdims=True)
     ids = np.arange(IMAGES * EACH)
-    run = Embeddings(ids[:IMAGES], ids, image_of_caption, images, captions, None, "coco", "test", "vsepp", 0)
+    run = Embeddings(ids[:IMAGES], ids, image_of_caption, "coco", "test", images, captions, experiment="vsepp", seed=0)
     write_embeddings(path, run)
     return run
 

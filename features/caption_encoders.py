@@ -18,7 +18,7 @@ TokenLists = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Corpus:
+class CaptionCorpus:
     """What an encoder is fitted on: the ``training`` captions, and all ``words`` of the data set."""
 
     training: TokenLists

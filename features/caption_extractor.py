@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vse.features.cache import FeatureCache
-from vse.features.caption_encoders import CaptionEncoder, Corpus
+from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.settings import CaptionSettings
@@ -86,7 +86,7 @@ def fit_encoder(
     """
     dataset = load_dataset_file(dataset_file)
     words = config.word_file(words)
-    corpus = Corpus(
+    corpus = CaptionCorpus(
         training=[caption.tokens for image in dataset.split("train") for caption in image.captions],
         words=frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens),
     )

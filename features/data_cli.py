@@ -1,4 +1,4 @@
-"""The commands of ``vse-data`` that read or write feature caches."""
+"""The subcommands of ``vse-data`` for feature caches. Each imports what it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import Literal
 
 import click
 
-from vse.features.imported import import_arrays, import_tsv
-from vse.features.precomp import export_precomp, import_precomp
 from vse.pipeline.cli import data
 from vse.pipeline.command import entry_point
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
-_OUT = click.option("--out-features", type=_FILE, required=True, help="The cache to write, features/coco_butd.h5 say.")
+_OUT = click.option("--out-features", type=_FILE, required=True, help="The cache to write, e.g. features/coco_butd.h5.")
 
 
 @data.command("import-precomp")
@@ -28,6 +26,8 @@ def import_precomp_command(
     folder: Path, dataset: str, out_features: Path, out_data: Path, captions_per_image: int, test: str | None
 ) -> None:
     """Import <split>_ims.npy, <split>_caps.txt and <split>_ids.txt, the layout of VSE++ and SCAN."""
+    from vse.features.precomp import import_precomp
+
     click.echo(import_precomp(folder, dataset, out_features, out_data, captions_per_image, test))
 
 
@@ -38,6 +38,8 @@ def import_precomp_command(
 @click.option("--repeat", type=click.IntRange(1), help="Rows per image.  [default: as imported, else 1]")
 def export_precomp_command(features: Path, out: Path, captions: Path | None, repeat: int | None) -> None:
     """Write a cache and its captions in the layout of VSE++ and SCAN."""
+    from vse.features.precomp import export_precomp
+
     click.echo(export_precomp(features, out, captions, repeat))
 
 
@@ -51,6 +53,8 @@ def import_npy_command(
     features: Path, dataset: Path, out_features: Path, ids: Path | None, kind: Literal["image", "text"]
 ) -> None:
     """Import a .npy file with ids, or a .npz file with the arrays features and ids."""
+    from vse.features.imported import import_arrays
+
     click.echo(import_arrays(features, ids, dataset, out_features, kind))
 
 
@@ -61,6 +65,8 @@ def import_npy_command(
 @click.option("--match", type=click.Choice(["cocoid", "imgid", "filename"]), help="What an image_id is.  [default: cocoid]")
 def import_tsv_command(files: tuple[Path, ...], dataset: Path, out_features: Path, match: str | None) -> None:
     """Import regions from bottom-up-attention TSV files."""
+    from vse.features.imported import import_tsv
+
     click.echo(import_tsv(files, dataset, out_features, match))
 
 

@@ -41,8 +41,8 @@ def import_arrays(
     place = _places(features, row_ids.tolist(), wanted)
 
     def rows(part: slice) -> Rows:
-        found = np.asarray(array[[place[int(i)] for i in wanted[part]]])
-        return Rows(wanted[part], found, row_hashes(found))
+        values = np.asarray(array[[place[int(i)] for i in wanted[part]]])
+        return Rows(wanted[part], values, row_hashes(values))
 
     files = [features] if ids is None else [features, ids]
     return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted, rows, array[:1].nbytes)
@@ -52,7 +52,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     """A cache of regions from bottom-up-attention TSV files (image_id, image_w, image_h, num_boxes, boxes, features).
 
     Boxes and features are base64 of float32. ``match`` says what an image_id is: ``cocoid`` (the default, if the data
-    set has them), ``imgid`` or ``filename`` (its digits). A row that occurs twice alike counts once. Returns ``out``.
+    set has them), ``imgid`` or ``filename`` (its digits). Of duplicate rows one is taken. Returns ``out``.
     """
     dataset = load_dataset_file(dataset_file)
     of_image = _tsv_ids(dataset, match)
@@ -65,21 +65,21 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     streams = {path: path.open("rb") for path in files}
 
     def rows(part: slice) -> Rows:
-        lines, found = [], []
+        lines, parsed = [], []
         for imgid in wanted[part]:
             path, offset = where[str(of_image[int(imgid)])]
             streams[path].seek(offset)
             lines.append(streams[path].readline())
-            found.append(_tsv_row(path, lines[-1]))
-            if (length := found[-1][0].shape[1]) != dim:
+            parsed.append(_tsv_row(path, lines[-1]))
+            if (length := parsed[-1][0].shape[1]) != dim:
                 raise UserError(f"{path}: image_id {of_image[int(imgid)]}: {length} numbers a box, where others have {dim}")
         return Rows(
             ids=wanted[part],
-            features=np.concatenate([features for features, _, _ in found]),
+            features=np.concatenate([features for features, _, _ in parsed]),
             sources=np.stack([sha256_bytes(line) for line in lines]),
-            offsets=np.cumsum([0, *(len(features) for features, _, _ in found)], dtype=np.int64),
-            boxes=np.concatenate([boxes for _, boxes, _ in found]),
-            image_size=np.asarray([size for _, _, size in found], np.int32),
+            offsets=np.cumsum([0, *(len(features) for features, _, _ in parsed)], dtype=np.int64),
+            boxes=np.concatenate([boxes for _, boxes, _ in parsed]),
+            image_size=np.asarray([size for _, _, size in parsed], np.int32),
         )
 
     try:
@@ -129,7 +129,7 @@ def open_array(path: Path) -> NDArray[Any]:
     """A ``.npy`` file of float16 or float32, mapped; :class:`UserError` if it is anything else."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # numpy's own words advise to unpickle it
+    except (OSError, ValueError, EOFError):  # numpy's own message advises to unpickle it
         raise UserError(f"{path}: not a readable .npy file of numbers; it is cut off, or something else") from None
     return _checked(path, array)
 
@@ -146,7 +146,7 @@ def read_ids(path: Path) -> list[int]:
 
 def _integers(path: Path, ids: NDArray[Any]) -> Ids:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; a row of integers is needed")
+        raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; they must be a 1-D integer array")
     return ids.astype(np.int64)
 
 
@@ -162,16 +162,16 @@ def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.
     if features.suffix == ".npz":
         try:
             with np.load(features, allow_pickle=False) as file:
-                array, found = _checked(features, file["features"]), _integers(features, file["ids"])
+                array, row_ids = _checked(features, file["features"]), _integers(features, file["ids"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             raise UserError(f"{features}: needs to be a .npz file with the arrays 'features' and 'ids'") from None
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
-        array, found = open_array(features), np.asarray(read_ids(ids), np.int64)
-    if len(found) != len(array):
-        raise UserError(f"{features}: {len(array)} rows, but {len(found)} ids")
-    return array, found
+        array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
+    if len(row_ids) != len(array):
+        raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
+    return array, row_ids
 
 
 def _places(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
@@ -190,19 +190,19 @@ def _places(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
 def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
     """What the TSV calls each image, by imgid."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
-    found: dict[int, int] = {}
+    names: dict[int, int] = {}
     for image in dataset.images:
         digits = "".join(c for c in Path(image.file).stem.rpartition("_")[2] if c.isdigit())
         name = {"cocoid": image.cocoid, "imgid": image.imgid, "filename": int(digits) if digits else None}[match]
         if name is None:
             raise UserError(f"{dataset.path}: image {image.imgid} has no {match} to find it by in a TSV file")
-        found[image.imgid] = name
-    return found
+        names[image.imgid] = name
+    return names
 
 
 def _tsv_places(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
     """File and byte offset of each wanted image's line."""
-    found: dict[str, tuple[Path, int]] = {}
+    places: dict[str, tuple[Path, int]] = {}
     twice = 0
     for path in files:
         if not path.is_file():
@@ -214,18 +214,18 @@ def _tsv_places(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path
             n_fields = len(line.split(b"\t"))
             if n_fields != len(_TSV):
                 raise UserError(f"{path}: line {number} has {n_fields} fields, {len(_TSV)} are needed: {', '.join(_TSV)}")
-            if name in found:
-                other, there = found[name]
+            if name in places:
+                other, there = places[name]
                 with other.open("rb") as stream:
                     stream.seek(there)
                     if stream.readline() != line:
                         raise UserError(f"{path}: line {number}: image_id {name} occurs twice, with other values")
                 twice += 1
             else:
-                found[name] = (path, offset)
+                places[name] = (path, offset)
     if twice:
-        log.info("%d rows that occur twice alike are taken once", twice)
-    return found
+        log.info("%d duplicate rows are left out", twice)
+    return places
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

@@ -1,6 +1,6 @@
 """The layout of VSE++ and SCAN: ``<split>_caps.txt``, ``<split>_ims.npy`` and, perhaps, ``<split>_ids.txt`` in a folder.
 
-Captions lie one per line, those of an image behind each other. An array has one row per image, or each row once per
+Captions lie one per line, those of an image one after the other. An array has one row per image, or each row once per
 caption; which of the two is looked up in the rows themselves, never guessed from their number alone.
 """
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Text:
+class CaptionFile:
     """Captions of a file, and what else its bytes say: a byte-order mark, how lines end, and whether the last one does."""
 
     captions: tuple[str, ...]
@@ -40,7 +40,7 @@ class Text:
     ends: bool
 
     @classmethod
-    def read(cls, path: Path) -> Text:
+    def read(cls, path: Path) -> CaptionFile:
         """Captions of a file; :class:`UserError` names a line that is empty or not UTF-8."""
         try:
             content = path.read_bytes()
@@ -68,11 +68,11 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Split:
+class PrecompSplit:
     """One split of the layout: ``name`` is its prefix; image k has ``captions[k]`` and row ``k * repeats`` of ``rows``."""
 
     name: str
-    text: Text
+    text: CaptionFile
     rows: NDArray[Any]
     repeats: int
     n_images: int
@@ -116,12 +116,12 @@ def import_precomp(
             split.image_rows[max(part.start - start, 0) : max(part.stop - start, 0)]
             for split, start in zip(splits, starts, strict=True)
         ]
-        found = np.concatenate(parts)
-        hashes = row_hashes(found)
-        if found.ndim == 2:
-            return Rows(flat[part], found, hashes)
-        offsets = np.arange(len(found) + 1, dtype=np.int64) * found.shape[1]
-        return Rows(flat[part], found.reshape(-1, found.shape[2]), hashes, offsets=offsets)
+        values = np.concatenate(parts)
+        hashes = row_hashes(values)
+        if values.ndim == 2:
+            return Rows(flat[part], values, hashes)
+        offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+        return Rows(flat[part], values.reshape(-1, values.shape[2]), hashes, offsets=offsets)
 
     files = [file for split in splits for file in split.files]
     row_bytes = splits[0].rows[:1].nbytes
@@ -147,7 +147,7 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
         layout = layouts.get(split, {"name": "dev" if split == "val" else split})
         name = layout["name"]
         times = repeats or layout.get("repeats", 1)
-        text = Text(
+        text = CaptionFile(
             captions=tuple(caption.raw for image in images for caption in image.captions),
             bom=layout.get("bom", False),
             newline=layout.get("newline", "\n"),
@@ -173,17 +173,17 @@ def _names(folder: Path, test: str | None) -> list[str]:
     if not there:
         raise UserError(f"{folder}: no <split>_ims.npy and <split>_caps.txt of {', '.join(SPLITS)}")
     both = {"test", "testall"} <= set(there)
-    chosen = test or ("testall" if both else None)
-    if chosen is not None and chosen not in there:
-        raise UserError(f"{folder}: no {chosen}_ims.npy")
+    test_name = test or ("testall" if both else None)
+    if test_name is not None and test_name not in there:
+        raise UserError(f"{folder}: no {test_name}_ims.npy")
     if both:
-        log.info("%s: there are test and testall; %s is taken, the other left out", folder, chosen)
-    return [name for name in there if SPLITS[name] != "test" or chosen in (None, name)]
+        log.info("%s: there are test and testall; %s is taken, the other left out", folder, test_name)
+    return [name for name in there if SPLITS[name] != "test" or test_name in (None, name)]
 
 
-def _read_split(folder: Path, name: str, per_image: int) -> Split:
+def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
     caps, ims, ids_file = (folder / f"{name}_{end}" for end in ("caps.txt", "ims.npy", "ids.txt"))
-    text, rows = Text.read(caps), open_array(ims)
+    text, rows = CaptionFile.read(caps), open_array(ims)
     ids = read_ids(ids_file) if ids_file.is_file() else None
     n_captions, n_rows = len(text.captions), len(rows)
     if ids is not None and len(ids) != n_rows:
@@ -204,11 +204,11 @@ def _read_split(folder: Path, name: str, per_image: int) -> Split:
             raise UserError(f"{ids_file}: lines from {broken[0] * repeats + 1} on: {repeats} equal rows have different ids")
         ids = groups[:, 0].tolist()
     files = (caps, ims, ids_file) if ids is not None else (caps, ims)
-    return Split(name, text, rows, repeats, n_rows // repeats, ids, files)
+    return PrecompSplit(name, text, rows, repeats, n_rows // repeats, ids, files)
 
 
 def _repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
-    """Whether each row stands ``times`` times behind itself; :class:`UserError` if some do and others do not."""
+    """Whether each row is there ``times`` times in a row; :class:`UserError` if some do and others do not."""
     as_before = np.zeros(len(rows), bool)
     block = max(1, 64_000_000 // rows[:1].nbytes)
     for start in range(1, len(rows), block):
@@ -222,13 +222,13 @@ def _repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
     if len(broken) or len(rows) % times:
         row = int(broken[0]) if len(broken) else len(rows)
         raise UserError(
-            f"{path}: {as_before.sum()} rows are the same as the one before, but row {row} is not, where rows that stand "
-            f"{times} times behind themselves would be: rows are missing or out of order"
+            f"{path}: {as_before.sum()} rows are the same as the one before, but row {row} is not, where rows that are "
+            f"repeated {times} times would be: rows are missing or out of order"
         )
     return True
 
 
-def _image_ids(splits: Sequence[Split]) -> list[NDArray[np.int64]]:
+def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
     with_ids = [split for split in splits if split.ids is not None]
     if not with_ids:
         return [np.arange(end - split.n_images, end) for split, end in zip(splits, _ends(splits), strict=True)]
@@ -244,12 +244,12 @@ def _image_ids(splits: Sequence[Split]) -> list[NDArray[np.int64]]:
     return [np.asarray(split.ids, np.int64) for split in splits]
 
 
-def _ends(splits: Sequence[Split]) -> NDArray[np.int64]:
+def _ends(splits: Sequence[PrecompSplit]) -> NDArray[np.int64]:
     """Number of images up to and with each split."""
     return np.cumsum([split.n_images for split in splits])
 
 
-def _dataset(name: str, splits: Sequence[Split], ids: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
+def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
     images, sentid = [], 0
     for split, of_split in zip(splits, ids, strict=True):
         for k, imgid in enumerate(of_split.tolist()):
@@ -288,7 +288,7 @@ def _report_duplicates(path: Path) -> None:
         log.warning("%s: %d images have exactly the features of another image", path, repeated)
 
 
-def _check_layout(path: Path, images: Sequence[Image], times: int, text: Text) -> None:
+def _check_layout(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
     counts = {len(image.captions) for image in images}
     if len(counts) > 1:
         raise UserError(f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs as many for each")
@@ -316,5 +316,5 @@ def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], time
         np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
         for k in range(0, len(positions), 512):
             block = positions[k : k + 512]
-            found = reader.rows(block) if cache.offsets is None else reader.regions(block).features
-            stream.write(np.ascontiguousarray(np.repeat(found, times, axis=0)).data)
+            values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+            stream.write(np.ascontiguousarray(np.repeat(values, times, axis=0)).data)

@@ -75,7 +75,7 @@ class FeatureReader:
         """Another process opens the shards itself."""
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
-    def positions(self, ids: Iterable[int]) -> NDArray[np.int64]:
+    def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
         wanted = [int(i) for i in ids]
         missing = [i for i in wanted if i not in self._positions]
@@ -87,12 +87,12 @@ class FeatureReader:
             )
         return np.asarray([self._positions[i] for i in wanted], np.int64)
 
-    def crops(self, positions: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.generic]:
-        """One crop of each row of a crop bank, (len(positions), dim): that with the number ``chosen``."""
+    def crops(self, positions: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
+        """One crop of each row of a crop bank, (len(positions), dim): the one with the number in ``crops``."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
-        assert not len(chosen) or 0 <= chosen.min() <= chosen.max() < n_crops, "no such crop"
-        first = positions * n_crops + chosen
+        assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
+        first = positions * n_crops + crops
         return self._gathered(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from smart_open import open as open_plain_or_compressed
 from torch import Tensor
 
-from vse.features.caption_encoders import Corpus, TokenLists, tensor_text, text_tensor
+from vse.features.caption_encoders import CaptionCorpus, TokenLists, tensor_text, text_tensor
 from vse.features.extractors.settings import WordSettings
 from vse.pipeline.errors import UserError
 
@@ -91,7 +91,9 @@ def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, see
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
-def vectors_of(corpus: Corpus, config: WordSettings, file: Path | None, n_sampled: int) -> tuple[WordVectors, WordVectors]:
+def vectors_of(
+    corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
+) -> tuple[WordVectors, WordVectors]:
     """The word vectors to keep, and ``n_sampled`` of all to fit to (or all, if there are fewer).
 
     They are read from ``file`` or, without one, trained on the training captions. Kept are the words of the data set and the

@@ -1,4 +1,4 @@
-"""Unpacking of archives that others made: zip and tar, checked as a whole before anything is written."""
+"""Unpacking of archives that others made: zip and tar, every member checked before anything is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOF
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """One entry of an archive: its name and size as the archive says, and what it is."""
+    """One entry of an archive: its name, its size as the archive states it, and its kind."""
 
     name: str
     size: int
@@ -39,8 +39,8 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; returns ``target``.
 
     Before anything is written, every member is checked: it is a plain file or a folder, its path stays inside, no
-    path comes twice, and the files of ``member`` have no more than ``max_bytes`` together. They are written to a
-    hidden folder beside ``target`` and renamed to it when all are there; on an error nothing is left.
+    path is a duplicate, and the files of ``member`` have no more than ``max_bytes`` together. They are written to a
+    hidden folder beside ``target`` and renamed to it when all are there; after an error nothing remains.
     :class:`UserError` names the archive and its member.
     """
     temporary = target.with_name(f".{target.name}.unpacking")
@@ -52,7 +52,9 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
                 _copy(archive, entry, temporary / "content" / place)
         (temporary / "content").rename(target)
     except _BROKEN as error:
-        raise UserError(f"{archive}: a broken archive, or not a zip or tar ({error}). Remove it and get it again") from None
+        raise UserError(
+            f"{archive}: a damaged archive, or not a zip or tar ({error}). Delete it and download it again"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot unpack {archive} as {target}: {error.strerror or error}") from error
     finally:
@@ -62,7 +64,7 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterator[_Member]]:
-    """The members of an archive, in its order."""
+    """Open an archive and iterate over its members, in its order."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             yield (_zip_member(archive, info) for info in archive.infolist())
@@ -87,7 +89,7 @@ def _checked(archive: Path, members: Iterator[_Member], wanted: PurePosixPath, m
         path = PurePosixPath(member.name)
         fault = _fault(member, path)
         if fault is None and path in seen:
-            fault = "comes twice"
+            fault = "is a duplicate"
         if fault is None and member.is_file and path.is_relative_to(wanted):
             files[path.relative_to(wanted)] = member
             total += member.size
@@ -102,7 +104,7 @@ def _checked(archive: Path, members: Iterator[_Member], wanted: PurePosixPath, m
 
 
 def _fault(member: _Member, path: PurePosixPath) -> str | None:
-    """What is wrong with a member on its own."""
+    """Why a member is refused, whatever else is in the archive; None if it is not."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
     if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):
@@ -111,13 +113,13 @@ def _fault(member: _Member, path: PurePosixPath) -> str | None:
 
 
 def _copy(archive: Path, member: _Member, path: Path) -> None:
-    """Write a member's bytes to the new file ``path``, never more of them than the archive said."""
+    """Write a member's bytes to the new file ``path``, at most as many as the archive states."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
     assert source is not None, "a plain file can be read"
-    left = member.size
+    remaining = member.size
     with source, path.open("xb") as stream:
-        while chunk := source.read(min(left, _CHUNK)):
-            left -= stream.write(chunk)
-    if left:
-        raise UserError(f"{archive}: member {member.name!r} ends {left} bytes too early; nothing was unpacked")
+        while chunk := source.read(min(remaining, _CHUNK)):
+            remaining -= stream.write(chunk)
+    if remaining:
+        raise UserError(f"{archive}: member {member.name!r} ends {remaining} bytes too early; nothing was unpacked")

@@ -1,4 +1,4 @@
-"""The command ``vse-data``."""
+"""The command ``vse-data``. Each subcommand imports what it runs, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from pathlib import Path
 
 import click
 
-from vse.pipeline import demo, downloads, presets, sources
 from vse.pipeline.command import entry_point
-from vse.pipeline.config import DatasetConfig
-from vse.pipeline.errors import UserError
 
 _FILE = click.Path(path_type=Path)
 
@@ -20,12 +17,14 @@ def data() -> None:
 
 
 @data.command("demo")
-@click.option("--out", type=_FILE, required=True, help="Folder to write, data/demo say.")
-@click.option("--images", default=demo.DEFAULT_IMAGES, show_default=True, help="Number of pictures, all splits together.")
+@click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/demo.")
+@click.option("--images", type=int, help="Number of images, all splits together.  [default: 5500]")
 @click.option("--seed", default=0, show_default=True, help="Another seed draws other scenes.")
-def demo_command(out: Path, images: int, seed: int) -> None:
+def demo_command(out: Path, images: int | None, seed: int) -> None:
     """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
-    click.echo(demo.make_demo(out, images, seed))
+    from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
+
+    click.echo(make_demo(out, DEFAULT_IMAGES if images is None else images, seed))
 
 
 @data.command("fetch")
@@ -37,14 +36,17 @@ def demo_command(out: Path, images: int, seed: int) -> None:
     show_envvar=True,
     help="A mirror: the folder, http://host/folder/, that has all the files under their published names.",
 )
-@click.option("--images/--no-images", default=True, show_default=True, help="Download the pictures too, where one may.")
+@click.option("--images/--no-images", default=True, show_default=True, help="Download the images too, where that is allowed.")
 def fetch_command(name: str, out: Path | None, base_url: str | None, images: bool) -> None:
-    """Download what may be downloaded of f8k, f30k or coco, and make data/NAME/dataset.json.
+    """Download what is public of f8k, f30k or coco, and make data/NAME/dataset.json.
 
-    Files are checked by their SHA-256. An interrupted download goes on when the command is run again. Where pictures
-    must be asked for, it says what to get where.
+    Files are checked by their SHA-256. An interrupted download resumes when the command is run again. Where images must be
+    requested from their owners, it prints where to get them.
     """
-    click.echo(downloads.fetch_dataset(_published(name), out or Path("data", name), base_url, images))
+    from vse.pipeline.downloads import fetch_dataset
+    from vse.pipeline.sources import published_dataset
+
+    click.echo(fetch_dataset(published_dataset(name), out or Path("data", name), base_url, images))
 
 
 @data.command("prepare")
@@ -53,23 +55,18 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k or coco."""
-    config = _published(name)
-    click.echo(sources.prepare_dataset(config, source or sources.source_folder(name), out or Path("data", name)))
+    from vse.pipeline.sources import prepare_dataset, published_dataset, source_folder
+
+    click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
 
 
 @data.command("check")
 @click.argument("dataset", type=_FILE)
 def check_command(dataset: Path) -> None:
-    """Validate a dataset.json and its pictures; print counts per split."""
-    click.echo(sources.check_dataset(dataset))
+    """Validate a dataset.json and its image files; print counts per split."""
+    from vse.pipeline.sources import check_dataset
 
-
-def _published(name: str) -> DatasetConfig:
-    """The preset of a data set that is not drawn."""
-    config = presets.load_dataset(name)
-    if config.annotations is None:
-        raise UserError(f"{name!r} has no published files; draw it with: vse-data demo --out data/{name}")
-    return config
+    click.echo(check_dataset(dataset))
 
 
 main = entry_point(data)

@@ -1,4 +1,4 @@
-"""What all commands share: one clear line and exit code 2 for a user's mistake, progress and log on stderr."""
+"""Entry points of the commands: one clear line and exit code 2 for a user's mistake, log on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
 
     Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM where that is waited for.
+    SIGTERM where a command handles it.
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
@@ -40,7 +40,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
 
 class _Echo(logging.Handler):
-    """Log lines on whatever standard error is at the moment."""
+    """Write log lines to the current standard error, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(self.format(record), err=True)

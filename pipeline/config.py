@@ -52,9 +52,9 @@ class SourceFile(Settings):
     url: str = Field(pattern=r"^https?://.+/[\w.-]*\w$", description="ends with the archive's file name")
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the archive")
     bytes: PositiveInt = Field(description="size of the archive")
-    member: str = Field(description="the file or folder in the archive that is wanted")
+    member: str = Field(description="the file or folder in the archive to unpack")
     to: str = Field(description="where it goes in the source folder")
-    max_bytes: PositiveInt = Field(description="what is wanted must not be larger than this once unpacked")
+    max_bytes: PositiveInt = Field(description="largest size of the member once unpacked")
 
 
 class DatasetConfig(Settings):
@@ -63,10 +63,10 @@ class DatasetConfig(Settings):
     name: str
     annotations: str | None = Field(None, description="file of the Karpathy splits in the source folder; none for the demo")
     images: str = Field("images", description="folder of the images in the source folder")
-    where: str = Field("", description="where a user gets the files")
+    where: str = Field("", description="how a user gets the files")
     files: list[SourceFile] = Field(default_factory=list, description="what vse-data fetch may download")
     shards: PositiveInt = Field(4, description="shards of an image feature, each a job of the workflow")
-    n_images: PositiveInt | None = Field(None, description="pictures to draw, for the demo")
+    n_images: PositiveInt | None = Field(None, description="images to draw, for the demo")
     seed: int = Field(0, description="seed of the drawing, for the demo")
     features: dict[str, dict[str, Any]] = Field(default_factory=dict, description="feature -> settings it changes")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings it changes in every experiment")
@@ -81,9 +81,9 @@ class WorkflowConfig(Settings):
     device: str = "auto"
     threads: PositiveInt = 8
     skip_bad: bool = False
-    seeds: list[int] | None = Field(None, min_length=1, description="instead of those of the experiments")
+    seeds: list[int] | None = Field(None, min_length=1, description="seeds to run instead of those of the experiments")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
     dataset: str | None = Field(
-        None, description="published tables with our figures from this data set, not those of their rows"
+        None, description="published tables show our metrics on this data set, not on those of their rows"
     )
     sources: dict[str, str] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ from typing import Any
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import read_json
+from vse.pipeline.phrases import Phrase, read_phrases
 from vse.pipeline.vocabulary import tokenize
 
 SPLITS = ("train", "val", "test", "restval")
@@ -22,17 +23,18 @@ SPLITS = ("train", "val", "test", "restval")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """One sentence of an image."""
+    """One sentence of an image, with the phrases that the data set marks in it."""
 
     sentid: int
     imgid: int
     raw: str
     tokens: tuple[str, ...]
+    phrases: tuple[Phrase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One picture, its file relative to the ``images`` folder, and its captions."""
+    """One image of a data set, its file relative to the ``images`` folder, and its captions."""
 
     imgid: int
     file: str
@@ -45,7 +47,7 @@ class Image:
 class Dataset:
     """All images of ``dataset.json`` in file order; ``path`` is that file.
 
-    ``pictures`` is false if there are none, because the features were imported.
+    ``pictures`` is false if there are no image files, because the features were imported.
     """
 
     name: str
@@ -54,16 +56,16 @@ class Dataset:
     pictures: bool = True
 
     def image_path(self, image: Image) -> Path:
-        """Where the picture lies."""
+        """Path of the image's file."""
         return self.path.parent / "images" / image.file
 
     @cached_property
     def splits(self) -> dict[str, tuple[Image, ...]]:
         """Images by split, in file order; only splits that have images."""
-        found: dict[str, list[Image]] = {}
+        by_split: dict[str, list[Image]] = {}
         for image in self.images:
-            found.setdefault(image.split, []).append(image)
-        return {split: tuple(found[split]) for split in SPLITS if split in found}
+            by_split.setdefault(image.split, []).append(image)
+        return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
 
     def split(self, name: str) -> tuple[Image, ...]:
         """Images of one split; :class:`UserError` if there is none."""
@@ -76,7 +78,7 @@ def load_dataset_file(path: Path) -> Dataset:
     """Read and check ``dataset.json``.
 
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
-    an empty caption, an unknown split, an image file outside the ``images`` folder.
+    an empty caption, an unknown split, an image file outside the ``images`` folder, a phrase outside its caption.
     """
     content = read_json(path, _share_words)
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
@@ -99,7 +101,7 @@ def load_dataset_file(path: Path) -> Dataset:
 
 def count_splits(dataset: Dataset) -> str:
     """A line per split: images, captions, captions per image."""
-    lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.pictures else ', without pictures'}"]
+    lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.pictures else ', without image files'}"]
     for split, images in dataset.splits.items():
         counts = sorted({len(image.captions) for image in images})
         n_captions = sum(len(image.captions) for image in images)
@@ -109,7 +111,7 @@ def count_splits(dataset: Dataset) -> str:
 
 
 def missing_images(dataset: Dataset) -> list[Path]:
-    """Image files that are not there, of a data set that has pictures."""
+    """Paths of the image files that do not exist; none are missing of a data set without image files."""
     if not dataset.pictures:
         return []
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
@@ -148,7 +150,8 @@ def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
         raise UserError(f"{path}: caption {sentid}: 'tokens' must be a list of words")
     if not tokens or not raw.strip():
         raise UserError(f"{path}: caption {sentid} of image {imgid} is empty")
-    return Caption(sentid, imgid, raw, tuple(tokens))
+    phrases = read_phrases(sentence.get("phrases"), len(tokens), f"{path}: caption {sentid}")
+    return Caption(sentid, imgid, raw, tuple(tokens), phrases)
 
 
 def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:

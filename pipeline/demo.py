@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from vse.pipeline.demo_captions import Caption, write_captions
+from vse.pipeline.demo_captions import DemoCaption, write_captions
 from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes, write_json
@@ -32,26 +32,26 @@ def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: st
         raise UserError(f"--seed {seed}: a seed is not negative")
     n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
-    (out / "dataset.json").unlink(missing_ok=True)  # an earlier one must not vouch for pictures that are redrawn
+    (out / "dataset.json").unlink(missing_ok=True)  # an earlier one must not describe images that are redrawn
     entries = []
     for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
         rng = np.random.default_rng([seed, imgid])
         scene = compose_scene(rng)
-        picture = io.BytesIO()
-        draw_scene(scene, rng).save(picture, "JPEG", quality=92)
+        jpeg = io.BytesIO()
+        draw_scene(scene, rng).save(jpeg, "JPEG", quality=92)
         filename = f"demo_{imgid:06d}.jpg"
-        write_bytes(out / "images" / filename, picture.getvalue(), sync=False)
+        write_bytes(out / "images" / filename, jpeg.getvalue(), sync=False)
         entries.append(_entry(imgid, filename, split, scene, write_captions(scene, rng)))
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
 
 
-def _entry(imgid: int, filename: str, split: str, scene: Scene, captions: tuple[Caption, ...]) -> dict[str, Any]:
+def _entry(imgid: int, filename: str, split: str, scene: Scene, captions: tuple[DemoCaption, ...]) -> dict[str, Any]:
     sentids = [imgid * len(captions) + k for k in range(len(captions))]
     sentences = [_sentence(sentid, imgid, scene, c) for sentid, c in zip(sentids, captions, strict=True)]
     return {"imgid": imgid, "filename": filename, "split": split, "sentids": sentids, "sentences": sentences}
 
 
-def _sentence(sentid: int, imgid: int, scene: Scene, caption: Caption) -> dict[str, Any]:
+def _sentence(sentid: int, imgid: int, scene: Scene, caption: DemoCaption) -> dict[str, Any]:
     phrases = [
         {
             "first_token": phrase.first_token,

@@ -56,7 +56,7 @@ _COLUMNS = ("left", "", "right")
 
 
 @dataclass(frozen=True)
-class Phrase:
+class DemoPhrase:
     """``n_tokens`` tokens from ``first_token`` that name the scene's ``objects`` (indices), or its background if empty."""
 
     first_token: int
@@ -65,11 +65,11 @@ class Phrase:
 
 
 @dataclass(frozen=True)
-class Caption:
-    """``raw`` text, its phrases, and ``facts``: which properties of the scene it tells."""
+class DemoCaption:
+    """``raw`` text, its phrases, and ``facts``: which properties of the scene it states."""
 
     raw: str
-    phrases: tuple[Phrase, ...]
+    phrases: tuple[DemoPhrase, ...]
     facts: frozenset[tuple[str, ...]]
 
 
@@ -81,10 +81,10 @@ class _Named:
     objects: tuple[int, ...]
 
 
-def write_captions(scene: Scene, rng: np.random.Generator) -> tuple[Caption, ...]:
-    """Five captions of ``scene``: what is there, one object, a relation, the background, another object.
+def write_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
+    """Five captions of ``scene``: all objects, one object, a relation, the background, another object.
 
-    No two of them tell the same set of facts, so no two say the same in other words.
+    No two of them give the same set of facts, so none paraphrases another.
     """
     teller = _Teller(scene, rng)
     return (teller.inventory(), teller.one_object(), teller.relation(), teller.background(), teller.on_background())
@@ -95,9 +95,9 @@ class _Teller:
         self.scene = scene
         self.rng = rng
         order = rng.permutation(len(scene.objects))
-        self.first, self.second = int(order[0]), int(order[-1])  # the same one where there is only one
+        self.first, self.second = int(order[0]), int(order[-1])  # equal if the scene has one object
 
-    def inventory(self) -> Caption:
+    def inventory(self) -> DemoCaption:
         """Colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
         parts: list[list[str | _Named]] = [
@@ -106,7 +106,7 @@ class _Teller:
         facts = [fact for k in range(n_objects) for fact in self.about(k, "colour", "shape", "place")]
         return self.caption(self.listed(parts), facts)
 
-    def one_object(self) -> Caption:
+    def one_object(self) -> DemoCaption:
         """Size, texture, shape and place of one object, and its colour where there are several."""
         which = ("size", "texture", "shape") if self.alone else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first]
@@ -114,8 +114,8 @@ class _Teller:
         named = self.name(self.first, *which)
         return self.caption([opening, named, self.place(item)], self.about(self.first, *which, "place"))
 
-    def relation(self) -> Caption:
-        """Where one object lies from another, whose place is told, or that it is alone."""
+    def relation(self) -> DemoCaption:
+        """Where one object lies from another, whose position it gives, or that it is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
             pieces: list[str | _Named] = [self.name(0, "size", "colour", "shape"), lonely]
@@ -130,22 +130,22 @@ class _Teller:
         pieces += [self.name(self.second, "colour", "shape", article="the"), self.place(b)]
         return self.caption(pieces, [("relation", str(self.first), str(self.second)), *self.about(self.second, "place")])
 
-    def background(self) -> Caption:
+    def background(self) -> DemoCaption:
         """The background, how many objects there are, and their colours (of one alone its texture)."""
         objects = self.scene.objects
-        told = "texture" if self.alone else "colour"
-        words = [self.word(getattr(item, told)) for item in objects]
+        property_named = "texture" if self.alone else "colour"
+        words = [self.word(getattr(item, property_named)) for item in objects]
         count = _NUMBERS[len(objects)]
         noun = self.word("shape" if self.alone else "shapes")
-        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, told))]
+        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, property_named))]
         everything = tuple(range(len(objects)))
         if self.alone:
             return self.caption([_Named(f"{count} {words[0]} {noun}", (0,)), self.where()], facts)
         each: list[list[str | _Named]] = [[_Named(word, (k,))] for k, word in enumerate(words)]
         return self.caption([_Named(f"{count} {noun}", everything), self.where(), ":", *self.listed(each)], facts)
 
-    def on_background(self) -> Caption:
-        """Another object than ``one_object`` tells of, and its place, on the background."""
+    def on_background(self) -> DemoCaption:
+        """Another object than that of ``one_object``, and its place, on the background."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
         facts = [("background",), *self.about(self.second, *which, "place")]
         place = self.place(self.scene.objects[self.second])
@@ -191,14 +191,14 @@ class _Teller:
             pieces += ["and" if k == len(parts) else ",", *part]
         return pieces
 
-    def caption(self, pieces: Sequence[str | _Named | list[str | _Named]], facts: Sequence[tuple[str, ...]]) -> Caption:
+    def caption(self, pieces: Sequence[str | _Named | list[str | _Named]], facts: Sequence[tuple[str, ...]]) -> DemoCaption:
         flat = [p for piece in pieces for p in (piece if isinstance(piece, list) else [piece]) if p]
         text, phrases, n_tokens = "", [], 0
         for piece in flat:
             words = piece if isinstance(piece, str) else piece.text
             n_words = len(tokenize(words))
             if isinstance(piece, _Named):
-                phrases.append(Phrase(n_tokens, n_words, piece.objects))
+                phrases.append(DemoPhrase(n_tokens, n_words, piece.objects))
             text += words if not text or words in (",", ":") else f" {words}"
             n_tokens += n_words
-        return Caption(text[0].upper() + text[1:] + ".", tuple(phrases), frozenset(facts))
+        return DemoCaption(text[0].upper() + text[1:] + ".", tuple(phrases), frozenset(facts))

@@ -1,4 +1,4 @@
-"""Scenes of the demo data set: what is in a picture, and how it is drawn.
+"""Scenes of the demo data set: what an image shows, and how it is drawn.
 
 A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background.
 Everything is drawn from a random generator that depends on the seed and on the image's number alone,
@@ -43,7 +43,7 @@ BACKGROUNDS = {
     "wood": (176, 132, 84),
     "sky": (158, 206, 240),
 }
-# An object never has a colour that its background nearly has, or a reader could not see it.
+# An object never has nearly the colour of its background, which would hide it.
 _UNSEEN = {
     "grass": {"green"},
     "sand": {"white", "yellow"},
@@ -107,13 +107,13 @@ def compose_scene(rng: np.random.Generator) -> Scene:
 
 
 def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
-    """Draw ``scene`` as an RGB picture of ``IMAGE_SIZE`` x ``IMAGE_SIZE`` pixels; ``rng`` moves the background's grain."""
-    picture = Image.fromarray(_background(scene.background, rng))
+    """Draw ``scene`` as an RGB image of ``IMAGE_SIZE`` x ``IMAGE_SIZE`` pixels; ``rng`` varies the background's grain."""
+    image = Image.fromarray(_background(scene.background, rng))
     for item in scene.objects:
         left, top, right, _ = item.box
         side = right - left
-        picture.paste(_fill(item, side), (left, top), _mask(item.shape, side))
-    return picture
+        image.paste(_fill(item, side), (left, top), _mask(item.shape, side))
+    return image
 
 
 def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -146,7 +146,7 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """The object's colour and texture as a square picture; a texture's second tone is darker, or lighter for dark colours."""
+    """The object's colour and texture as a square image; a texture's second tone is darker, or lighter for dark colours."""
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]

@@ -1,4 +1,4 @@
-"""Published files over HTTP: continued where they stopped, checked by their SHA-256, unpacked, prepared."""
+"""Download published files over HTTP: resumed after a break, checked by their SHA-256, unpacked, prepared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vse.pipeline.config import DatasetConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.sources import prepare_dataset
 
-ATTEMPTS = 5  # in a row that bring nothing new
+ATTEMPTS = 5  # requests in a row without a new byte
 PAUSE = 1.0  # seconds after the first of them, doubled after each
 TIMEOUT = 60.0  # seconds without a byte
 _CHUNK = 1 << 16
@@ -27,9 +27,9 @@ pooch.get_logger().setLevel(logging.WARNING)
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
     """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
 
-    What is there already is left alone, so a second call goes on where the first one stopped. ``base_url`` stands in
-    for all of every URL but the file name; ``images=False`` leaves the pictures out. Returns the path of
-    ``dataset.json``, or, if the pictures are not there, a text that says what to get where.
+    Files that exist are kept, so a second call resumes where the first one stopped. ``base_url`` replaces
+    all of every URL but the file name; ``images=False`` leaves the images out. Returns the path of
+    ``dataset.json``, or, if the images are missing, a text that tells what to get and where.
     """
     if config.annotations is None or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
@@ -43,10 +43,10 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
         archive = download(url, out / name, file.sha256, file.bytes)
         unpack(archive, file.member, target, file.max_bytes)
         log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
-    pictures = out / config.images
-    if not pictures.is_dir():
+    images_folder = out / config.images
+    if not images_folder.is_dir():
         return (
-            f"{out / config.annotations} is there. Still missing: the pictures. Put them into the folder {pictures}, "
+            f"{out / config.annotations} is ready. The images are still missing. Put them into the folder {images_folder}, "
             f"then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
         ).strip()
     return str(prepare_dataset(config, out, out))
@@ -55,37 +55,37 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     """Download ``url`` to ``path`` unless a file with this SHA-256 is there; returns ``path``.
 
-    What has come so far is kept in ``<path>.part``, also when the process is killed, and a next call asks the server
-    for the rest alone. :class:`UserError` if the server cannot be reached or has another file; a part with wrong
-    bytes is removed.
+    What has arrived is kept in ``<path>.part``, also when the process is killed, and the next call requests only
+    the rest. :class:`UserError` if the server cannot be reached or has another file; a partial file with
+    wrong bytes is removed.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an http:// or https:// address")
-    by_hand = f"Run the command again, or get the file elsewhere and put it at {path}"
+    instead = f"Run the command again, or get the file elsewhere and put it at {path}"
     part = path.with_name(f"{path.name}.part")
 
     def resume(url: str, temporary: str, _: object) -> None:
-        Path(temporary).unlink()  # a kill would leave it behind
+        Path(temporary).unlink()  # otherwise a kill would leave it there
         _resume(url, part, n_bytes)
         part.replace(temporary)
 
     try:
         pooch.retrieve(url, sha256, path.name, path.parent, downloader=resume)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"{url}: {str(error).rstrip('.')}. {by_hand}") from None
+        raise UserError(f"{url}: {str(error).rstrip('.')}. {instead}") from None
     except OSError as error:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
 
 
 def _resume(url: str, part: Path, n_bytes: int) -> None:
-    """Ask for what ``part`` lacks until it has all ``n_bytes``; ConnectionError after too many requests in vain."""
+    """Request what ``part`` lacks until it has all ``n_bytes``; ConnectionError after too many requests without progress."""
     furthest, fruitless = _size(part), 0
     while _size(part) != n_bytes:
         try:
             _append(url, part, n_bytes)
             reason = "the connection ended early"
-        except ValueError:  # an address that is none
+        except ValueError:  # not a valid URL
             raise
         except requests.RequestException as error:
             reason = str(_innermost(error))
@@ -94,13 +94,13 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
             continue
         fruitless += 1
         if fruitless == ATTEMPTS:
-            raise ConnectionError(f"{reason} ({_size(part)} of {n_bytes} bytes are there)")
+            raise ConnectionError(f"{reason} ({_size(part)} of {n_bytes} bytes have arrived)")
         log.info("%s: %s; trying again", url, reason)
         time.sleep(PAUSE * 2 ** (fruitless - 1))
 
 
 def _append(url: str, part: Path, n_bytes: int) -> None:
-    """One request for the rest of ``part``; it starts afresh if the server does not continue where it ends."""
+    """One request for the rest of ``part``; from the first byte if the server does not resume."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
@@ -130,7 +130,7 @@ def _size(path: Path) -> int:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """What an error was raised for: 'Connection refused', say, inside three layers of libraries."""
+    """The innermost cause of an error, e.g. 'Connection refused' inside three layers of libraries."""
     while error.__context__ is not None:
         error = error.__context__
     return error

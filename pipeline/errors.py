@@ -1,4 +1,4 @@
-"""What went wrong on the user's side."""
+"""Errors that are the user's to fix, and interruption by a signal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input or usage: one line that says what is wrong, where, and what to do. Commands exit with 2."""
+    """Bad input or usage: one line that tells what is wrong, where, and what to do. Commands exit with 2."""
 
 
 class Interrupted(Exception):
-    """Ended by a signal, with nothing lost. Commands say so and exit with 128 + the signal's number, as a shell reports it."""
+    """The work was stopped by a signal and can be resumed. Commands exit with 128 + the signal's number, as shells do."""
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
@@ -19,7 +19,7 @@ class Interrupted(Exception):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'vsepp'? known: ...)``: the nearest valid name, then all of them."""
+    """The end of an error message, `` (did you mean 'vsepp'? known: ...)``: the nearest valid name, then all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: the one way this project writes anything."""
+"""Files written atomically: the only functions by which this project writes anything."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vse.pipeline.errors import UserError
 
 @contextmanager
 def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A temporary file in ``path``'s folder, to write to; at the end it is flushed to disk and renamed to ``path``.
+    """Write ``path`` atomically: yield a temporary file in its folder, which is flushed to disk and renamed at the end.
 
     On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was.
-    ``sync=False`` leaves the flush to the system, for many small files that a later file vouches for.
+    ``sync=False`` leaves the flush to the system, for many small files that count only once a later file is written.
     """
     temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if sync:
             _remove_orphans(path)
-        handle, name = tempfile.mkstemp(prefix=f"{_mine(path)}{os.getpid()}.", suffix=".tmp", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=f"{_temporary_prefix(path)}{os.getpid()}.", suffix=".tmp", dir=path.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
             os.fchmod(handle, 0o666 & ~_umask())
@@ -48,11 +48,11 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """:class:`UserError` if ``out`` is a folder, or one of the files that it is to be made from; before any work."""
+    """Check an output path before any work: :class:`UserError` if it is a folder, or also one of the ``inputs``."""
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
     if out.resolve() in {path.resolve() for path in inputs}:
-        raise UserError(f"{out} would be overwritten, which is what it is to be made from; name another file to write")
+        raise UserError(f"{out}: output is also an input; name another file to write")
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
@@ -73,7 +73,7 @@ def write_json(path: Path, content: object) -> Path:
 
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Content of a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
+    """Read a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"), object_hook=object_hook)
     except OSError as error:
@@ -93,20 +93,20 @@ def sha256_json(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _mine(path: Path) -> str:
-    """How the names of this machine's temporary files for ``path`` begin; the writer's process number follows."""
+def _temporary_prefix(path: Path) -> str:
+    """Prefix of this machine's temporary files for ``path``; the writer's process id follows."""
     return f".{path.name}.{socket.gethostname()}-"
 
 
 def _remove_orphans(path: Path) -> None:
-    """Remove the temporary files of writers on this machine that were killed; another's, or a living one's, stay."""
-    mine = _mine(path)
-    for left in path.parent.glob(f"{glob.escape(mine)}*.tmp"):
-        process = left.name.removeprefix(mine).partition(".")[0]
+    """Remove temporary files of killed processes on this machine; those of running ones and of other machines stay."""
+    prefix = _temporary_prefix(path)
+    for orphan in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
+        process = orphan.name.removeprefix(prefix).partition(".")[0]
         try:
             os.kill(int(process), 0)
         except ProcessLookupError:
-            left.unlink(missing_ok=True)
+            orphan.unlink(missing_ok=True)
         except (ValueError, PermissionError):
             continue
 

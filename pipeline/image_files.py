@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from vse.pipeline.errors import UserError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 80_000_000  # a picture with more is taken for a decompression bomb
+MAX_PIXELS = 80_000_000  # an image with more is taken for a decompression bomb
 
 
 class BadImage(UserError):
@@ -32,26 +32,26 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
     """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
 
     Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``MAX_PIXELS``. The
-    picture is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
-    16-bit pictures become 8-bit RGB. A truncated file is refused.
+    image is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
+    16-bit images become 8-bit RGB. A truncated file is refused.
     """
     try:
-        with Image.open(BytesIO(read_bytes(path) if content is None else content), formats=FORMATS) as picture:
-            if picture.width * picture.height > MAX_PIXELS:
-                raise BadImage(f"{path}: {picture.width} x {picture.height} pixels are too many")
-            picture.load()
-            return _as_rgb(ImageOps.exif_transpose(picture))
+        with Image.open(BytesIO(read_bytes(path) if content is None else content), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
+            image.load()
+            return _as_rgb(ImageOps.exif_transpose(image))
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def _as_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
-        deep = np.asarray(picture).astype(np.float64)
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
+        deep = np.asarray(image).astype(np.float64)
         return Image.fromarray((deep / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
-    if picture.has_transparency_data:
-        picture = picture.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture).convert("RGB")
-    return picture.convert("RGB")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")

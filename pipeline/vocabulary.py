@@ -1,4 +1,4 @@
-"""Captions as tokens and as numbers: the tokeniser and the vocabulary."""
+"""The tokeniser, and the vocabulary that turns tokens into integer ids."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def tokenize(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by number; the first four are ``<pad> <start> <end> <unk>``."""
+    """The words of a model, each at the index that is its id; the first four are ``<pad> <start> <end> <unk>``."""
 
     words: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.words[: len(SPECIAL_TOKENS)] != SPECIAL_TOKENS:
-            raise UserError(f"a vocabulary starts with {' '.join(SPECIAL_TOKENS)}, this one with {self.words[:4]}")
+            raise UserError(f"a vocabulary must start with {' '.join(SPECIAL_TOKENS)}, not with {' '.join(self.words[:4])}")
         if len(set(self.words)) != len(self.words):
-            twice = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise UserError(f"the vocabulary has the word {twice!r} twice")
+            duplicate = next(word for word, count in Counter(self.words).items() if count > 1)
+            raise UserError(f"duplicate word {duplicate!r} in the vocabulary")
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], min_count: int = 4) -> Vocabulary:
         """Keep words that occur ``min_count`` times or more, ordered by (-count, word).
 
-        Give it the training captions alone: the published code counted test captions too.
+        Pass the training captions alone; the published code counted test captions too.
         """
         counts = Counter(word for tokens in captions for word in tokens)
         kept = [word for word, count in counts.items() if count >= min_count and word not in SPECIAL_TOKENS]
         return cls(SPECIAL_TOKENS + tuple(sorted(kept, key=lambda word: (-counts[word], word))))
 
     @cached_property
-    def _numbers(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words)}
+    def _ids(self) -> dict[str, int]:
+        return {word: index for index, word in enumerate(self.words)}
 
     def __len__(self) -> int:
         return len(self.words)
 
     def encode(self, tokens: Sequence[str]) -> list[int]:
-        """Numbers of ``<start> tokens <end>``; an unknown word is ``<unk>``."""
-        return [START, *(self._numbers.get(word, UNKNOWN) for word in tokens), END]
+        """Ids of ``<start> tokens <end>``; an unknown word is ``<unk>``."""
+        return [START, *(self._ids.get(word, UNKNOWN) for word in tokens), END]
 
     def save(self, path: Path) -> Path:
         """Write the words as a JSON list."""
@@ -66,5 +66,5 @@ class Vocabulary:
         """Read what :meth:`save` wrote."""
         words = read_json(path)
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise UserError(f"{path}: a vocabulary is a JSON list of words")
+            raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))

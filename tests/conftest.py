@@ -1,4 +1,4 @@
-"""Shared fixtures; and shapes in annotations are checked at run time, in the tests alone."""
+"""Shared fixtures, the profile of the property tests, and the check of types and shapes, which the tests alone have."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import os
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for each other's threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
-from jaxtyping import install_import_hook
+import jaxtyping
 
-_checked = [
-    "vse.train.losses",
-    "vse.train.losses.objective",
-    "vse.train.models.encoders",
-    "vse.train.models.recurrent",
-    "vse.train.models.similarities",
-    "vse.train.models.similarity_network",
-    "vse.train.models.build",
-    "vse.train.solvers.encode",
-    "vse.features.crops",
-    "vse.features.mixture",
-]
-_hook = install_import_hook(_checked, "beartype.beartype")
+import tests.checked  # noqa: F401
+
+_hook = jaxtyping.install_import_hook(["vse"], "tests.checked.checked")
 
 import json  # noqa: E402
 import shutil  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 from vse.features.cnn_extractor import CnnExtractor  # noqa: E402
 from vse.features.extraction import extract_shards, merge  # noqa: E402
 from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
+
+settings.register_profile(
+    "vse",
+    max_examples=30,
+    deadline=None,  # a busy machine is not a failure
+    derandomize=True,  # a run that fails fails again; other examples come with --hypothesis-profile=default
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("vse")
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
@@ -53,6 +53,14 @@ def cache(demo: Path) -> Path:
     out = demo.parent.parent / "features" / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)
     return merge(demo, out, 3)
+
+
+@pytest.fixture
+def shapes_unchecked() -> Iterator[None]:
+    """Switch the check of shapes off, so that a function's own error about them can be seen."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture

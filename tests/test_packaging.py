@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib
+import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "_vse" / "vse"
 ROOMS = {"pipeline": set(), "features": {"pipeline"}, "eval": {"pipeline"}, "train": {"pipeline", "features", "eval"}}
 
 
@@ -28,6 +34,99 @@ def test_a_room_imports_downwards_only(room: str) -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             rooms = {name.split(".")[1] for name in names if name.startswith("vse.")}
             assert rooms <= ROOMS[room] | {room}, path
+
+
+def test_setup_cfg_lists_every_package() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg", encoding="utf-8")
+    inside = ["presets", *ROOMS]
+    packages = {path.parent.relative_to(PACKAGE) for room in inside for path in (PACKAGE / room).rglob("__init__.py")}
+    packages |= {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
+    listed = parser["options"]["packages"].split()
+    assert sorted(listed) == sorted(["vse", *(".".join(("vse", *package.parts)) for package in packages)])
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what an install needs, in a folder named ``vse``, which is what a clone of the repository may be called."""
+    copy = tmp_path_factory.mktemp("parent") / "vse"
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.h5", "*.shards")
+    for name in ["_vse", "config", *ROOMS]:
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
+    for name in ["setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+def python(folder: Path, code: str, *options: str) -> str:
+    """What a program prints that runs in ``folder`` and knows of no install of ours but what it names."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, *options, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def build(source: Path, call: str) -> None:
+    """Run one call of the build backend, as pip does it, in the folder of the source."""
+    python(source, f"from setuptools import build_meta; build_meta.{call}")
+
+
+def install(source: Path, mode: str, out: Path) -> Path:
+    """Install without pip: a wheel, plain or editable, unpacked into a folder that serves as ``site-packages``."""
+    calls = {
+        "plain": f"build_wheel({str(out)!r})",
+        "editable": f"build_editable({str(out)!r})",
+        "strict": f"build_editable({str(out)!r}, {{'editable_mode': 'strict'}})",
+    }
+    build(source, calls[mode])
+    (wheel,) = out.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(out / "site")
+    return out / "site"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["plain", "editable", "strict"])
+def test_vse_imports_beside_a_folder_of_that_name_however_it_is_installed(mode: str, clone: Path, tmp_path: Path) -> None:
+    site = install(clone, mode, tmp_path / "wheels")
+    (tmp_path / "with an empty one" / "vse").mkdir(parents=True)
+    code = (
+        f"import site; site.addsitedir({str(site)!r}); import vse, vse.{', vse.'.join(ROOMS)}, vse.eval.ranking, vse.presets\n"
+    )
+    code += "print(vse.__version__, vse.__file__)"
+    for folder in [tmp_path, tmp_path / "with an empty one", clone, clone.parent]:
+        version, file = python(folder, code, "-S").split(maxsplit=1)
+        assert version == "0.1.0"
+        assert Path(file.strip()).is_relative_to(site if mode == "plain" else clone)
+
+
+def test_an_editable_install_is_one_folder_on_the_path_that_editors_can_read(clone: Path, tmp_path: Path) -> None:
+    site = install(clone, "editable", tmp_path)
+    (path,) = site.glob("*.pth")
+    assert path.read_text().split() == [str(clone / "_vse")]
+    for name in ["__init__.py", "py.typed", "train/__init__.py", "eval/ranking/__init__.py", "presets/config.yaml"]:
+        assert (clone / "_vse" / "vse" / name).is_file()
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_every_file_of_the_rooms_and_the_sdist_makes_the_same_wheel(clone: Path, tmp_path: Path) -> None:
+    site = install(clone, "plain", tmp_path)
+    kinds = {".py", ".yaml", ".csv", ".html"}
+    expected = {Path(room, path.relative_to(clone / room)) for room in ROOMS for path in (clone / room).rglob("*")}
+    expected |= {Path("presets", path.relative_to(clone / "config")) for path in (clone / "config").rglob("*")}
+    packed = {path.relative_to(site / "vse") for path in (site / "vse").rglob("*")}
+    assert {path for path in packed if path.suffix in kinds} - {Path("__init__.py")} == {
+        p for p in expected if p.suffix in kinds
+    }
+
+    (tmp_path / "again").mkdir()
+    build(clone, f"build_sdist({str(tmp_path)!r})")
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as sdist:
+        sdist.extractall(tmp_path / "unpacked", filter="data")
+    (source,) = (tmp_path / "unpacked").iterdir()
+    again = install(source, "plain", tmp_path / "again")
+    assert {path.relative_to(again) for path in again.rglob("*")} == {path.relative_to(site) for path in site.rglob("*")}
 
 
 def test_presets_and_the_typing_marker_ship_with_the_package() -> None:

@@ -92,7 +92,10 @@ class Embeddings:
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
         """Some rows, in their order; scores are not copied, but selected where they are read."""
-        kept = {name: getattr(self, name) for name in _SCORES}
+        scores = {name: getattr(self, name) for name in _SCORES}
+        selected: dict[str, Any] = {
+            name: None if matrix is None else selected_scores(matrix, images, captions) for name, matrix in scores.items()
+        }
         return replace(
             self,
             image_ids=self.image_ids[images],
@@ -101,7 +104,7 @@ class Embeddings:
             coco_ids=None if self.coco_ids is None else self.coco_ids[images],
             images=None if self.images is None else self.images[images],
             captions=None if self.captions is None else self.captions[captions],
-            **{name: None if scores is None else selected_scores(scores, images, captions) for name, scores in kept.items()},
+            **selected,
         )
 
     def image_of_caption(self) -> NDArray[np.int64]:
@@ -229,7 +232,7 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(path: Path, item: h5py.Dataset) -> NDArray[Any]:
+def _array(path: Path, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
     if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(path, np.float32, "c", item.id.get_offset(), item.shape)
@@ -251,7 +254,7 @@ def _attribute(path: Path, name: str, value: Any) -> Any:
     return value
 
 
-def _ids(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
+def _ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
     integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
     if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
@@ -259,7 +262,7 @@ def _ids(path: Path, name: str, values: NDArray[Any]) -> NDArray[np.int64]:
     return values.astype(np.int64)
 
 
-def _matrix(path: Path, name: str, values: NDArray[Any]) -> NDArray[Any]:
+def _matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
     """A matrix in float32; scores in the precision that they have, so that no two become equal."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise UserError(f"{path}: {name} holds no numbers")

@@ -29,7 +29,8 @@ class MeanScores:
         total: NDArray[Any] = np.array(self.members[0][rows])
         for scores in self.members[1:]:
             np.add(total, scores[rows], out=total)
-        return np.divide(total, np.float32(len(self.members)), out=total)
+        total /= np.float32(len(self.members))
+        return total
 
 
 @dataclass(frozen=True)

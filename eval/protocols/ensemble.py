@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ def ensemble(files: Sequence[Path], sentence: bool = False) -> Embeddings:
     )
 
 
-def _mean_scores(members: Sequence[Embeddings]) -> dict[str, ScoreMatrix | None]:
+def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
     """The score matrices of the ensemble by their names; all None if its vectors are compared."""
     i2t, t2i = (_mean([member.scores_of(direction) for member in members]) for direction in _DIRECTIONS)
     if any(member.directional for member in members):

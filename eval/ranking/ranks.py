@@ -189,7 +189,7 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
             raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
-def _positive_scores(blocks: ScoreBlocks, rows: list[tuple[slice, Int[Tensor, " own"]]]) -> Float[Tensor, " n_captions"]:
+def _positive_scores(blocks: ScoreBlocks, rows: list[tuple[slice, Int[Tensor, " _"]]]) -> Float[Tensor, " n_captions"]:
     """The score of each caption with its image."""
     image_of_caption = blocks.image_of_caption
     parts = []
@@ -222,7 +222,7 @@ def _image_ranks(
     return ranks.index_add_(0, row_of_own, -(positives >= best[row_of_own]).long())
 
 
-def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> list[tuple[slice, Int[Tensor, " own"]]]:
+def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> list[tuple[slice, Int[Tensor, " _"]]]:
     """Blocks of ``size`` image rows with the numbers of their own captions."""
     order = torch.argsort(image_of_caption, stable=True)
     starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size, device=order.device))

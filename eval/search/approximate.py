@@ -49,9 +49,8 @@ def approximate_recalls(
         or image_of_caption.min() < 0
         or image_of_caption.max() >= len(images)
     ):
-        raise UserError(
-            f"image_of_caption names {len(image_of_caption)} rows, of {len(images)} images, for {len(captions)} captions"
-        )
+        counts = f"{len(image_of_caption)} rows for {len(captions)} captions of {len(images)} images"
+        raise UserError(f"image_of_caption has {counts}, or rows that are none of these images")
     asking = np.unique(image_of_caption)
     needed = rows_needed(factory, images.shape[1])
     measured: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}

@@ -86,7 +86,12 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
         models = dict(zip("ab", _labels(comparison), strict=True))
         for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _leaves(metrics):
-                row = {"dataset": comparison.dataset, "split": comparison.split, "protocol": protocol, **models}
+                row: dict[str, Any] = {
+                    "dataset": comparison.dataset,
+                    "split": comparison.split,
+                    "protocol": protocol,
+                    **models,
+                }
                 row |= {"way": direction, "figure": name, "a_figure": metric.a, "b_figure": metric.b}
                 row |= {"difference": metric.difference, "low": metric.ci95[0], "high": metric.ci95[1], "p": metric.p}
                 rows.append(row | {"significant": "yes" if metric.p < ALPHA else "no"})

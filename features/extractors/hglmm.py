@@ -11,7 +11,7 @@ from vse.features.extractors.settings import WordSettings
 from vse.pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionEncoder, Corpus
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
 
 MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
 
@@ -62,7 +62,7 @@ class HglmmConfig(WordSettings):
 
         return HglmmEncoder
 
-    def fit(self, corpus: Corpus, words: Path | None, device: str) -> CaptionEncoder:
+    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
         """Components and mixtures of a sample of the words, then principal components of the training captions."""
         from vse.features.hardware import pick_device
         from vse.features.hglmm_encoder import HglmmEncoder

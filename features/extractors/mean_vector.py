@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from vse.features.extractors.settings import WordSettings
 
 if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionEncoder, Corpus
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
 
 
 class MeanVectorConfig(WordSettings):
@@ -23,7 +23,7 @@ class MeanVectorConfig(WordSettings):
 
         return MeanVectorEncoder
 
-    def fit(self, corpus: Corpus, words: Path | None, device: str) -> CaptionEncoder:
+    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
         """Nothing but the words is kept."""
         from vse.features.mean_vector_encoder import MeanVectorEncoder
         from vse.features.words import vectors_of

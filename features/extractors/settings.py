@@ -19,7 +19,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json
 
 if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionEncoder, Corpus
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
     from vse.features.extractors.extractor import Extractor
 
 Option = Literal["skip_bad", "weights_dir", "words"]
@@ -186,7 +186,7 @@ class CaptionSettings(FeatureSettings):
             fit_encoder(job.dataset, self, encoder, job.device, job.words)
         return CaptionExtractor(self, encoder, job.device)
 
-    def inputs(self, corpus: Corpus, words: Path | None) -> Mapping[str, str | None]:
+    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """What an encoder is fitted to beside the training captions, by its SHA-256."""
         return {}
 
@@ -196,7 +196,7 @@ class CaptionSettings(FeatureSettings):
         """The class of the encoder, which its tensors are read back with."""
 
     @abstractmethod
-    def fit(self, corpus: Corpus, words: Path | None, device: str) -> CaptionEncoder:
+    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
         """The encoder of this feature, fitted to a data set's captions; ``words`` is the file of word vectors."""
 
 
@@ -226,7 +226,7 @@ class WordSettings(CaptionSettings):
         file = given or self.words
         return Path(file) if file else None
 
-    def inputs(self, corpus: Corpus, words: Path | None) -> Mapping[str, str | None]:
+    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """The word vectors, and the words of the whole data set, which are the ones kept."""
         if words is not None and not words.is_file():
             raise UserError(f"{words}: no such file of word vectors")

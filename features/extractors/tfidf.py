@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 from vse.features.extractors.settings import CaptionSettings
 
 if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionEncoder, Corpus
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
 
 
 class TfidfConfig(CaptionSettings):
@@ -28,7 +28,7 @@ class TfidfConfig(CaptionSettings):
 
         return TfidfEncoder
 
-    def fit(self, corpus: Corpus, words: Path | None, device: str) -> CaptionEncoder:
+    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
         """Count the words of the training captions."""
         from vse.features.tfidf_encoder import TfidfEncoder
 

@@ -52,12 +52,12 @@ class World:
         for name in COPIED:
             source, target = ROOT / name, self.folder / name
             if source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns(*MADE))
+                shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns(*MADE))
             else:
                 shutil.copy(source, target)
         self._shrink()
         self._draw(make_demo(work / "drawn", 66, seed=3))
-        self.environment = self._environment(self._package(work / "package"))
+        self.environment = self._environment(self.folder / "_vse")  # found before the installed package
         self._scripts = Scripts(console_scripts(), self.environment)
         self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"
         self._scripts.start()
@@ -136,14 +136,6 @@ class World:
             shutil.copy(dataset, published / f"dataset_{name}.json")
             shutil.copytree(dataset.parent / "images", published / folder, dirs_exist_ok=True)
         (published / "glove.6B.50d.txt").write_text("a 0.1 0.2\n")
-
-    def _package(self, folder: Path) -> Path:
-        """The copy as the package ``vse``, found before the installed one."""
-        shutil.copytree(self.folder / "_vse", folder / "vse")
-        for room in ROOMS:
-            (folder / "vse" / room).symlink_to(self.folder / room)
-        (folder / "vse" / "presets").symlink_to(self.folder / "config")
-        return folder
 
     def _environment(self, package: Path) -> dict[str, str]:
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -168,7 +168,7 @@ def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, ed
         for image in content["images"]:
             if image["split"] != "train":
                 for sentence in image["sentences"]:
-                    sentence["tokens"] = ["zebra", "zebra"]
+                    sentence.update(tokens=["zebra", "zebra"], phrases=[])
 
     after = load_encoder(fit_encoder(edit(own_demo, change), TFIDF, tmp_path / "b.safetensors"))
     assert isinstance(before, TfidfEncoder)
@@ -183,7 +183,7 @@ def test_a_caption_without_a_known_word_is_zeros_counted_and_reported(
     config: Any, own_demo: Path, tmp_path: Path, edit: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     def change(content: Any) -> None:
-        content["images"][-1]["sentences"][0]["tokens"] = ["qwrtz", "zrtwq"]
+        content["images"][-1]["sentences"][0].update(tokens=["qwrtz", "zrtwq"], phrases=[])
 
     edit(own_demo, change)
     out = tmp_path / f"demo_{config.name}.h5"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import select
+import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
@@ -34,16 +38,67 @@ EXTRACT = {
 }
 
 
-def command(what: str, demo: Path, cache: Path, folder: Path) -> list[str]:
-    """The command whose killing is tried; it writes ``folder/demo_x.h5``."""
+class Forks:
+    """Runs commands in forks of one process that has imported the room, so that its imports are paid for once."""
+
+    PROGRAM = """
+import importlib, json, os, pkgutil, sys
+import vse.features
+for module in pkgutil.iter_modules(vse.features.__path__, "vse.features."):
+    importlib.import_module(module.name)
+for line in sys.stdin:
+    module, arguments = json.loads(line)
+    process = os.fork()
+    if process == 0:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+        try:
+            importlib.import_module(module).main(arguments)
+        except SystemExit as stop:
+            os._exit(stop.code or 0)
+        finally:
+            os._exit(1)
+    print(process, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+
+    def __init__(self) -> None:
+        self.server = subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def line(self) -> int:
+        assert self.server.stdout is not None
+        return int(self.server.stdout.readline())
+
+    def start(self, command: tuple[str, list[str]]) -> int:
+        """The process that runs ``command``."""
+        assert self.server.stdin is not None
+        self.server.stdin.write(json.dumps(command) + "\n")
+        return self.line()
+
+    def ends_within(self, seconds: float) -> bool:
+        return bool(select.select([self.server.stdout], [], [], seconds)[0])
+
+    def run(self, command: tuple[str, list[str]]) -> None:
+        self.start(command)
+        assert self.line() == 0
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.server.communicate()
+
+
+def command(what: str, demo: Path, cache: Path, folder: Path) -> tuple[str, list[str]]:
+    """The module and arguments of the command whose killing is tried; it writes ``folder/demo_x.h5``."""
     out = folder / "demo_x.h5"
     if what == "import-precomp":
-        module, arguments = "data_cli", ["import-precomp", str(cache), "--dataset", "demo", "--out-features", str(out)]
-        arguments += ["--out-data", str(folder / "dataset.json")]
-    else:
-        module, arguments = "cli", [what, "--dataset", str(demo), "--out", str(out), "--shards", "33", "--threads", "1"]
-        arguments += EXTRACT[what]
-    return [sys.executable, "-c", f"from vse.features.{module} import main; main()", *arguments]
+        arguments = ["import-precomp", str(cache), "--dataset", "demo", "--out-features", str(out)]
+        return "vse.features.data_cli", [*arguments, "--out-data", str(folder / "dataset.json")]
+    arguments = [what, "--dataset", str(demo), "--out", str(out), "--shards", "33", "--threads", "1"]
+    return "vse.features.cli", arguments + EXTRACT[what]
 
 
 def content(path: Path) -> dict[str, np.ndarray]:
@@ -53,26 +108,30 @@ def content(path: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "kills"), [("cnn", 10), ("regions", 4), ("boxes", 4), ("hglmm", 4), ("import-precomp", 4)])
-def test_killed_then_left_alone_gives_the_same_cache(what: str, kills: int, demo: Path, cache: Path, tmp_path: Path) -> None:
-    chance = random.Random(0)
-    precomp = export_precomp(cache, tmp_path / "precomp") if what == "import-precomp" else cache
+def test_killed_then_left_alone_gives_the_same_cache(
+    what: str, kills: int, forks: Forks, demo: Path, cache: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    source = export_precomp(cache, tmp_path / "precomp") if what == "import-precomp" else cache
     killed, whole = tmp_path / "killed", tmp_path / "whole"
+    statuses = []
     for _ in range(kills):
-        process = subprocess.Popen(command(what, demo, precomp, killed), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        enough = len(list(killed.glob("*/shard*.json"))) + chance.randrange(4)
-        while process.poll() is None and len(list(killed.glob("*/shard*.json"))) < min(33, enough):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=chance.uniform(0.01, 0.2))
-        process.kill()
-        process.communicate()
+        process = forks.start(command(what, demo, source, killed))
+        enough = len(list(killed.glob("*/shard*.json"))) + rng.randrange(4)
+        while not forks.ends_within(rng.uniform(0.002, 0.05)):
+            if len(list(killed.glob("*/shard*.json"))) >= min(33, enough):
+                os.kill(process, signal.SIGKILL)
+                break
+        statuses.append(forks.line())
+    assert -signal.SIGKILL in statuses
     for folder in (killed, whole):
-        subprocess.run(command(what, demo, precomp, folder), check=True, capture_output=True)
+        forks.run(command(what, demo, source, folder))
     caches = [verify_cache(folder / "demo_x.h5") for folder in (killed, whole)]
     assert caches[0].key == caches[1].key
     for shard, twin in zip(caches[0].shards, caches[1].shards, strict=True):
         assert shard["features"].path.read_bytes() == twin["features"].path.read_bytes()
-    found, expected = content(caches[0].path), content(caches[1].path)
-    assert found.keys() == expected.keys()
-    for name, values in found.items():
+    resumed, expected = content(caches[0].path), content(caches[1].path)
+    assert resumed.keys() == expected.keys()
+    for name, values in resumed.items():
         np.testing.assert_array_equal(values, expected[name])
     assert not [path for path in killed.rglob("*") if path.name.endswith(".tmp")]

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
@@ -151,7 +151,6 @@ def test_more_centres_than_words_stay_finite() -> None:
     assert fisher_vectors(data, torch.arange(4), torch.tensor([1, 3]), mixture).isfinite().all()
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 1000))
 def test_single_precision_stays_close_to_double(seed: int) -> None:
     table = samples(40, 6, seed)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.features.cache import open_cache, verify_cache
 from vse.features.data_cli import main
-from vse.features.precomp import BOM, Text, export_precomp, import_precomp
+from vse.features.precomp import BOM, CaptionFile, export_precomp, import_precomp
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -124,7 +124,6 @@ def test_one_caption_per_image_is_no_repetition(tmp_path: Path) -> None:
     assert len(cache.ids) == 10
 
 
-@settings(max_examples=50)
 @given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\n"), min_size=1), min_size=1, max_size=8))
 @pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
@@ -135,7 +134,7 @@ def test_the_bytes_of_captions_survive(newline: str, ends: bool, lines: list[str
     content = (newline.join(lines) + newline * ends).encode()
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(content)
-        text = Text.read(Path(file.name))
+        text = CaptionFile.read(Path(file.name))
     assert text.bytes() == content
     assert len(text.captions) == len(lines)
 
@@ -252,7 +251,7 @@ def test_the_data_set_has_no_pictures_and_says_so(
     cache = open_cache(imported(layout(tmp_path / "in")))
     with pytest.raises(SystemExit):
         main(["check", str(cache.captions)])
-    assert "without pictures" in capsys.readouterr().out
+    assert "without image files" in capsys.readouterr().out
     assert "a data set without images" in fails(
         extract, "cnn", "--dataset", cache.captions, "--out", tmp_path / "y.h5", "--set", "weights=random",
         "--set", "model=squeezenet1_1", "--set", "layer=features.2",

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -22,7 +22,6 @@ from vse.pipeline.errors import UserError
 
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("memory_gb", [0, 1e-5, 1])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(positions=st.lists(st.integers(0, 65), max_size=20))
 def test_rows_are_those_of_hdf5_from_memory_maps_or_files(
     cache: Path, memory_gb: float, mapped: bool, positions: list[int]
@@ -75,7 +74,6 @@ def ragged(folder: Path, counts: list[int], n_shards: int) -> Path:
 
 
 @pytest.mark.parametrize("read", [FeatureReader.regions, FeatureReader.sets])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
 @given(data=st.data(), counts=st.lists(st.integers(0, 5), min_size=3, max_size=12), memory_gb=st.sampled_from([0, 2e-8, 1]))
 def test_a_mask_marks_the_regions_among_the_padding(
     read: Callable[[FeatureReader, NDArray[np.int64]], Regions],

@@ -62,16 +62,16 @@ def test_tokens_may_be_missing_and_captions_any_number(own_demo: Path, edit: Edi
     def change(content: Any) -> None:
         del first(content)["sentences"][1:]
         del first(content)["sentids"][1:]
-        del first(content)["sentences"][0]["tokens"]
+        del first(content)["sentences"][0]["tokens"], first(content)["sentences"][0]["phrases"]
         first(content)["sentences"][0]["raw"] = "Two DOGS!"
 
     image = load_dataset_file(edit(own_demo, change)).images[0]
     assert [caption.tokens for caption in image.captions] == [("two", "dogs")]
 
 
-def test_a_missing_picture_is_named(own_demo: Path, fails: Callable[..., str]) -> None:
+def test_a_missing_image_file_is_named(own_demo: Path, fails: Callable[..., str]) -> None:
     (own_demo.parent / "images" / "demo_000003.jpg").unlink()
-    assert "1 of 66 pictures are missing, the first is" in fails(cli.main, "check", own_demo)
+    assert "1 of 66 image files are missing, the first is" in fails(cli.main, "check", own_demo)
 
 
 def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -80,7 +80,7 @@ def test_prepare_says_what_to_put_where(tmp_path: Path, fails: Callable[..., str
     assert "--config f30k_dir=FOLDER" in line
 
 
-def test_prepare_links_the_pictures_and_keeps_every_field(own_demo: Path, tmp_path: Path) -> None:
+def test_prepare_links_the_images_and_keeps_every_field(own_demo: Path, tmp_path: Path) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     out = tmp_path / "prepared"
     with pytest.raises(SystemExit) as stop:
@@ -94,7 +94,7 @@ def test_prepare_links_the_pictures_and_keeps_every_field(own_demo: Path, tmp_pa
     assert '"phrases"' in (out / "dataset.json").read_text()
 
 
-def test_prepare_writes_nothing_when_a_picture_is_missing(own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     own_demo.rename(own_demo.with_name("dataset_flickr8k.json"))
     (own_demo.parent / "images" / "demo_000003.jpg").unlink()
     fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")

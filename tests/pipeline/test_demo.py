@@ -3,12 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vse.pipeline.demo import make_demo
+from vse.pipeline.cli import demo_command
+from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
 from vse.pipeline.demo_captions import SYNONYMS, write_captions
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
 from vse.pipeline.vocabulary import tokenize
@@ -25,6 +27,10 @@ def test_the_same_seed_draws_the_same_files_and_another_seed_does_not(tmp_path: 
     assert (tmp_path / "a" / "dataset.json").read_bytes() != (tmp_path / "c" / "dataset.json").read_bytes()
 
 
+def test_help_gives_the_number_of_images_that_is_drawn_by_default() -> None:
+    assert f"[default: {DEFAULT_IMAGES}]" in " ".join(demo_command.get_help(click.Context(demo_command)).split())
+
+
 def test_an_image_does_not_depend_on_how_many_are_made(tmp_path: Path) -> None:
     few, many = make_demo(tmp_path / "few", 6), make_demo(tmp_path / "many", 12)
     name = "images/demo_000005.jpg"
@@ -37,7 +43,7 @@ def test_the_default_splits_have_four_thousand_five_hundred_and_a_thousand_image
 
 
 @given(SEEDS)
-def test_objects_lie_in_the_picture_and_do_not_overlap(seed: int) -> None:
+def test_objects_lie_in_the_image_and_do_not_overlap(seed: int) -> None:
     boxes = [item.box for item in compose_scene(np.random.default_rng(seed)).objects]
     assert 1 <= len(boxes) <= 4
     for x1, y1, x2, y2 in boxes:
@@ -47,7 +53,6 @@ def test_objects_lie_in_the_picture_and_do_not_overlap(seed: int) -> None:
         assert all(a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1] for b in boxes[:k])
 
 
-@settings(max_examples=30)
 @given(SEEDS)
 def test_a_box_holds_all_that_its_object_draws(seed: int) -> None:
     scene = compose_scene(np.random.default_rng(seed))
@@ -94,6 +99,6 @@ def test_every_phrase_of_an_object_has_its_box(demo: Path) -> None:
             assert (phrase["kind"] == "scene") == (not phrase["boxes"])
 
 
-def test_pictures_are_jpeg_files(demo: Path) -> None:
+def test_images_are_jpeg_files(demo: Path) -> None:
     with Image.open(demo.parent / "images" / "demo_000000.jpg") as picture:
         assert (picture.format, picture.size) == ("JPEG", (IMAGE_SIZE, IMAGE_SIZE))

@@ -212,7 +212,7 @@ def test_more_than_was_expected_is_not_read(server: Server, tmp_path: Path) -> N
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_connection_that_is_always_cut_is_given_up(server: Server, tmp_path: Path, ranges: bool) -> None:
     server.ranges, server.cuts = ranges, [2 * CHUNK, *[0 if ranges else CHUNK] * 50]
-    with pytest.raises(UserError, match=f"of {len(CONTENT)} bytes are there.*Run the command again"):
+    with pytest.raises(UserError, match=f"of {len(CONTENT)} bytes have arrived.*Run the command again"):
         fetched(server, tmp_path)
     assert len(server.asked) == 1 + downloads.ATTEMPTS
     server.cuts = []

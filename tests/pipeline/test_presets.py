@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from pydantic import SerializeAsAny
 
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
@@ -23,21 +21,13 @@ NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_every_preset_is_valid_for_every_data_set(dataset: str) -> None:
     assert presets.load_dataset(dataset).name == dataset
-    for feature in FEATURES:
-        assert load_feature(feature, dataset).name == feature
     for experiment in EXPERIMENTS:
         assert presets.load_plan(experiment, dataset).feature in FEATURES
 
 
-def test_fc7_is_the_paper_s() -> None:
-    config = load_feature("fc7")
-    assert isinstance(config, CnnConfig)
-    assert (config.model, config.layer, config.resize, config.crop, config.crops) == ("vgg19", "classifier.4", 256, 224, "1c")
-
-
-@pytest.mark.parametrize("load", [presets.load_plan, load_feature, presets.load_dataset])
+@pytest.mark.parametrize("load", [presets.load_plan, presets.load_dataset])
 def test_an_unknown_name_is_answered_with_the_nearest(load: type) -> None:
-    known = {"load_plan": "vsepp", "load_feature": "fc7", "load_dataset": "f30k"}[load.__name__]
+    known = {"load_plan": "vsepp", "load_dataset": "f30k"}[load.__name__]
     with pytest.raises(UserError, match=f"did you mean '{known}'"):
         load(known[:-1] + "x" if known == "f30k" else known + "x")
 

@@ -41,5 +41,5 @@ def test_a_saved_vocabulary_reads_back(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text('["dog"]')
-    with pytest.raises(UserError, match="starts with <pad>"):
+    with pytest.raises(UserError, match="must start with <pad>"):
         Vocabulary.load(tmp_path / "vocab.json")

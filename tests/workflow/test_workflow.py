@@ -123,7 +123,7 @@ def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path) -> None:
         ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
         ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
         ("results/f30k_vsepp.json", "Put dataset_flickr30k.json (the Karpathy split)"),
-        ("results/coco_vsepp.json", "or say where they are with --config coco_dir=FOLDER"),
+        ("results/coco_vsepp.json", "or name their folder with --config coco_dir=FOLDER"),
         ("results/tables/vsepp_3.csv", "Put dataset_flickr30k.json (the Karpathy split)"),
     ],
 )

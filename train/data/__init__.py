@@ -1,1 +1,4 @@
-"""What a batch is made of: pairs, what a model reads of their images and captions, and samplers. Imports no other folder of train."""
+"""What a batch is made of: pairs, what a model reads of their images and captions, and samplers.
+
+Imports no other folder of train.
+"""

@@ -93,7 +93,8 @@ class CachedFeatures:
         """All features, a row per vector, in the type in which they are stored."""
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
-        kept = torch.empty(int(self._counts.sum()), cache.dim, dtype=dtype, device=self._device)
+        n_vectors = int(self._counts.sum())
+        kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # one, to have what padding copies
         for start in range(0, len(self._rows), _BLOCK):
             rows = self._rows[start : start + _BLOCK]
             if cache.offsets is None:

@@ -6,8 +6,8 @@ A ranking loss is a class of settings, derived from :class:`vse.train.losses.ran
 - ``positives`` (n,): the candidate that is right for each query,
 - ``negatives`` (n, m): True where a candidate counts as a negative of a query,
 
-that returns a scalar, summed over the queries. It is called for images as queries and for captions as queries. A loss of single
-pairs derives from :class:`vse.train.losses.pair_loss.PairLoss`.
+that returns a scalar, summed over the queries. It is called for images as queries and for captions as queries. A loss of
+single pairs derives from :class:`vse.train.losses.pair_loss.PairLoss`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class Ranking(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The loss of a batch, what it would be if all embeddings were equal, and what was compared for images and for captions."""
+    """The loss of a batch, what it would be if all embeddings were equal, and what images and captions were compared with."""
 
     loss: Float[Tensor, ""]
     collapsed: Float[Tensor, ""]

@@ -13,8 +13,9 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class InfoNce(RankingLoss):
-    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018; in both directions as in Radford et
-    al., 2021). The margin is not used.
+    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018).
+
+    It is taken in both directions, as by Radford et al. (2021). The margin is not used.
     """
 
     name: Literal["infonce"] = "infonce"

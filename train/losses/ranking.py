@@ -65,7 +65,7 @@ class RankingLoss(Loss):
 def rankings_of(
     batch: Batch, similarity: Similarity, mask_same_image: bool, distinct: bool = False
 ) -> tuple[Ranking, Ranking]:
-    """What images and captions of a batch are compared with, as queries: the other side, and the batch's further candidates."""
+    """What each image and each caption of a batch is compared with: the other side, and the batch's further candidates."""
     image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
     negatives = negative_pairs(image_of, mask_same_image)
     positives = torch.arange(len(image_of), device=image_of.device)

@@ -48,7 +48,7 @@ class ModelConfig(Settings):
         """These settings with the caption encoder that reads a kind of captions, if none is named."""
         if self.caption_encoder is not None:
             return self
-        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS[DEFAULT_CAPTION_ENCODERS[kind]]()})
+        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.read(DEFAULT_CAPTION_ENCODERS[kind])})
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
 def _check_fit(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
     if read.kind not in settings.takes:
         raise UserError(
-            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, and {read.name} is of {read.kind}"
+            f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {read.kind} of {read.name}"
         )
     if settings.gives(read.kind) != compared:
         raise UserError(

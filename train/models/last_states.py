@@ -3,7 +3,7 @@
 Torch adds up the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient
 is one product over all steps, and each word of a batch is projected once. Under autocast the products are
 in bfloat16 and all else stays in float32. The rows of a product are rounded up, with rows that nobody reads or with zeros,
-because for every new shape the library behind torch compiles a kernel and keeps it.
+because for every new shape the library beneath torch compiles a kernel and keeps it.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Lstm(torch.autograd.Function):
         cells, squashed = (
             weight.new_empty(len(inputs), dim),
             weight.new_empty(len(inputs), dim),
-        )  # before a step, and behind it
+        )  # before a step, and after it
         before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
         start = 0
         for size in sizes:

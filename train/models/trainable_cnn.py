@@ -16,11 +16,11 @@ from vse.features.crops import normalized
 class TrainableCnn(nn.Module):
     """The network of an extractor with gradients: the mean over an image's crops, unit length as its cache says.
 
-    Parameters behind the layer that is read are dropped, so that they are neither saved nor updated. Dropout is off.
+    Parameters after the layer that is read are dropped, so that they are neither saved nor updated. Dropout is off.
 
     Parameters
     ----------
-    extractor : the CNN and how its pictures are prepared
+    extractor : the CNN and how its images are prepared
     batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` takes those of the batch in training
     checkpointing : compute activations a second time in the backward pass instead of keeping them
     compiled : compile the network

@@ -65,7 +65,7 @@ class Trainer(Solver):
             )
 
     def state(self) -> dict[str, Any]:
-        """All that a bit-exact resume needs, in the middle of an epoch too.
+        """All that a bit-exact resume needs, also in the middle of an epoch.
 
         The order of an epoch's pairs, the crops of their images, dropout and drawn pairs depend on the seed, the epoch, the
         pair and the step alone.

@@ -53,7 +53,7 @@ class TrainConfig(Settings):
     sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
     compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
-    restval: bool = Field(False, description="train on the split restval too (rV of the paper: COCO's 113,287 images)")
+    restval: bool = Field(False, description="train on the split restval as well (rV of the paper: COCO's 113,287 images)")
     min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")
     validate_every: PositiveInt = Field(1, description="epochs between validations; the last epoch is always validated")
     validate_images: PositiveInt | None = Field(
@@ -174,7 +174,7 @@ class Solver(ABC):
         """The row of an epoch, for a person."""
 
     def state(self) -> dict[str, Any]:
-        """All that a bit-exact resume needs, in the middle of an epoch too."""
+        """All that a bit-exact resume needs, also in the middle of an epoch."""
         return {**vars(self.progress), "model": self.model.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -50,9 +50,9 @@ def covariances(
         if shift_x is None or shift_y is None:
             shift_x, shift_y = images.mean(0), captions.mean(0)
         x, y = images - shift_x, captions - shift_y
-        owner = torch.from_numpy(image_of_caption)
-        counts = torch.bincount(owner, minlength=len(x)).float()
-        y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, owner, y)
+        image = torch.from_numpy(image_of_caption)
+        counts = torch.bincount(image, minlength=len(x)).float()
+        y_of_image = torch.zeros(len(x), y.shape[1]).index_add_(0, image, y)
         shapes = (x.shape[1],), (y.shape[1],), (x.shape[1],) * 2, (y.shape[1],) * 2, (x.shape[1], y.shape[1])
         sums = sums or [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
         sums[0] += counts @ x

@@ -206,8 +206,8 @@ def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Sear
     ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
     known = embeddings.dataset == trained.dataset.name
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
-        told = "" if known else f"; its ids are none of {trained.dataset.path}"
-        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, told)
+        unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
     return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
 

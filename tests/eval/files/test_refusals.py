@@ -120,7 +120,7 @@ def test_no_input_is_overwritten(file: Path, tmp_path: Path, fails: Callable[...
         (table_main, "summary", result, "--out", result),
         (table_main, "significance", comparison, "--out", comparison),
     ):
-        assert "would be overwritten, which is what it is to be made from" in fails(command, *arguments)
+        assert "output is also an input" in fails(command, *arguments)
     assert "it is a folder" in fails(eval_main, file, "--out", tmp_path)
     assert {path: path.read_bytes() for path in before} == before
 

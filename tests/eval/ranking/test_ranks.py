@@ -249,6 +249,7 @@ def test_an_image_without_a_caption_is_found_but_does_not_ask() -> None:
     assert found.t2i.tolist() == [1, 1, 0]
 
 
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_what_cannot_be_ranked_is_named() -> None:
     image_of_caption = torch.tensor([0, 1])
     with pytest.raises(UserError, match="image row 1 are not finite"):

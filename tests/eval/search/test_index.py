@@ -325,7 +325,7 @@ def test_a_row_that_ties_with_the_last_exact_one_is_as_good() -> None:
         assert found["t2i"]["r10"] == 0, "79 others score as high as the right one"
 
 
-def test_owners_that_do_not_fit_are_named() -> None:
+def test_an_image_of_caption_that_does_not_fit_are_named() -> None:
     images, captions, _ = pairs(4, np.arange(4))
     for image_of_caption in (np.array([0, 1, 2, 4]), np.array([0, -1, 2, 3]), np.arange(3)):
         with pytest.raises(UserError, match="rows for 4 captions of 4 images"):

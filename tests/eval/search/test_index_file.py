@@ -58,12 +58,12 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
     ],
 )
 def test_an_index_of_something_else_is_refused_with_what_differs(other: Indexed, what: str, file: Path) -> None:
-    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; remove it to build it anew"):
+    with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; delete it to rebuild it"):
         read_index(file, other)
 
 
 def test_an_index_of_another_type_is_refused(file: Path) -> None:
-    with pytest.raises(UserError, match="an index of type IVF4,Flat, not HNSW32; remove it"):
+    with pytest.raises(UserError, match="an index of type IVF4,Flat, not HNSW32; delete it"):
         read_index(file, INDEXED, "HNSW32")
 
 
@@ -71,7 +71,7 @@ def test_a_file_that_was_changed_or_cut_short_is_refused(file: Path) -> None:
     content = file.read_bytes()
     for spoilt in (content[:-1], content[:100], b"", content[:-1] + bytes([content[-1] ^ 1]), content + b"x"):
         file.write_bytes(spoilt)
-        with pytest.raises(UserError, match=r"was changed or cut short since it was built \(its SHA-256 differs\); remove it"):
+        with pytest.raises(UserError, match=r"was changed or cut short since it was built \(its SHA-256 differs\); delete it"):
             read_index(file, INDEXED)
 
 
@@ -79,7 +79,7 @@ def test_a_file_that_was_changed_or_cut_short_is_refused(file: Path) -> None:
 def test_what_faiss_cannot_read_is_one_line_even_with_a_note_that_fits(keep: int, file: Path, edit: Edit) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
-    with pytest.raises(UserError, match="FAISS cannot read it .*; remove it") as caught:
+    with pytest.raises(UserError, match="FAISS cannot read it .*; delete it") as caught:
         read_index(file, INDEXED)
     assert "/project/" not in str(caught.value)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -73,7 +75,7 @@ def test_figures_are_those_of_the_papers(line: str) -> None:
     row = next(row for row in published_rows(table) if row.key == key)
     assert (row.system, row.dataset, row.protocol) == (system, dataset, protocol)
     assert row.images == (None if images == "-" else int(images))
-    assert list(row.figures.values()) == [None if text == "-" else float(text) for text in figures.split()]
+    assert list(row.metrics.values()) == [None if text == "-" else float(text) for text in figures.split()]
 
 
 def test_a_row_is_printed_once_and_its_source_says_where() -> None:
@@ -96,15 +98,15 @@ def test_figures_of_a_row_go_together() -> None:
     """But for a misprint that is kept, R@K grows with K; and mR is the mean of the six recalls."""
     for row in (row for table in TABLES for row in published_rows(table) if row.key != "vsepp 1.3"):
         recalls = {
-            direction: [row.figures.get(f"{direction}_r{k}") for k in (1, 5, 10)]
+            direction: [row.metrics.get(f"{direction}_r{k}") for k in (1, 5, 10)]
             for direction in ("i2t", "t2i", "s2s", "phrase")
         }
         for found in recalls.values():
             there = [figure for figure in found if figure is not None]
             assert there == sorted(there), row
         six = [figure for figure in recalls["i2t"] + recalls["t2i"] if figure is not None]
-        if row.figures.get("mean_recall") is not None and len(six) == 6:
-            assert row.figures["mean_recall"] == pytest.approx(sum(six) / 6, abs=0.11), row
+        if row.metrics.get("mean_recall") is not None and len(six) == 6:
+            assert row.metrics["mean_recall"] == pytest.approx(sum(six) / 6, abs=0.11), row
 
 
 def test_the_rows_that_presets_name_are_there() -> None:
@@ -133,3 +135,12 @@ def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(experiments_of("vsepp_3")) == 10
     with pytest.raises(UserError, match="vsepp 4.4 is named by two experiments, mine and vsepp_10c_rv"):
         experiments_of("vsepp_4")
+
+
+def test_the_rows_are_read_without_torch() -> None:
+    """The workflow reads them each time that it reads its rules."""
+    program = "import sys; from vse.eval.tables.printed import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert "vse.eval.tables.printed" in modules
+    assert not modules & {"torch", "pandas", "numpy", "faiss"}

@@ -403,7 +403,7 @@ def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(
 
 def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
-    target = printed.figures["i2t_r1"]
+    target = printed.metrics["i2t_r1"]
     assert target is not None
     # As many images as printed find their caption first, the others only after all captions.
     n = 1000
@@ -425,7 +425,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
     assert line.startswith(
         f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"
     )
-    assert "% (in parentheses): a difference whose printed figure lies within our 95% interval" in text
+    assert "% (in parentheses): a difference whose printed value lies within our 95% interval" in text
 
 
 def _signed(difference: float) -> str:

@@ -3,31 +3,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import FeatureCache, merge_shards, open_cache
+from tests.train.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
+from vse.features.cache import FeatureCache, open_cache
 from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.crops import crops_of
 from vse.features.extraction import extract_shards, merge
-from vse.features.reader import FeatureReader
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, shards_folder, write_shard
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode
 from vse.train.data import cached as cached_module
-from vse.train.data.images import CachedImages, Numbers, Pictures
+from vse.train.data.cached import Numbers
+from vse.train.data.images import CachedImages, PhotoCrops
 
-CPU = torch.device("cpu")
-PLACES = {"mapped": 0.0, "in memory": 1.0}
 N_IMAGES, N_CROPS = 66, 3
 IMAGE_OF = np.repeat(np.arange(N_IMAGES), 5)
 
@@ -41,60 +37,21 @@ def crop_bank(request: pytest.FixtureRequest, demo: Path, tmp_path_factory: pyte
     return open_cache(merge(demo, out, 2))
 
 
-def cached(cache: FeatureCache, where: str = "mapped", image_ids: Sequence[int] | None = None) -> CachedImages:
-    ids = cache.ids if image_ids is None else np.asarray(image_ids, np.int64)
-    return CachedImages(FeatureReader(cache, 0), ids, CPU, PLACES[where])
-
-
-def rows_by_id(cache: FeatureCache) -> dict[int, np.ndarray]:
-    """What HDF5 itself reads, as float32."""
-    with h5py.File(cache.path) as file:
-        return dict(zip(file["ids"][:].tolist(), file["features"][:].astype(np.float32), strict=True))
-
-
 def cut(order: Sequence[int], size: int) -> list[Numbers]:
     return [np.asarray(order[start : start + size], np.int64) for start in range(0, len(order), size)]
 
 
 def each_pair(
-    images: CachedImages | Pictures, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int
+    images: CachedImages | PhotoCrops, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int
 ) -> dict[int, Tensor]:
     """What is handed out for each pair."""
-    found = images.of_pairs(batches, image_of, seed, epoch)
-    parts = [zip(pairs.tolist(), seen, strict=True) for pairs, seen in zip(batches, found, strict=True)]
+    inputs = images.of_pairs(batches, image_of, seed, epoch)
+    parts = [zip(pairs.tolist(), seen, strict=True) for pairs, (seen,) in zip(batches, inputs, strict=True)]
     return {pair: tensor for part in parts for pair, tensor in part}
 
 
 def same(a: dict[int, Tensor], b: dict[int, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[pair], b[pair]) for pair in a)
-
-
-@pytest.mark.parametrize("where", PLACES)
-@settings(max_examples=25, deadline=None)
-@given(data=st.data())
-def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data: st.DataObject) -> None:
-    found = open_cache(cache)
-    ids = data.draw(st.lists(st.sampled_from(found.ids.tolist()), min_size=1, max_size=8, unique=True))
-    numbers = np.asarray(data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=12)))
-    stored = rows_by_id(found)
-    expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
-    images = cached(found, where, ids)
-    assert torch.equal(images.of_images(numbers), expected)
-    assert torch.equal(next(images.of_pairs([np.arange(len(numbers))], numbers, 0, 0)), expected)
-
-
-def test_an_image_without_features_is_named(cache: Path) -> None:
-    with pytest.raises(UserError, match="1 of 2 images have no features, the first is id 999"):
-        cached(open_cache(cache), image_ids=[3, 999])
-
-
-def test_vectors_are_the_same_from_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_module, "_BLOCK", 7)
-    ids = np.random.default_rng(0).permutation(N_IMAGES)
-    kept, mapped = (cached(open_cache(cache), where, ids) for where in ("in memory", "mapped"))
-    batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
-    assert same(each_pair(kept, batches, IMAGE_OF, 0, 0), each_pair(mapped, batches, IMAGE_OF, 0, 0))
-    assert torch.equal(kept.of_images(np.arange(N_IMAGES)), mapped.of_images(np.arange(N_IMAGES)))
 
 
 def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +61,7 @@ def test_a_bank_is_the_same_from_memory(crop_bank: FeatureCache, monkeypatch: py
     batches = cut(np.random.default_rng(1).permutation(len(IMAGE_OF)), 32)
     for epoch in range(3):
         assert same(each_pair(kept, batches, IMAGE_OF, 4, epoch), each_pair(mapped, batches, IMAGE_OF, 4, epoch))
-    assert torch.equal(kept.of_images(np.arange(N_IMAGES)), mapped.of_images(np.arange(N_IMAGES)))
+    assert torch.equal(*(images.of_images(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
 
 
 def crops_drawn(cache: FeatureCache, images: CachedImages, epoch: int, seed: int = 0) -> list[int]:
@@ -142,7 +99,6 @@ def test_all_crops_are_drawn_equally_often(crop_bank: FeatureCache) -> None:
     assert np.mean(per_pair) > 2.9, "so does each pair, sooner or later"
 
 
-@settings(max_examples=25, deadline=None)
 @given(order=st.permutations(range(40)), sizes=st.tuples(*[st.integers(1, 40)] * 2), n_processes=st.integers(1, 5))
 def test_a_crop_does_not_depend_on_how_batches_are_cut(
     crop_bank: FeatureCache, order: list[int], sizes: tuple[int, int], n_processes: int
@@ -167,56 +123,14 @@ def test_a_bank_stands_for_an_image_by_the_mean_of_its_crops(where: str, crop_ba
     mean = np.stack([stored[image_id].mean(0) for image_id in (40, 2, 7)])
     if crop_bank.provenance["config"]["normalize"]:
         mean /= np.linalg.norm(mean, axis=1, keepdims=True)
-    found = cached(crop_bank, where, [2, 40, 7]).of_images(np.asarray([1, 0, 2]))
-    np.testing.assert_allclose(found, mean, rtol=1e-5, atol=1e-6)
-
-
-def spoil(path: Path, image_id: int, value: float) -> None:
-    """Put a value into the features of an image; a bank's last crop."""
-    for shard in sorted(shards_folder(path).glob("*.h5")):
-        with h5py.File(shard, "r+") as file:
-            for row in np.flatnonzero(file["ids"][:] == image_id):
-                features = file["features"][:]
-                features[row].reshape(-1)[-1] = value
-                file["features"][:] = features
-
-
-@pytest.mark.parametrize("where", PLACES)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_a_vector_that_is_not_finite_is_refused_with_its_id(where: str, value: float, own_cache: Path) -> None:
-    spoil(own_cache, 41, value)
-    found = open_cache(own_cache)
-    cached(found, where, [1, 2, 3]).of_images(np.arange(3))
-    with pytest.raises(UserError, match="the features of id 41 are not finite"):
-        cached(found, where, [5, 41, 6]).of_images(np.arange(3))
-    with pytest.raises(UserError, match="the features of id 41 are not finite"):
-        list(cached(found, where, [5, 41, 6]).of_pairs([np.arange(3)], np.arange(3), 0, 0))
-
-
-def made_by_hand(folder: Path, features: np.ndarray, image_ids: Sequence[int]) -> FeatureCache:
-    """A cache of these features, in two shards."""
-    out = folder / "hand_made.h5"
-    ids = np.asarray(image_ids, np.int64)
-    for index, part in enumerate(np.array_split(np.arange(len(ids)), 2)):
-        sources = np.zeros((len(part), 32), np.uint8)
-        identity = Identity("hand", "made", "image", {"config": {"normalize": False}})
-        write_shard(shard_path(out, index, 2), identity, Rows(ids[part], features[part], sources))
-    return open_cache(merge_shards(out, 2, folder / "dataset.json", ids))
-
-
-@pytest.mark.parametrize(("bytes_allowed", "kept"), [(46, False), (50, True)])
-def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_path: Path) -> None:
-    features = np.arange(24, dtype=np.float16).reshape(6, 4)  # of 48 bytes
-    cache = made_by_hand(tmp_path, features, range(6))
-    images = CachedImages(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
-    spoil(cache.path, 3, 99)
-    assert images.of_images(np.asarray([3]))[0, -1] == (15 if kept else 99)
+    (vectors,) = cached(crop_bank, where, [2, 40, 7]).of_images(np.asarray([1, 0, 2]))
+    np.testing.assert_allclose(vectors, mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("where", PLACES)
 def test_a_bank_with_a_nan_is_refused_with_its_id(where: str, tmp_path: Path) -> None:
     features = np.random.default_rng(0).random((6, N_CROPS, 4), dtype=np.float32)
-    path = made_by_hand(tmp_path, features, [30, 10, 50, 20, 60, 40]).path
+    path = made_by_hand(tmp_path, features, [30, 10, 50, 20, 60, 40], bank=True).path
     spoil(path, 60, np.nan)
     with pytest.raises(UserError, match="the features of id 60 are not finite"):
         cached(open_cache(path), where).of_images(np.arange(6))
@@ -225,25 +139,17 @@ def test_a_bank_with_a_nan_is_refused_with_its_id(where: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("where", PLACES)
-def test_large_numbers_are_no_reason_to_refuse(where: str, tmp_path: Path) -> None:
-    """Their sum is infinite, each of them is not."""
-    features = np.full((6, 4), 3e38, np.float32)
-    found = cached(made_by_hand(tmp_path, features, range(6)), where).of_images(np.arange(6))
-    assert torch.equal(found, torch.from_numpy(features))
-
-
-@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("shape", [(4,), (N_CROPS, 4)], ids=["vectors", "bank"])
 def test_a_share_of_a_batch_may_be_empty(where: str, shape: tuple[int, ...], tmp_path: Path) -> None:
-    images = cached(made_by_hand(tmp_path, np.ones((6, *shape), np.float16), range(6)), where)
+    images = cached(made_by_hand(tmp_path, np.ones((6, *shape), np.float16), range(6), bank=len(shape) > 1), where)
     batches = [np.asarray([2, 0]), np.empty(0, np.int64), np.asarray([1])]
-    assert [part.shape for part in images.of_pairs(batches, np.arange(3), 0, 0)] == [(2, 4), (0, 4), (1, 4)]
+    assert [part.shape for (part,) in images.of_pairs(batches, np.arange(3), 0, 0)] == [(2, 4), (0, 4), (1, 4)]
 
 
-PICTURES_OF = np.repeat(np.arange(6), 5)
+PHOTO_OF = np.repeat(np.arange(6), 5)
 BATCHES = cut(np.random.default_rng(0).permutation(30), 8)
 
-MakePictures = Callable[..., Pictures]
+MakePhotos = Callable[..., PhotoCrops]
 
 
 @pytest.fixture(scope="module")
@@ -251,18 +157,18 @@ def extractor() -> CnnExtractor:
     return CnnExtractor(TINY_FEATURE.model_copy(update={"resize": 40, "batch_size": 3}))
 
 
-def val_pictures(dataset_file: Path) -> tuple[list[Path], Numbers]:
+def val_photos(dataset_file: Path) -> tuple[list[Path], Numbers]:
     dataset = load_dataset_file(dataset_file)
-    found = dataset.split("val")
-    return [dataset.image_path(image) for image in found], np.asarray([image.imgid for image in found])
+    images = dataset.split("val")
+    return [dataset.image_path(image) for image in images], np.asarray([image.imgid for image in images])
 
 
 @pytest.fixture
-def pictures(demo: Path, extractor: CnnExtractor) -> MakePictures:
-    """The six validation pictures of the demo."""
+def photos(demo: Path, extractor: CnnExtractor) -> MakePhotos:
+    """The six validation photos of the demo."""
 
-    def make(**options: object) -> Pictures:
-        return Pictures(extractor, *val_pictures(demo), **options)  # type: ignore[arg-type]
+    def make(**options: object) -> PhotoCrops:
+        return PhotoCrops(extractor, *val_photos(demo), **options)  # type: ignore[arg-type]
 
     return make
 
@@ -278,50 +184,50 @@ def slow_crop(path: Path, image_id: int, visit: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.array(view)).permute(2, 0, 1)
 
 
-def test_plain_crops_of_pictures_are_those_of_a_loop(pictures: MakePictures, demo: Path) -> None:
-    paths, ids = val_pictures(demo)
-    for pair, pixels in each_pair(pictures(random_crop="plain"), BATCHES, PICTURES_OF, 3, 2).items():
-        number = PICTURES_OF[pair]
+def test_plain_crops_of_photos_are_those_of_a_loop(photos: MakePhotos, demo: Path) -> None:
+    paths, ids = val_photos(demo)
+    for pair, pixels in each_pair(photos(random_crop="plain"), BATCHES, PHOTO_OF, 3, 2).items():
+        number = PHOTO_OF[pair]
         assert torch.equal(pixels, slow_crop(paths[number], int(ids[number]), (3, 2, pair))[None])
 
 
 @pytest.mark.parametrize("kind", ["plain", "resized"])
-def test_pixels_are_a_crop_of_the_decoded_file(kind: str, pictures: MakePictures, demo: Path, extractor: CnnExtractor) -> None:
-    paths, ids = val_pictures(demo)
+def test_pixels_are_a_crop_of_the_decoded_file(kind: str, photos: MakePhotos, demo: Path, extractor: CnnExtractor) -> None:
+    paths, ids = val_photos(demo)
     config = extractor.config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
-    for pair, pixels in each_pair(pictures(random_crop=kind), BATCHES, PICTURES_OF, 3, 2).items():
-        number = PICTURES_OF[pair]
+    for pair, pixels in each_pair(photos(random_crop=kind), BATCHES, PHOTO_OF, 3, 2).items():
+        number = PHOTO_OF[pair]
         assert pixels.dtype == torch.uint8
         assert torch.equal(pixels, crops_of(decode(paths[number]), config, int(ids[number]), (3, 2, pair)))
 
 
-def test_crops_are_of_the_kind_of_the_cache_unless_told(pictures: MakePictures, extractor: CnnExtractor) -> None:
+def test_crops_are_of_the_kind_of_the_cache_by_default(photos: MakePhotos, extractor: CnnExtractor) -> None:
     assert extractor.config.random_crop == "resized"
-    plain, resized, untold = (
-        each_pair(pictures(random_crop=kind), BATCHES, PICTURES_OF, 0, 0) for kind in ("plain", "resized", None)
+    plain, resized, default = (
+        each_pair(photos(random_crop=kind), BATCHES, PHOTO_OF, 0, 0) for kind in ("plain", "resized", None)
     )
-    assert same(untold, resized)
+    assert same(default, resized)
     assert not any(torch.equal(plain[pair], resized[pair]) for pair in plain)
 
 
-def test_every_visit_of_a_picture_sees_another_crop(pictures: MakePictures) -> None:
+def test_every_visit_of_a_photo_sees_another_crop(photos: MakePhotos) -> None:
     visits = [(0, 0), (0, 1), (1, 0), (0, 12)]
-    seen = [each_pair(pictures(), BATCHES, PICTURES_OF, seed, epoch) for seed, epoch in visits]
-    assert same(seen[0], each_pair(pictures(), BATCHES, PICTURES_OF, 0, 0))
+    seen = [each_pair(photos(), BATCHES, PHOTO_OF, seed, epoch) for seed, epoch in visits]
+    assert same(seen[0], each_pair(photos(), BATCHES, PHOTO_OF, 0, 0))
     for number in range(6):
-        crops = [found[pair] for found in seen for pair in np.flatnonzero(number == PICTURES_OF)]
+        crops = [visit[pair] for visit in seen for pair in np.flatnonzero(number == PHOTO_OF)]
         assert len({crop.numpy().tobytes() for crop in crops}) == len(crops) == 4 * 5
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_crop_of_a_picture_depends_on_its_pair_alone(workers: int, pictures: MakePictures) -> None:
-    images = pictures(workers=workers)
-    whole = each_pair(pictures(workers=0), BATCHES, PICTURES_OF, 1, 2)
-    assert same(each_pair(images, cut(range(30), 7), PICTURES_OF, 1, 2), whole), "cut in another direction"
-    rest = each_pair(images, BATCHES[2:], PICTURES_OF, 1, 2)
-    assert same(rest, {pair: whole[pair] for pair in rest}), "resumed behind two batches"
+def test_a_crop_of_a_photo_depends_on_its_pair_alone(workers: int, photos: MakePhotos) -> None:
+    images = photos(workers=workers)
+    whole = each_pair(photos(workers=0), BATCHES, PHOTO_OF, 1, 2)
+    assert same(each_pair(images, cut(range(30), 7), PHOTO_OF, 1, 2), whole), "cut in another direction"
+    rest = each_pair(images, BATCHES[2:], PHOTO_OF, 1, 2)
+    assert same(rest, {pair: whole[pair] for pair in rest}), "resumed after two batches"
     shares = [[batch[rank::2] for batch in BATCHES] for rank in range(2)]
-    both = [each_pair(images, mine, PICTURES_OF, 1, 2) for mine in shares]
+    both = [each_pair(images, mine, PHOTO_OF, 1, 2) for mine in shares]
     assert same(both[0] | both[1], whole), "shared by two processes"
 
 
@@ -329,7 +235,7 @@ def test_a_crop_of_a_picture_depends_on_its_pair_alone(workers: int, pictures: M
 def test_a_frozen_network_hands_out_the_features_of_the_crops(crops: str, demo: Path) -> None:
     extractor = CnnExtractor(TINY_FEATURE.model_copy(update={"resize": 40, "batch_size": 3, "crops": crops}))
     pixels, features = (
-        each_pair(Pictures(extractor, *val_pictures(demo), through=through), BATCHES, PICTURES_OF, 0, 1)
+        each_pair(PhotoCrops(extractor, *val_photos(demo), through=through), BATCHES, PHOTO_OF, 0, 1)
         for through in (False, True)
     )
     for pair, vector in features.items():
@@ -339,48 +245,48 @@ def test_a_frozen_network_hands_out_the_features_of_the_crops(crops: str, demo: 
 
 
 @pytest.mark.parametrize("crops", ["1c", "10c", "10c_bank", "rc_bank"])
-def test_pictures_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
+def test_photos_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
     """All ten where the features are their mean, else the centre; never random ones."""
     config = TINY_FEATURE.model_copy(update={"resize": 40, "crops": crops})
-    paths, ids = val_pictures(demo)
-    found = Pictures(CnnExtractor(config), paths, ids).of_images(np.asarray([4, 0]))
+    paths, ids = val_photos(demo)
+    (pixels,) = PhotoCrops(CnnExtractor(config), paths, ids).of_images(np.asarray([4, 0]))
     fixed = config.model_copy(update={"crops": "10c" if crops == "10c" else "1c"})
-    assert torch.equal(found, torch.stack([crops_of(decode(paths[number]), fixed) for number in (4, 0)]))
+    assert torch.equal(pixels, torch.stack([crops_of(decode(paths[number]), fixed) for number in (4, 0)]))
 
 
-def test_evaluated_pictures_have_the_features_of_their_cache(cache: Path, demo: Path) -> None:
-    found = open_cache(cache)
-    extractor = rebuild_extractor(found)
-    paths, ids = val_pictures(demo)
-    features = extractor.features(Pictures(extractor, paths, ids).of_images(np.arange(6)))
-    stored = rows_by_id(found)
+def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Path) -> None:
+    opened = open_cache(cache)
+    extractor = rebuild_extractor(opened)
+    paths, ids = val_photos(demo)
+    features = extractor.features(*PhotoCrops(extractor, paths, ids).of_images(np.arange(6)))
+    stored = rows_by_id(opened)
     np.testing.assert_allclose(features, [stored[image_id] for image_id in ids.tolist()], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_threads_change_nothing(workers: int, pictures: MakePictures) -> None:
+def test_threads_change_nothing(workers: int, photos: MakePhotos) -> None:
     numbers = np.asarray([5, 1, 1, 0, 3, 2, 4, 5])
-    assert torch.equal(pictures(workers=workers).of_images(numbers), pictures(workers=1).of_images(numbers))
-    one, other = (each_pair(pictures(workers=n), BATCHES, PICTURES_OF, 0, 0) for n in (1, workers))
+    assert torch.equal(*(photos(workers=n).of_images(numbers)[0] for n in (workers, 1)))
+    one, other = (each_pair(photos(workers=n), BATCHES, PHOTO_OF, 0, 0) for n in (1, workers))
     assert same(one, other)
 
 
 @pytest.mark.parametrize("through", [False, True])
-def test_a_share_of_pictures_may_be_empty(through: bool, pictures: MakePictures) -> None:
+def test_a_share_of_photos_may_be_empty(through: bool, photos: MakePhotos) -> None:
     batches = [np.asarray([2, 0]), np.empty(0, np.int64), np.asarray([1])]
-    parts = list(pictures(through=through).of_pairs(batches, PICTURES_OF, 0, 0))
+    parts = [part for (part,) in photos(through=through).of_pairs(batches, PHOTO_OF, 0, 0)]
     assert [len(part) for part in parts] == [2, 0, 1]
     assert len({part.shape[1:] for part in parts}) == 1
-    assert not list(pictures(through=through).of_pairs([], PICTURES_OF, 0, 0))
+    assert not list(photos(through=through).of_pairs([], PHOTO_OF, 0, 0))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_missing_picture_is_named(workers: int, own_demo: Path, extractor: CnnExtractor) -> None:
-    paths, ids = val_pictures(own_demo)
-    images = Pictures(extractor, paths, ids, workers=workers)
+def test_a_missing_photo_is_named(workers: int, own_demo: Path, extractor: CnnExtractor) -> None:
+    paths, ids = val_photos(own_demo)
+    images = PhotoCrops(extractor, paths, ids, workers=workers)
     paths[4].unlink()
     with pytest.raises(UserError, match=f"{paths[4]}: no such image file"):
-        list(images.of_pairs(BATCHES, PICTURES_OF, 0, 0))
+        list(images.of_pairs(BATCHES, PHOTO_OF, 0, 0))
     with pytest.raises(UserError, match=f"{paths[4]}: no such image file"):
         images.of_images(np.arange(6))
-    assert len(images.of_images(np.arange(4))) == 4
+    assert len(images.of_images(np.arange(4))[0]) == 4

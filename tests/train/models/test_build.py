@@ -1,136 +1,286 @@
+"""A model: what it embeds and scores, what it refuses, and what of it is trained."""
+
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
-from vse.pipeline.config import BranchesConfig, ModelConfig
-from vse.train.models.build import TwoBranchModel
-from vse.train.models.encoders import Branch, LinearEncoder, WordEncoder
-from vse.train.models.similarities import cosine, euclidean, order
+from vse.pipeline.errors import UserError
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
+from vse.train.models.encoders.branch import Branch
+from vse.train.models.encoders.linear import LinearEncoder
+from vse.train.models.encoders.recurrent import RecurrentEncoder
+from vse.train.models.similarities import SIMILARITIES
+from vse.train.models.similarities.base import Similarity, SimilaritySettings
 
-FEATURE_DIM, CAPTION_DIM, N_WORDS = 6, 9, 12
+FEATURE_DIM, CAPTION_DIM, VOCABULARY_SIZE = 6, 9, 12
+IMAGES, REGIONS = Input(Kind.VECTORS, FEATURE_DIM, "'fc7'"), Input(Kind.SETS, FEATURE_DIM, "'regions'")
+WORDS_INPUT, CACHED_INPUT = Input(Kind.WORDS, VOCABULARY_SIZE, "the captions"), Input(Kind.VECTORS, CAPTION_DIM, "'tfidf'")
 WORDS, LENGTHS = torch.tensor([[1, 4, 2, 0], [1, 5, 7, 2]]), torch.tensor([3, 4])
-SIDES = ("image_widths", "caption_widths")
+LAYERS = ["none", "linear", "nonlinear"]
 
 
-def model(cached: bool = False, layers: Any = "none", **settings: Any) -> TwoBranchModel:
+def model(cached: bool = False, layers: str = "none", **settings: Any) -> Model:
     """A model in evaluation; its branches end in 4 numbers, without them embeddings have 5."""
     torch.manual_seed(0)
-    widths = {"image_widths": [7, 3, 4], "caption_widths": [8, 4]} if layers == "nonlinear" else {n: [4] for n in SIDES}
-    branches = BranchesConfig(layers=layers, **widths)
-    config = ModelConfig(dim=5, word_dim=3, branches=branches, **settings)
-    return TwoBranchModel(config, FEATURE_DIM, N_WORDS, caption_dim=CAPTION_DIM if cached else None).eval()
+    image_widths, caption_widths = ([7, 3, 4], [8, 4]) if layers == "nonlinear" else ([4], [4])
+    encoders: dict[str, Any] = {}
+    if layers != "none":
+        encoders["image_encoder"] = {"name": "branch", "widths": image_widths}
+        branch = {"widths": caption_widths}
+        encoders["caption_encoder"] = {"name": "branch", **branch} if cached else {"name": "gru", "head": branch}
+    config = ModelConfig.model_validate({"dim": 5, "word_dim": 3, **encoders, **settings})
+    return build_model(config, IMAGES, CACHED_INPUT if cached else WORDS_INPUT).eval()
 
 
 def captions(cached: bool) -> tuple[Tensor, ...]:
     return (torch.rand(2, CAPTION_DIM),) if cached else (WORDS, LENGTHS)
 
 
-def unit(rows: Tensor) -> Tensor:
-    return rows / rows.norm(dim=1, keepdim=True)
+def unit(vectors: Tensor) -> Tensor:
+    return vectors / vectors.norm(dim=-1, keepdim=True)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_images_are_of_unit_length_on_request_and_captions_always(normalize: bool, absolute: bool) -> None:
     made, features = model(normalize_image=normalize, absolute=absolute), torch.randn(3, FEATURE_DIM)
-    image, caption = made.image_encoder(features), made.word_encoder(WORDS, LENGTHS)
+    (image,), (caption,) = made.image_encoder(features), made.caption_encoder(WORDS, LENGTHS)
     image, caption = unit(image) if normalize else image, unit(caption)
     image, caption = (image.abs(), caption.abs()) if absolute else (image, caption)
-    torch.testing.assert_close(made.embed_images(features), image)
-    torch.testing.assert_close(made.embed_captions(WORDS, LENGTHS), caption)
+    torch.testing.assert_close(made.embed_images(features), (image,))
+    torch.testing.assert_close(made.embed_captions(WORDS, LENGTHS), (caption,))
 
 
 def test_scores_are_inner_products_of_every_image_with_every_caption() -> None:
-    made, features = model(normalize_image=False), torch.rand(2, FEATURE_DIM)
-    images, sentences = made.image_encoder(features), unit(made.word_encoder(WORDS, LENGTHS))
-    slow = [[sum(a * b for a, b in zip(i, c, strict=True)) for c in sentences.tolist()] for i in images.tolist()]
-    torch.testing.assert_close(made(features, WORDS, LENGTHS), torch.tensor(slow))
+    made, features = model(normalize_image=False), torch.rand(3, FEATURE_DIM)
+    images, texts = made.image_encoder(features)[0], unit(made.caption_encoder(WORDS, LENGTHS)[0])
+    slow = [[sum(a * b for a, b in zip(i, c, strict=True)) for c in texts.tolist()] for i in images.tolist()]
+    torch.testing.assert_close(made((features,), (WORDS, LENGTHS)), torch.tensor(slow))
 
 
 def test_a_zero_image_stays_finite() -> None:
     made = model()
-    embeddings = made.embed_images(torch.zeros(1, FEATURE_DIM))
+    (embeddings,) = made.embed_images(torch.zeros(1, FEATURE_DIM))
     embeddings.sum().backward()
     assert embeddings.isfinite().all()
     assert all(parameter.grad.isfinite().all() for parameter in made.image_encoder.parameters())
 
 
-@pytest.mark.parametrize(("cached", "layers"), list(product([False, True], ["none", "linear", "nonlinear"])))
+@pytest.mark.parametrize(("cached", "layers"), list(product([False, True], LAYERS)))
 def test_both_sides_go_through_their_encoders_and_meet(cached: bool, layers: str) -> None:
-    made, features, sentences = model(cached, layers), torch.randn(2, FEATURE_DIM), captions(cached)
-    vectors = sentences[0] if made.word_encoder is None else made.word_encoder(*sentences)
-    images, texts = made.embed_images(features), made.embed_captions(*sentences)
-    assert images.shape == texts.shape == (2, made.config.embedding_dim) == (2, 5 if layers == "none" else 4)
-    torch.testing.assert_close(images, unit(made.image_encoder(features)))
-    torch.testing.assert_close(texts, unit(made.caption_encoder(vectors)))
-    torch.testing.assert_close(made(features, *sentences), images @ texts.T)
+    made, features, texts = model(cached, layers), torch.randn(2, FEATURE_DIM), captions(cached)
+    (images,), (sentences,) = made.embed_images(features), made.embed_captions(*texts)
+    assert images.shape == sentences.shape == (2, made.dim) == (2, 5 if layers == "none" else 4)
+    torch.testing.assert_close(images, unit(made.image_encoder(features)[0]))
+    torch.testing.assert_close(sentences, unit(made.caption_encoder(*texts)[0]))
+    torch.testing.assert_close(made((features,), texts), images @ sentences.T)
 
 
-@pytest.mark.parametrize(("cached", "layers"), list(product([False, True], ["none", "linear", "nonlinear"])))
+@pytest.mark.parametrize(("cached", "layers"), list(product([False, True], LAYERS)))
 def test_what_encodes_depends_on_the_settings(cached: bool, layers: str) -> None:
     made = model(cached, layers)
-    kind: type[nn.Module] = LinearEncoder if layers == "none" else Branch
-    assert isinstance(made.image_encoder, kind)
-    assert isinstance(made.caption_encoder, nn.Identity if layers == "none" and not cached else kind)
-    assert (made.word_encoder is None) == cached
+    vectors: type[nn.Module] = LinearEncoder if layers == "none" else Branch
+    assert isinstance(made.image_encoder, vectors)
+    assert isinstance(made.caption_encoder, vectors if cached else RecurrentEncoder)
     if isinstance(made.image_encoder, Branch):
         shapes = [tuple(layer.weight.shape) for layer in made.image_encoder.linears]
         assert shapes == ([(4, 6)] if layers == "linear" else [(7, 6), (3, 7), (4, 3)])
 
 
-@pytest.mark.parametrize("recurrent", ["gru", "lstm"])
-def test_words_are_read_by_a_gru_or_an_lstm(recurrent: str) -> None:
-    made = model(recurrent=recurrent)
-    assert isinstance(made.word_encoder, WordEncoder)
-    assert type(made.word_encoder.recurrent) is {"gru": nn.GRU, "lstm": nn.LSTM}[recurrent]
+@pytest.mark.parametrize(("read", "usual"), [(WORDS_INPUT, "gru"), (CACHED_INPUT, "linear")])
+def test_captions_have_a_usual_encoder_that_can_be_replaced(read: Input, usual: str) -> None:
+    made = build_model(ModelConfig(dim=5, word_dim=3), IMAGES, read)
+    assert made.config.caption_encoder is not None
+    assert made.config.caption_encoder.name == usual
+    named = ModelConfig.model_validate({"caption_encoder": {"name": "lstm", "states": "all"}})
+    assert named.for_captions(read.kind) == named
 
 
 def test_every_parameter_learns() -> None:
     for cached, layers, similarity in product(
-        [False, True], ["none", "linear", "nonlinear"], ["cosine", "euclidean", "network"]
+        [False, True], LAYERS, ["cosine", "euclidean", {"name": "network", "widths": [6]}]
     ):
-        made = model(cached, layers, similarity=similarity, network_widths=[6]).train()
-        scores = made(torch.randn(2, FEATURE_DIM), *captions(cached))
+        made = model(cached, layers, similarity=similarity).train()
+        scores = made((torch.randn(2, FEATURE_DIM),), captions(cached))
         (scores * torch.tensor([[1.0, -2.0], [0.5, 3.0]])).sum().backward()
         assert all(parameter.grad is not None for parameter in made.parameters())
 
 
-@pytest.mark.parametrize(
-    ("settings", "compare"),
-    [
-        ({"similarity": "cosine"}, cosine),
-        ({"similarity": "euclidean"}, euclidean),
-        ({"similarity": "euclidean", "distance_floor": 0.5}, lambda i, c: euclidean(i, c, 0.5)),
-        ({"similarity": "order"}, order),
-        ({"similarity": "order", "order_form": "norm"}, lambda i, c: order(i, c, "norm")),
-    ],
-)
-def test_pairs_are_scored_as_the_matrix_is(settings: dict[str, Any], compare: Any) -> None:
-    made = model(layers="linear", **settings)
-    images, sentences = made.embed_images(torch.randn(3, FEATURE_DIM)), made.embed_captions(WORDS, LENGTHS)
+@pytest.mark.parametrize("name", ["cosine", "euclidean", "order", "network"])
+def test_pairs_are_scored_as_the_matrix_is(name: str) -> None:
+    made = model(layers="linear", similarity=name)
+    images, texts = made.embed_images(torch.randn(3, FEATURE_DIM)), made.embed_captions(WORDS, LENGTHS)
     rows, columns = torch.tensor([2, 0, 0, 1]), torch.tensor([1, 1, 0, 0])
-    torch.testing.assert_close(made.score_pairs(images, sentences, rows, columns), compare(images, sentences)[rows, columns])
-    assert not made.pairwise
-
-
-def test_a_network_scores_pairs_one_by_one() -> None:
-    made = model(layers="nonlinear", similarity="network", network_widths=[6])
-    images, sentences = made.embed_images(torch.randn(3, FEATURE_DIM)), made.embed_captions(WORDS, LENGTHS)
-    rows, columns = torch.tensor([2, 0, 0, 1]), torch.tensor([1, 1, 0, 0])
-    matrix = made.similarity(images, sentences)
-    torch.testing.assert_close(made.score_pairs(images, sentences, rows, columns), matrix[rows, columns])
-    assert made.pairwise
+    torch.testing.assert_close(made.score_pairs(images, texts, rows, columns), made.similarity(images, texts)[rows, columns])
+    assert made.pairwise == (name == "network")
 
 
 def test_embeddings_are_float32_under_autocast() -> None:
     made = model(layers="nonlinear").train()
     with torch.autocast("cpu", torch.bfloat16):
-        images, sentences = made.embed_images(torch.randn(2, FEATURE_DIM)), made.embed_captions(WORDS, LENGTHS)
-    assert images.dtype == sentences.dtype == torch.float32
-    for rows in (images, sentences):
-        torch.testing.assert_close(rows.norm(dim=1), torch.ones(2))
+        sides = made.embed_images(torch.randn(2, FEATURE_DIM)), made.embed_captions(WORDS, LENGTHS)
+    for (vectors,) in sides:
+        assert vectors.dtype == torch.float32
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(2))
+
+
+class PairedSets(SimilaritySettings):
+    """The mean over regions and words of how well they fit, weighed differently in each direction."""
+
+    name: Literal["paired_sets"] = "paired_sets"
+    images: ClassVar = Kind.SETS
+    captions: ClassVar = Kind.SETS
+
+    def build(self, dim: int) -> Similarity:
+        return MeanOfSets()
+
+
+class MeanOfSets(Similarity):
+    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
+        image_means, caption_means = (
+            (vectors * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True) for vectors, mask in (images, captions)
+        )
+        scores = image_means @ caption_means.T
+        return scores, -scores
+
+
+@pytest.fixture
+def paired_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIMILARITIES._parts, "paired_sets", PairedSets)
+
+
+@pytest.mark.usefixtures("paired_sets")
+def test_sets_of_both_sides_are_scored_in_both_directions_whatever_their_padding() -> None:
+    config = ModelConfig.model_validate(
+        {"dim": 5, "word_dim": 3, "similarity": "paired_sets", "caption_encoder": {"name": "gru", "states": "all"}}
+    )
+    torch.manual_seed(0)
+    made = build_model(config, REGIONS, WORDS_INPUT)
+    regions, mask = (
+        torch.randn(3, 4, FEATURE_DIM),
+        torch.tensor([[True] * 4, [True, True, False, False], [True, *[False] * 3]]),
+    )
+    (vectors, same_mask), (states, inside) = made.embed_images(regions, mask), made.embed_captions(WORDS, LENGTHS)
+    assert made.gives == (Kind.SETS, Kind.SETS)
+    assert made.pairwise
+    assert torch.equal(same_mask, mask)
+    for embeddings in (vectors, states):
+        torch.testing.assert_close(embeddings.norm(dim=2)[: len(embeddings), 0], torch.ones(len(embeddings)))
+    means = [
+        torch.stack([one[part].mean(0) for one, part in zip(*side, strict=True)])
+        for side in ((vectors, mask), (states, inside))
+    ]
+    expected = means[0] @ means[1].T
+    torch.testing.assert_close(made((regions, mask), (WORDS, LENGTHS)), (expected, -expected))
+    longer = torch.cat([regions, torch.full((3, 2, FEATURE_DIM), 5.0)], 1), nn.functional.pad(mask, (0, 2))
+    torch.testing.assert_close(made(longer, (WORDS, LENGTHS)), (expected, -expected))
+
+
+@pytest.mark.parametrize(
+    ("settings", "images", "texts", "message"),
+    [
+        (
+            {"image_encoder": {"name": "branch", "widths": [4]}},
+            REGIONS,
+            WORDS_INPUT,
+            "the image encoder 'branch' reads vectors, not the sets of 'regions'",
+        ),
+        (
+            {"caption_encoder": "gru"},
+            IMAGES,
+            CACHED_INPUT,
+            "the caption encoder 'gru' reads words, not the vectors of 'tfidf'",
+        ),
+        (
+            {"caption_encoder": "linear"},
+            IMAGES,
+            WORDS_INPUT,
+            "the caption encoder 'linear' reads vectors or sets, not the words of the captions",
+        ),
+        (
+            {},
+            REGIONS,
+            WORDS_INPUT,
+            "the similarity 'cosine' compares vectors of images, and the image encoder 'linear' makes sets",
+        ),
+        (
+            {"caption_encoder": {"name": "lstm", "states": "all"}, "similarity": "order"},
+            IMAGES,
+            WORDS_INPUT,
+            "the similarity 'order' compares vectors of captions, and the caption encoder 'lstm' makes sets of the captions",
+        ),
+        (
+            {"image_encoder": {"name": "branch", "widths": [4]}},
+            IMAGES,
+            WORDS_INPUT,
+            "the image encoder 'branch' ends in 4 numbers, the caption encoder 'gru' in 5",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(settings: dict[str, Any], images: Input, texts: Input, message: str) -> None:
+    with pytest.raises(UserError) as refused:
+        build_model(ModelConfig.model_validate({"dim": 5, "word_dim": 3, **settings}), images, texts)
+    assert str(refused.value).startswith(message)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_similarity_of_unit_vectors_needs_them() -> None:
+    with pytest.raises(ValidationError, match="similarity: euclidean takes unit vectors, so normalize_image: true"):
+        ModelConfig.model_validate({"similarity": "euclidean", "normalize_image": False})
+
+
+def frozen(*parts: str) -> Model:
+    """A model with dropout and batch normalisation on both sides, and a network as similarity."""
+    made = model(True, "nonlinear", similarity={"name": "network", "widths": [6]})
+    made.freeze(*parts)
+    return made.train()
+
+
+FREEZABLE = [part for part in PARTS if part != "cnn"]
+
+
+@pytest.mark.parametrize("part", FREEZABLE)
+def test_a_frozen_part_stays_in_evaluation_and_gets_no_gradient(part: str) -> None:
+    made = frozen(part)
+    for mode in (True, False, True):
+        made.train(mode)
+        for name in FREEZABLE:
+            training = {module.training for module in getattr(made, name).modules()}
+            assert training == {mode and name != part}
+    before = {name: value.clone() for name, value in getattr(made, part).state_dict().items()}
+    made((torch.randn(4, FEATURE_DIM),), (torch.randn(4, CAPTION_DIM),)).sum().backward()
+    for name in FREEZABLE:
+        gradients = [parameter.grad for parameter in getattr(made, name).parameters()]
+        assert all((gradient is None) == (name == part) for gradient in gradients)
+    after = getattr(made, part).state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items()), "running statistics, too"
+
+
+def test_a_part_that_is_frozen_in_the_middle_of_a_training_leaves_it() -> None:
+    made = model(True, "nonlinear").train()
+    made.freeze("image_encoder")
+    assert made.training
+    assert not made.image_encoder.training
+    assert made.caption_encoder.training
+
+
+class Mean(nn.Module):
+    """Stands for a CNN: the mean colour of an image's crops."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return pixels.float().mean((1, 3, 4))
+
+
+def test_pixels_go_through_the_cnn_first() -> None:
+    torch.manual_seed(0)
+    made = build_model(ModelConfig(dim=5, word_dim=3), Input(Kind.VECTORS, 3, "photos"), WORDS_INPUT, Mean())
+    pixels = torch.randint(0, 256, (2, 1, 3, 4, 4), dtype=torch.uint8)
+    expected = unit(made.image_encoder(pixels.float().mean((1, 3, 4)))[0])
+    torch.testing.assert_close(made.embed_images(pixels), (expected,))

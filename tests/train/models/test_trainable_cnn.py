@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from vse.features.cache import open_cache
 from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnConfig
-from vse.pipeline.config import ImagesConfig
 from vse.pipeline.errors import UserError
+from vse.train.data.images import ImagesConfig
 from vse.train.models.trainable_cnn import TrainableCnn
 
 WITH_NORMS = CnnConfig(name="norms", model="shufflenet_v2_x0_5", layer="stage2", weights="random", resize=32, crop=32)
@@ -68,7 +69,7 @@ def test_crops_that_a_bank_keeps_apart_are_averaged(crops: str) -> None:
     torch.testing.assert_close(TrainableCnn(extractor)(seen), mean)
 
 
-def test_what_lies_behind_the_layer_is_dropped() -> None:
+def test_what_follows_the_layer_is_dropped() -> None:
     names = {f"network.model.features.0.{name}" for name in ("weight", "bias")}
     cnn = TrainableCnn(CnnExtractor(TINY_FEATURE))
     assert set(cnn.state_dict()) == names == {name for name, _ in cnn.named_parameters()}
@@ -76,7 +77,7 @@ def test_what_lies_behind_the_layer_is_dropped() -> None:
     assert {name.split(".")[3] for name in deeper.state_dict()} == {"0", "3"}
 
 
-def test_batch_norms_behind_the_layer_are_dropped_whole() -> None:
+def test_batch_norms_after_the_layer_are_dropped_whole() -> None:
     names = TrainableCnn(CnnExtractor(WITH_NORMS)).state_dict()
     assert {name.split(".")[2] for name in names} == {"conv1", "stage2"}
     assert any(name.endswith("running_var") for name in names)
@@ -86,10 +87,10 @@ def test_batch_norms_behind_the_layer_are_dropped_whole() -> None:
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
 def test_every_parameter_that_is_left_gets_a_gradient(config: CnnConfig, batch_norm: Any) -> None:
     cnn = TrainableCnn(CnnExtractor(config), batch_norm).train()
-    found = gradients(cnn, pixels())
-    assert found.keys() == {name for name, _ in cnn.named_parameters()}
-    assert all(gradient.isfinite().all() for gradient in found.values())
-    assert all(gradient.any() for gradient in found.values())
+    taken = gradients(cnn, pixels())
+    assert taken.keys() == {name for name, _ in cnn.named_parameters()}
+    assert all(gradient.isfinite().all() for gradient in taken.values())
+    assert all(gradient.any() for gradient in taken.values())
 
 
 def test_a_gradient_is_the_slope_of_the_vectors() -> None:
@@ -97,13 +98,13 @@ def test_a_gradient_is_the_slope_of_the_vectors() -> None:
     cnn = TrainableCnn(CnnExtractor(tiny(normalize=False)))
     seen, weights = pixels(), torch.linspace(-1, 2, 4 * 256).view(4, 256)
     before = (cnn(seen) * weights).sum().item()
-    found = gradients(cnn, seen)
-    step = 1e-3 / sum(gradient.square().sum().item() for gradient in found.values()) ** 0.5
+    slopes = gradients(cnn, seen)
+    step = 1e-3 / sum(gradient.square().sum().item() for gradient in slopes.values()) ** 0.5
     with torch.no_grad():
         for name, parameter in cnn.named_parameters():
-            parameter -= step * found[name]
+            parameter -= step * slopes[name]
     fall = before - (cnn(seen) * weights).sum().item()
-    assert fall == pytest.approx(step * sum(gradient.square().sum().item() for gradient in found.values()), rel=0.05)
+    assert fall == pytest.approx(step * sum(gradient.square().sum().item() for gradient in slopes.values()), rel=0.05)
 
 
 def test_weights_fit_into_another_of_the_same_settings() -> None:
@@ -135,9 +136,10 @@ def test_trained_statistics_do_not_go_with_checkpointing() -> None:
         ImagesConfig(source="pictures", finetune=True, batch_norm="train", gradient_checkpointing=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_compiled_network_gives_the_same_vectors_and_gradients(checkpointing: bool) -> None:
+def test_a_compiled_network_gives_the_same_vectors_and_gradients(checkpointing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced forwards and backwards, but not turned into machine code, which takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     plain, compiled = (
         TrainableCnn(CnnExtractor(tiny(layer="features.3")), "frozen", checkpointing, flag).train() for flag in (False, True)
     )
@@ -188,7 +190,7 @@ def test_dropout_is_off(batch_norm: Any) -> None:
     assert torch.equal(cnn(pixels()), expected), "also as a part of a model"
 
 
-def test_a_cache_is_enough_to_make_its_network_again(cache: Path) -> None:
+def test_a_cache_is_enough_to_rebuild_its_network(cache: Path) -> None:
     extractor = rebuild_extractor(open_cache(cache))
     assert extractor.config.content() == TINY_FEATURE.content()
     assert extractor.config.name == "tiny"
@@ -196,7 +198,7 @@ def test_a_cache_is_enough_to_make_its_network_again(cache: Path) -> None:
 
 
 def rewrite(cache: Path, **changes: object) -> Path:
-    """Let a cache tell something else of how it was made."""
+    """Change what a cache notes of how it was made."""
     with h5py.File(cache, "r+") as file:
         provenance = json.loads(file.attrs["provenance"])
         file.attrs["provenance"] = json.dumps({**provenance, **changes})
@@ -205,18 +207,18 @@ def rewrite(cache: Path, **changes: object) -> Path:
 
 @pytest.mark.parametrize("changes", [{"weights_sha256": "0" * 64}, {"seed": 1}])
 def test_other_weights_than_those_of_the_cache_are_refused(changes: dict[str, object], own_cache: Path) -> None:
-    found = open_cache(rewrite(own_cache, **changes))
+    opened = open_cache(rewrite(own_cache, **changes))
     with pytest.raises(UserError, match="demo_tiny.h5 was made with other weights of squeezenet1_1 .* SHA-256 differ"):
-        rebuild_extractor(found)
-    assert rebuild_extractor(found, trained=True).config.model == "squeezenet1_1", "trained weights take their place"
+        rebuild_extractor(opened)
+    assert rebuild_extractor(opened, trained=True).config.model == "squeezenet1_1", "trained weights take their place"
 
 
 def test_trained_weights_need_no_others_first(own_cache: Path) -> None:
-    """They were trained from a file that is not at hand any more, say."""
-    found = open_cache(rewrite(own_cache, weights="/nowhere/weights.pth"))
+    """For example, they were trained from a file that is gone."""
+    opened = open_cache(rewrite(own_cache, weights="/nowhere/weights.pth"))
     with pytest.raises(UserError, match="/nowhere/weights.pth: no such weights file"):
-        rebuild_extractor(found)
-    assert rebuild_extractor(found, trained=True).config.weights == "random"
+        rebuild_extractor(opened)
+    assert rebuild_extractor(opened, trained=True).config.weights == "random"
 
 
 @pytest.mark.parametrize("made", [{"config": {"extractor": "regions", "model": "x"}}, {"config": {}}, {"config": {"a": 1}}])
@@ -232,7 +234,7 @@ def test_a_cache_of_positions_is_refused(demo: Path, tmp_path: Path) -> None:
         rebuild_extractor(open_cache(merge(demo, out, 1)))
 
 
-def test_a_bank_can_be_made_again_too(demo: Path, tmp_path: Path) -> None:
+def test_a_bank_can_be_rebuilt_too(demo: Path, tmp_path: Path) -> None:
     config = tiny(name="bank", crops="rc_bank", n_random=3)
     out = tmp_path / "demo_bank.h5"
     extract_shards(demo, CnnExtractor(config), out, 1)

@@ -11,7 +11,7 @@ from vse.train.data.samplers.shuffled import Shuffled
 
 
 class AddedNeighbours(Sampler):
-    """The batches of :class:`vse.train.data.samplers.shuffled.Shuffled`, where each image with one caption in a batch gets another of its own on top.
+    """Shuffled batches, where each image with one caption in a batch gets another of its own captions on top.
 
     This is Algorithm 1 of the two-branch paper to the letter, and the authors' code but for images that a batch has twice
     already. A batch holds up to twice ``batch_size`` pairs, and a pair may come up several times in an epoch.

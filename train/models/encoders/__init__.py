@@ -1,7 +1,7 @@
 """Encoders of images and of captions. A new one is one file here and one line below.
 
-An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`, whose ``build`` returns a
-network from one side of a batch to its embeddings, see :mod:`vse.train.kinds`.
+An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`, whose ``build``
+returns a network from one side of a batch to its embeddings, see :mod:`vse.train.kinds`.
 """
 
 from __future__ import annotations

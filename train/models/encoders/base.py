@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -30,19 +31,20 @@ class Sizes:
 
 
 class Encoder(nn.Module):
-    """A network from one side of a batch to its embeddings; ``dim`` is the length of an embedding."""
+    """A network from one side of a batch to its embeddings.
+
+    Its ``forward`` takes the tensors of one of the kinds that its settings name, and returns embeddings (n, dim), or sets of
+    them with their mask; not of unit length yet. ``dim`` is the length of an embedding.
+    """
 
     dim: int
-
-    def forward(self, *inputs: Tensor) -> Encoded:
-        """Embeddings (n, dim), or sets of them with their mask; not of unit length yet."""
-        raise NotImplementedError
+    forward: Callable[..., Encoded]
 
     def linear_map(self) -> nn.Linear | None:
         """The only layer, if the encoder is no more than one linear map of vectors."""
         return None
 
-    def undecayed(self) -> list[nn.Parameter]:
+    def undecayed(self) -> list[Tensor]:
         """Weights that weight decay leaves alone, such as word embeddings."""
         return []
 

@@ -54,9 +54,9 @@ class Lstm(RecurrentSettings):
 
 
 class RecurrentEncoder(Encoder):
-    """Word embeddings, U(-0.1, 0.1) at the start, a one-layer recurrent network, and layers on its last state, if there are any.
+    """Word embeddings, a one-layer recurrent network, and layers on its last state, if there are any.
 
-    The last state is the one after ``<end>`` (VSE++ paper, section 3).
+    Word embeddings start as U(-0.1, 0.1). The last state is the one after ``<end>`` (VSE++ paper, section 3).
     """
 
     def __init__(self, sizes: Sizes, settings: RecurrentSettings) -> None:
@@ -82,5 +82,5 @@ class RecurrentEncoder(Encoder):
             state = (last[0] if isinstance(last, tuple) else last)[0]
         return (state,) if self.head is None else self.head(state)
 
-    def undecayed(self) -> list[nn.Parameter]:
+    def undecayed(self) -> list[Tensor]:
         return [self.words.weight]

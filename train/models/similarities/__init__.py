@@ -1,7 +1,7 @@
 """Similarities of images and captions. A new one is one file here and one line below.
 
-A similarity is a class of settings, derived from :class:`vse.train.models.similarities.base.SimilaritySettings`, whose ``build``
-returns a network from what the encoders give to the scores of all images with all captions.
+A similarity is a class of settings, derived from :class:`vse.train.models.similarities.base.SimilaritySettings`, whose
+``build`` returns a network from what the encoders give to the scores of all images with all captions.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "cosine": "vse.train.models.similarities.cosine:CosineSettings",
         "order": "vse.train.models.similarities.order:OrderSettings",
         "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
-        "network": "vse.train.models.similarities.network:NetworkSettings",
+        "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
     },
 )

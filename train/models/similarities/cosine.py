@@ -26,7 +26,7 @@ class Cosine(Similarity):
     """Inner products; the model decides about unit length, so for VSE0 captions alone have it."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        return cosine(*images, *captions)
+        return cosine(images[0], captions[0])
 
 
 def cosine(

@@ -37,7 +37,7 @@ class Euclidean(Similarity):
         self.floor = floor
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        return euclidean(*images, *captions, floor=self.floor)
+        return euclidean(images[0], captions[0], self.floor)
 
 
 def euclidean(

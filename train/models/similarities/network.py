@@ -17,7 +17,7 @@ from vse.train.models.similarities.base import Similarity, SimilaritySettings
 _BLOCK = 2**15  # pairs scored at once
 
 
-class NetworkSettings(SimilaritySettings):
+class SimilarityNetworkSettings(SimilaritySettings):
     """A network on the product of both embeddings, down to a score (two-branch paper, section 3.3)."""
 
     name: Literal["network"] = "network"

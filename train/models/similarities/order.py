@@ -38,7 +38,7 @@ class Order(Similarity):
         self.form = form
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
-        return order(*images, *captions, form=self.form)
+        return order(images[0], captions[0], self.form)
 
 
 def order(

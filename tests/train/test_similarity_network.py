@@ -1,4 +1,4 @@
-"""The similarity network: its scores, and a run of it from training to the result file."""
+"""A run of the similarity network from training to the result file."""
 
 from __future__ import annotations
 
@@ -11,92 +11,29 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.train.conftest import COMMAND, experiment
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.ranking.metrics import RECALLS
 from vse.train.cli import search_main, train_main
-from vse.train.models import similarity_network
-from vse.train.models.similarity_network import SimilarityNetwork
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.encode import encode, score_matrix
+from vse.train.solvers.encode import PairScores, encode
 from vse.train.training import train
 from vse.train.use.embed import embed_split, load_run
 from vse.train.use.search import search_split
 
-DIM = 4
-
-
-def network(*widths: int) -> SimilarityNetwork:
-    torch.manual_seed(0)
-    made = SimilarityNetwork(DIM, widths)
-    for layer in made.linears:
-        torch.nn.init.normal_(layer.bias)
-    return made
-
-
-def sides(n_images: int, n_captions: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    images, captions = (torch.randn(n, DIM, generator=generator, requires_grad=True) for n in (n_images, n_captions))
-    return images, captions
-
-
-@pytest.mark.parametrize("widths", [(), (5,), (5, 3)])
-def test_a_score_is_what_layers_make_of_the_product(widths: tuple[int, ...]) -> None:
-    """Fully connected layers with ReLU, of the given widths and then of 1."""
-    made, (images, captions) = network(*widths), sides(6, 6)
-    assert [layer.out_features for layer in made.linears] == [*widths, 1]
-    vectors = images * captions
-    for layer in made.linears[:-1]:
-        vectors = torch.relu(vectors @ layer.weight.T + layer.bias)
-    slow = (vectors @ made.linears[-1].weight.T + made.linears[-1].bias)[:, 0]
-    found = made.of_pairs(images, captions)
-    torch.testing.assert_close(found, slow)
-    with torch.no_grad():
-        for parameter in made.linears[-1].parameters():
-            parameter.neg_()
-    torch.testing.assert_close(made.of_pairs(images, captions), -slow, msg="no ReLU behind the last layer")
-
-
-@settings(deadline=None, max_examples=40)
-@given(n_images=st.integers(0, 6), n_captions=st.integers(1, 6), block=st.integers(1, 40))
-def test_all_pairs_are_scored_in_blocks_of_any_size(n_images: int, n_captions: int, block: int) -> None:
-    made, (images, captions) = network(5, 3), sides(n_images, n_captions)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(similarity_network, "_BLOCK", block)
-        found = made(images, captions)
-    slow = [[made.of_pairs(images[i, None], captions[j, None])[0] for j in range(n_captions)] for i in range(n_images)]
-    assert found.shape == (n_images, n_captions)
-    torch.testing.assert_close(found.tolist(), [[score.item() for score in row] for row in slow], rtol=1e-4, atol=1e-6)
-    weights = torch.linspace(-1, 2, found.numel()).view_as(found)
-    wanted = [images, captions, *made.parameters()]
-    total = sum((weights[i, j] * slow[i][j] for i in range(n_images) for j in range(n_captions)), start=0 * images.sum())
-    gradients = (torch.autograd.grad(loss, wanted, materialize_grads=True) for loss in ((weights * found).sum(), total))
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
-
-
-def test_more_pairs_than_a_block_holds() -> None:
-    made, (images, captions) = network(3), sides(200, 190)
-    assert len(images) * len(captions) > similarity_network._BLOCK
-    with torch.inference_mode():
-        found = made(images, captions)
-        for row in (0, 99, 199):
-            torch.testing.assert_close(found[row], made.of_pairs(images[row].expand(190, DIM), captions))
-
-
 SETS = [
     "model.similarity=network",
-    "model.network_widths=[8,4]",
-    "loss.name=logistic",
+    "model.similarity.widths=[8,4]",
+    "loss=logistic",
     "caption_feature=tfidf",
-    "model.branches.layers=nonlinear",
-    "model.branches.image_widths=[12,6]",
-    "model.branches.caption_widths=[10,6]",
+    "model.image_encoder=branch",
+    "model.image_encoder.widths=[12,6]",
+    "model.caption_encoder=branch",
+    "model.caption_encoder.widths=[10,6]",
     "train.learning_rate=0.01",
 ]
+NO_DROPOUT = ["model.image_encoder.dropout=0", "model.caption_encoder.dropout=0"]
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +49,8 @@ def best(run: Path) -> dict[str, float]:
 
 
 def test_it_learns_to_tell_pairs_apart(cache: Path, tfidf: Path, tmp_path: Path) -> None:
-    """By chance a pair costs log 2, a right one and a wrong one twice that."""
-    sets = [*SETS, "train.epochs=12", "train.decay_after=12", "model.branches.dropout=0"]
+    """At random a pair costs log 2, a positive and a negative one twice that."""
+    sets = [*SETS, "train.epochs=12", "train.decay_after=12", *NO_DROPOUT]
     run = train(cache, experiment(*sets), out=tmp_path / "run")
     with (run / "metrics.csv").open() as stream:
         losses = [float(row["loss"]) for row in csv.DictReader(stream)]
@@ -126,20 +63,21 @@ def test_the_file_of_a_split_has_scores_and_captions(run: Path, tmp_path: Path) 
         content = {name: item[()] for name, item in file.items()}
     assert content.keys() == {"image_ids", "caption_ids", "caption_image_ids", "scores", "captions"}
     assert content["scores"].shape == (12, 60)
-    found = load_run(run, "test", device="cpu")
-    assert found.model.pairwise
-    images, captions = encode(found.model, found.split, found.device)
-    np.testing.assert_array_equal(content["captions"], captions)
+    opened = load_run(run, "test", device="cpu")
+    assert opened.model.pairwise
+    images, captions = encode(opened.model, opened.split, opened.device)
+    np.testing.assert_array_equal(content["captions"], captions[0])
     np.testing.assert_allclose(np.linalg.norm(content["captions"], axis=1), 1, rtol=1e-5)
     with torch.inference_mode():
-        slow = [[found.model.similarity.of_pairs(i[None], c[None]).item() for c in captions] for i in images]
+        slow = opened.model.similarity(images, captions)
     np.testing.assert_allclose(content["scores"], slow, rtol=1e-4, atol=1e-6)
 
 
 def test_scores_can_be_computed_in_bfloat16(run: Path) -> None:
-    found = load_run(run, "val", device="cpu")
-    images, captions = encode(found.model, found.split, found.device)
-    exact, rough = (score_matrix(found.model, images, captions, precision) for precision in ("fp32", "bf16"))
+    opened = load_run(run, "val", device="cpu")
+    sides = encode(opened.model, opened.split, opened.device)
+    rows = slice(0, 6)
+    (exact, _), (rough, _) = (PairScores(opened.model, *sides, precision)(rows, None) for precision in ("fp32", "bf16"))
     assert rough.dtype == torch.float32
     assert not torch.equal(exact, rough)
     torch.testing.assert_close(rough, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
@@ -170,20 +108,20 @@ def test_captions_query_captions_by_their_embeddings(run: Path, tmp_path: Path) 
 
 
 def test_a_text_finds_the_images_that_score_highest_with_it(run: Path, tmp_path: Path) -> None:
-    found = load_run(run, "test", device="cpu")
+    opened = load_run(run, "test", device="cpu")
     with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
         scores = file["scores"][:][:, 7]
-    hits = search_split(run, " ".join(found.split.pairs.captions[7].tokens), k=4)
+    hits = search_split(run, " ".join(opened.split.pairs.captions[7].tokens), k=4)
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:4], atol=2e-2)  # the cache holds float16
-    best_image = found.split.pairs.images[int(np.argmax(scores))]
-    assert best_image.file.rpartition("/")[2] in {hit.picture.name for hit in hits}
+    best_image = opened.split.pairs.images[int(np.argmax(scores))]
+    assert best_image.file.rpartition("/")[2] in {hit.photo.name for hit in hits}
 
 
-def test_a_picture_finds_the_captions_that_score_highest_with_it(run: Path, tmp_path: Path) -> None:
-    found = load_run(run, "test", device="cpu")
+def test_a_photo_finds_the_captions_that_score_highest_with_it(run: Path, tmp_path: Path) -> None:
+    opened = load_run(run, "test", device="cpu")
     with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
         scores = file["scores"][:][3]
-    hits = search_split(run, found.dataset.image_path(found.split.pairs.images[3]), k=5)
+    hits = search_split(run, opened.dataset.image_path(opened.split.pairs.images[3]), k=5)
     np.testing.assert_allclose([hit.score for hit in hits], np.sort(scores)[::-1][:5], atol=2e-2)
 
 

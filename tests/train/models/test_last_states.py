@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
-from vse.train.models.recurrent import last_states
+from vse.train.models.last_states import last_states
 
 N_WORDS, WORD_DIM, DIM = 11, 4, 5
 EXACT = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}
@@ -70,7 +70,6 @@ def test_states_and_gradients_are_those_of_torch(kind: str, batch: str, dtype: t
     torch.testing.assert_close(found, expected, **EXACT[dtype])
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=10), n_words=st.integers(1, N_WORDS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_captions_of_any_lengths_give_the_states_and_gradients_of_torch(kind: str, lengths: list[int], n_words: int) -> None:

@@ -1,3 +1,5 @@
+"""The order similarity against nested loops, values and gradients."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -5,20 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.pipeline.config import ModelConfig
-from vse.train.models import similarities
-from vse.train.models.similarities import cosine, euclidean, order, similarity
+from tests.train.models.similarities.sides import embeddings, with_gradients
+from vse.eval.ranking.scores import order_scores
+from vse.train.models.similarities import order as order_module
+from vse.train.models.similarities.order import OrderSettings, order
 
 FORMS = ["squared", "norm"]
-
-
-def embeddings(n_images: int, n_captions: int, dim: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(n, dim, generator=generator, dtype=dtype, requires_grad=True) for n in (n_images, n_captions)]
 
 
 def slow_order(images: Tensor, captions: Tensor, form: str) -> Tensor:
@@ -32,12 +30,6 @@ def slow_order(images: Tensor, captions: Tensor, form: str) -> Tensor:
             row.append(-(total.sqrt() if form == "norm" and squares else total))
         rows.append(torch.stack(row))
     return torch.stack(rows)
-
-
-def with_gradients(scores: Tensor, sides: list[Tensor]) -> list[Tensor]:
-    """The scores, and the gradients of some sum of them in which each weighs differently."""
-    weights = torch.linspace(-1, 2, scores.numel(), dtype=scores.dtype).view_as(scores)
-    return [scores.detach(), *torch.autograd.grad((scores * weights).sum(), sides)]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -58,7 +50,6 @@ def test_order_has_the_gradients_of_finite_differences(form: str) -> None:
     assert torch.autograd.gradcheck(lambda images, captions: order(images, captions, form), sides)
 
 
-@settings(deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 5)),
     block=st.integers(1, 200),
@@ -68,7 +59,7 @@ def test_blocks_of_any_size_give_the_same(shape: tuple[int, int, int], block: in
     sides = embeddings(*shape)
     whole = with_gradients(order(*sides, form), sides)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(similarities._BLOCK, "cpu", block)
+        patch.setitem(order_module._BLOCK, "cpu", block)
         parts = with_gradients(order(*sides, form), sides)
     torch.testing.assert_close(parts, whole)
 
@@ -166,101 +157,19 @@ def test_a_side_may_be_empty(form: str, sizes: tuple[int, int]) -> None:
     assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
 
 
-def test_the_settings_name_the_similarity() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_the_settings_name_the_form(form: Any) -> None:
     images, captions = embeddings(3, 4, 5, torch.float32)
-    for form in FORMS:
-        found = similarity(ModelConfig(similarity="order", order_form=form))(images, captions)
-        assert torch.equal(found, order(images, captions, form))
-    for floor in (0.0, 1e-4):
-        found = similarity(ModelConfig(similarity="euclidean", distance_floor=floor))(images, captions)
-        assert torch.equal(found, euclidean(images, captions, floor))
-    assert torch.equal(similarity(ModelConfig())(images, captions), cosine(images, captions))
-    slow = [[sum(v * c for v, c in zip(i, j, strict=True)) for j in captions.tolist()] for i in images.tolist()]
-    torch.testing.assert_close(cosine(images, captions), torch.tensor(slow))
+    scores = OrderSettings(form=form).build(5)((images,), (captions,))
+    assert torch.equal(scores, order(images, captions, form))
 
 
-def slow_euclidean(images: Tensor, captions: Tensor, floor: float) -> Tensor:
-    """Pair by pair, coordinate by coordinate."""
-    rows = []
-    for image in images:
-        squares = [sum((v - c) ** 2 for v, c in zip(image, caption, strict=True)) for caption in captions]
-        rows.append(torch.stack([-(square + floor).sqrt() for square in squares]))
-    return torch.stack(rows)
-
-
-def unit(*sides: Tensor) -> list[Tensor]:
-    return [torch.nn.functional.normalize(side.detach()).requires_grad_() for side in sides]
-
-
-@pytest.mark.parametrize("floor", [0.0, 1e-4, 0.5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(1, 1, 2), (1, 4, 3), (4, 1, 3), (5, 3, 6)])
-def test_euclidean_and_its_gradients_equal_the_nested_loops(
-    floor: float, dtype: torch.dtype, shape: tuple[int, int, int]
-) -> None:
-    sides = unit(*embeddings(*shape, dtype=dtype))
-    found, slow = (with_gradients(compute(*sides, floor), sides) for compute in (euclidean, slow_euclidean))
-    torch.testing.assert_close(found, slow)
-
-
-def test_euclidean_is_minus_the_distance_and_has_the_gradients_of_finite_differences() -> None:
-    sides = embeddings(4, 5, 3)
-    torch.testing.assert_close(euclidean(*sides), -torch.cdist(*sides))
-    for floor in (0.0, 1e-4):
-        assert torch.autograd.gradcheck(lambda images, captions, floor=floor: euclidean(images, captions, floor), sides)
-
-
-def test_unit_vectors_rank_by_their_distance_as_by_their_cosine() -> None:
-    sides = unit(*embeddings(6, 9, 4))
+@pytest.mark.parametrize("form", FORMS)
+def test_either_form_ranks_as_evaluation_does(form: Any) -> None:
+    images, captions = (side.detach().abs() for side in embeddings(6, 9, 5, torch.float32))
+    assert OrderSettings(form=form).ranked_by == "order"
+    ranked = torch.empty(6, 9)
+    order_scores(images, captions, ranked)
+    scores = OrderSettings(form=form).build(5)((images,), (captions,))
     for dim in (0, 1):
-        found, expected = (compute(*sides).argsort(dim) for compute in (euclidean, cosine))
-        assert torch.equal(found, expected)
-
-
-def equal_pairs(dtype: torch.dtype) -> list[Tensor]:
-    """Three images and the same three as captions, between others."""
-    images, captions = unit(*embeddings(3, 2, 8, dtype, seed=3))
-    return [images, torch.cat([captions.detach(), images.detach()]).requires_grad_()]
-
-
-@pytest.mark.parametrize("vector", [[1.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
-def test_equal_vectors_are_at_no_distance_and_have_no_gradient(vector: list[float]) -> None:
-    sides = [torch.tensor([vector], requires_grad=True) for _ in range(2)]
-    scores = euclidean(*sides)
-    assert scores.item() == 0
-    assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_vectors_among_others_do_no_harm(dtype: torch.dtype) -> None:
-    """Rounding may leave them a root of it apart; nothing becomes NaN, and no gradient is longer than 1, as of a distance."""
-    sides = equal_pairs(dtype)
-    scores = euclidean(*sides)
-    assert scores[[0, 1, 2], [2, 3, 4]].abs().max() < 10 * torch.finfo(dtype).eps ** 0.5
-    for row, column in product(range(3), range(5)):
-        for gradient in torch.autograd.grad(scores[row, column], sides, retain_graph=True):
-            assert gradient.isfinite().all()
-            assert gradient.norm() < (1e-2 if column == row + 2 else 1 + 1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_with_a_floor_equal_vectors_are_at_its_root_and_have_no_gradient(dtype: torch.dtype) -> None:
-    sides = equal_pairs(dtype)
-    own = euclidean(*sides, 1e-4)[[0, 1, 2], [2, 3, 4]]
-    torch.testing.assert_close(own, torch.full_like(own, -0.01), rtol=0.01, atol=0)
-    for gradient in torch.autograd.grad(own.sum(), sides):
-        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("floor", [0.0, 1e-4])
-def test_a_nan_is_not_hidden_in_a_distance(floor: float) -> None:
-    images, captions = torch.tensor([[0.0, 0.0], [1.0, 0.0]]), torch.tensor([[torch.nan, 1.0], [1.0, 0.0]])
-    assert euclidean(images, captions, floor).isnan().tolist() == [[True, False], [True, False]]
-
-
-@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
-def test_a_side_may_be_empty_for_a_distance(sizes: tuple[int, int]) -> None:
-    sides = embeddings(*sizes, 4)
-    scores = euclidean(*sides)
-    assert scores.shape == sizes
-    assert not any(gradient.any() for gradient in torch.autograd.grad(scores.sum(), sides))
+        assert torch.equal(scores.argsort(dim=dim, stable=True), ranked.argsort(dim=dim, stable=True))

@@ -1,0 +1,48 @@
+"""On a plain install the presets that need an extra say so in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vse.features.backbones import load_backbone
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.libraries import LIBRARIES
+from vse.pipeline.errors import UserError
+
+HIDDEN = """
+import importlib.metadata, sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("timm", "open_clip"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+known = importlib.metadata.version
+def version(name):
+    if name in ("timm", "open_clip_torch"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return known(name)
+importlib.metadata.version = version
+from vse.features.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("preset", "library", "extra"), [("effnet", "timm", "timm"), ("clip", "OpenCLIP", "openclip")])
+def test_a_missing_extra_is_one_line_that_names_it(preset: str, library: str, extra: str, demo: Path, tmp_path: Path) -> None:
+    arguments = ["cnn", "--dataset", str(demo), "--feature", preset, "--out", str(tmp_path / "x.h5")]
+    done = subprocess.run([sys.executable, "-c", HIDDEN, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert f"needs {library}: pip install 'vse-pipeline[{extra}]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_network_of_a_missing_library_is_refused_as_well(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, LIBRARIES[name].module, None)
+    with pytest.raises(UserError, match=rf"model {name}/x needs .*\[{LIBRARIES[name].extra}\]"):
+        load_backbone(CnnConfig(name="x", model=f"{name}/x", weights="random"))

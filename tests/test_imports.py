@@ -1,0 +1,83 @@
+"""Commands import what they run, and no more: counted in modules, in a process of their own."""
+
+from __future__ import annotations
+
+import configparser
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+
+HEAVY = {"torch", "torchvision", "faiss", "pandas", "matplotlib", "sklearn", "scipy", "cv2", "gensim", "timm", "open_clip"}
+
+
+def entry_points() -> dict[str, str]:
+    """Commands and the functions that they run, from ``setup.cfg``."""
+    parser = configparser.ConfigParser()
+    parser.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+    lines = parser["options.entry_points"]["console_scripts"].strip().splitlines()
+    return dict(tuple(line.replace(" ", "").split("=")) for line in lines)
+
+
+COMMANDS = entry_points()
+
+
+def heavy_imports(command: str, *arguments: object, code: int) -> set[str]:
+    """Which of ``HEAVY`` a command has imported by the time that it exits with ``code``."""
+    module, _, function = COMMANDS[command].partition(":")
+    program = (
+        f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); from {module} import {function} as main; main()"
+    )
+    line = [sys.executable, "-c", program, *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return HEAVY & set(done.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_imports_nothing_heavy(command: str) -> None:
+    assert not heavy_imports(command, "--help", code=0)
+
+
+@pytest.mark.parametrize(
+    ("command", "subcommand"),
+    [
+        ("vse-data", "demo"),
+        ("vse-data", "fetch"),
+        ("vse-data", "import-precomp"),
+        ("vse-extract", "merge"),
+        ("vse-extract", "fit"),
+    ],
+)
+def test_help_of_a_subcommand_imports_nothing_heavy(command: str, subcommand: str) -> None:
+    assert not heavy_imports(command, subcommand, "--help", code=0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_usage_error_imports_nothing_heavy(command: str) -> None:
+    assert not heavy_imports(command, "--no-such-option", code=2)
+
+
+def test_evaluation_does_without_torchvision(tmp_path: Path) -> None:
+    ids = np.arange(10)
+    vectors = np.eye(10, dtype=np.float32)
+    embeddings = Embeddings(
+        ids,
+        ids,
+        ids,
+        "demo",
+        "test",
+        images=vectors,
+        captions=vectors,
+        experiment="vsepp",
+        seed=0,
+        similarity="cosine",
+    )
+    file = write_embeddings(tmp_path / "test.h5", embeddings)
+    imported = heavy_imports("vse-eval", file, "--out", tmp_path / "result.json", code=0)
+    assert "torch" in imported
+    assert "torchvision" not in imported

@@ -1,0 +1,182 @@
+"""Cached features by number: vectors and sets, kept in memory or read from their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.train.data.caches import CPU, PLACES, Array, cached, made_by_hand, regions_by_hand, rows_by_id, spoil
+from vse.features.cache import open_cache
+from vse.features.reader import FeatureReader
+from vse.pipeline.errors import UserError
+from vse.train.data import cached as cached_module
+from vse.train.data.cached import CachedFeatures
+from vse.train.kinds import Kind
+
+N_IMAGES, N_CROPS, DIM = 66, 3, 4
+IDS = [30, 10, 50, 20, 60, 40]
+COUNTS = [2, 0, 5, 1, 0, 3]
+
+
+def drawn(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@given(data=st.data())
+def test_vectors_belong_to_their_ids_in_any_order(where: str, cache: Path, data: st.DataObject) -> None:
+    opened = open_cache(cache)
+    ids = data.draw(st.lists(st.sampled_from(opened.ids.tolist()), min_size=1, max_size=8, unique=True))
+    numbers = np.asarray(data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=12)))
+    stored = rows_by_id(opened)
+    expected = torch.from_numpy(np.stack([stored[ids[number]] for number in numbers]))
+    images = cached(opened, where, ids)
+    assert images.kind == Kind.VECTORS
+    (vectors,) = images.of(numbers)
+    assert torch.equal(vectors, expected)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_captions_are_read_as_images_are(where: str, tfidf: Path) -> None:
+    opened = open_cache(tfidf)
+    stored, ids = rows_by_id(opened), np.random.default_rng(0).permutation(opened.ids)[:20]
+    captions = CachedFeatures(FeatureReader(opened, 0), ids, CPU, PLACES[where])
+    numbers = np.asarray([19, 3, 3, 0])
+    (vectors,) = captions.of(numbers)
+    assert torch.equal(vectors, torch.from_numpy(np.stack([stored[int(ids[number])] for number in numbers])))
+
+
+def test_an_image_without_features_is_named(cache: Path) -> None:
+    with pytest.raises(UserError, match="1 of 2 images have no features, the first is id 999"):
+        cached(open_cache(cache), image_ids=[3, 999])
+
+
+def test_a_caption_without_features_is_named(tfidf: Path) -> None:
+    with pytest.raises(UserError, match="1 of 2 captions have no features, the first is id 99999"):
+        CachedFeatures(FeatureReader(open_cache(tfidf), 0), np.asarray([0, 99999]), CPU)
+
+
+def test_vectors_are_the_same_from_memory(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_module, "_BLOCK", 7)
+    ids = np.random.default_rng(0).permutation(N_IMAGES)
+    kept, mapped = (cached(open_cache(cache), where, ids.tolist()) for where in ("in memory", "mapped"))
+    assert kept.gb_kept > mapped.gb_kept == 0
+    assert torch.equal(*(images.of(np.arange(N_IMAGES))[0] for images in (kept, mapped)))
+
+
+@pytest.mark.parametrize("where", PLACES)
+@given(numbers=st.lists(st.integers(0, len(IDS) - 1), min_size=1, max_size=9))
+def test_regions_are_padded_to_the_longest_of_a_batch(
+    where: str, numbers: list[int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sets = [drawn(count, DIM, seed=k) for k, count in enumerate(COUNTS)]
+    images = cached(regions_by_hand(tmp_path_factory.mktemp("regions"), sets, IDS), where, IDS)
+    assert images.kind == Kind.SETS
+    vectors, mask = images.of(np.asarray(numbers))
+    counts = [max(1, COUNTS[number]) for number in numbers]
+    assert vectors.dtype == torch.float32
+    assert mask.dtype == torch.bool
+    assert vectors.shape == (len(numbers), max(counts), DIM)
+    assert mask.tolist() == [[column < count for column in range(max(counts))] for count in counts]
+    assert not vectors[~mask].any()
+    for row, number in enumerate(numbers):
+        expected = sets[number] if COUNTS[number] else np.zeros((1, DIM), np.float32)
+        assert np.array_equal(vectors[row][mask[row]], expected), "without a region, one vector of zeros"
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_positions_are_sets_that_are_all_there(where: str, tmp_path: Path) -> None:
+    features = drawn(6, 3, DIM)
+    images = cached(made_by_hand(tmp_path, features, IDS), where, [40, 10])
+    assert images.kind == Kind.SETS
+    vectors, mask = images.of(np.asarray([1, 0, 1]))
+    assert np.array_equal(vectors, features[[1, 5, 1]])
+    assert mask.shape == (3, 3)
+    assert mask.all()
+
+
+@pytest.mark.parametrize("n_positions", [None, 3], ids=["regions", "positions"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_sets_are_the_same_from_memory(
+    n_positions: int | None, dtype: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cached_module, "_BLOCK", 2)
+    if n_positions is None:
+        cache = regions_by_hand(tmp_path, [drawn(count, DIM, seed=k).astype(dtype) for k, count in enumerate(COUNTS)], IDS)
+    else:
+        cache = made_by_hand(tmp_path, drawn(6, n_positions, DIM).astype(dtype), IDS)
+    ids = [60, 30, 20, 50, 10]
+    kept, mapped = (cached(cache, where, ids) for where in ("in memory", "mapped"))
+    assert kept.gb_kept > mapped.gb_kept == 0
+    for numbers in ([0, 1, 2, 3, 4], [4], [2, 2, 0]):
+        for one, other in zip(*(images.of(np.asarray(numbers, np.int64)) for images in (kept, mapped)), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_no_image_may_have_a_region(where: str, tmp_path: Path) -> None:
+    images = cached(regions_by_hand(tmp_path, [drawn(0, DIM)] * 6, IDS), where)
+    vectors, mask = images.of(np.asarray([3, 5]))
+    assert torch.equal(vectors, torch.zeros(2, 1, DIM))
+    assert mask.tolist() == [[True], [True]]
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_batch_may_be_empty(where: str, tmp_path: Path) -> None:
+    none = np.empty(0, np.int64)
+    sets = cached(regions_by_hand(tmp_path / "regions", [drawn(2, DIM)] * 6, IDS), where)
+    assert [part.shape for part in sets.of(none)] == [(0, 1, DIM), (0, 1)]
+    (vectors,) = cached(made_by_hand(tmp_path / "vectors", drawn(6, DIM), IDS), where).of(none)
+    assert vectors.shape == (0, DIM)
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_vector_that_is_not_finite_is_refused_with_its_id(where: str, value: float, own_cache: Path) -> None:
+    spoil(own_cache, 41, value)
+    opened = open_cache(own_cache)
+    cached(opened, where, [1, 2, 3]).of(np.arange(3))
+    with pytest.raises(UserError, match="the features of id 41 are not finite"):
+        cached(opened, where, [5, 41, 6]).of(np.arange(3))
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_region_that_is_not_finite_is_refused_with_its_id(where: str, tmp_path: Path) -> None:
+    path = regions_by_hand(tmp_path, [drawn(count, DIM) for count in COUNTS], IDS).path
+    spoil(path, 50, np.nan)
+    cache = open_cache(path)
+    cached(cache, where, [30, 60]).of(np.arange(2))
+    with pytest.raises(UserError, match="the features of id 50 are not finite"):
+        cached(cache, where, [30, 50]).of(np.arange(2))
+
+
+@pytest.mark.parametrize(("bytes_allowed", "kept"), [(46, False), (50, True)])
+def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_path: Path) -> None:
+    features = np.arange(24, dtype=np.float16).reshape(6, 4)  # of 48 bytes
+    cache = made_by_hand(tmp_path, features, range(6))
+    images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
+    assert images.gb_kept == pytest.approx(48e-9 if kept else 0)
+    spoil(cache.path, 3, 99)
+    (vectors,) = images.of(np.asarray([3]))
+    assert vectors[0, -1] == (15 if kept else 99)
+
+
+@pytest.mark.parametrize("bytes_allowed", [87, 88])
+def test_of_regions_as_many_bytes_as_there_are_vectors_count(bytes_allowed: int, tmp_path: Path) -> None:
+    cache = regions_by_hand(tmp_path, [drawn(count, DIM).astype(np.float16) for count in COUNTS], IDS)
+    images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
+    assert images.gb_kept == pytest.approx(88e-9 if bytes_allowed == 88 else 0)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_large_numbers_are_no_reason_to_refuse(where: str, tmp_path: Path) -> None:
+    """Their sum is infinite, each of them is not."""
+    features = np.full((6, 4), 3e38, np.float32)
+    (vectors,) = cached(made_by_hand(tmp_path, features, range(6)), where).of(np.arange(6))
+    assert torch.equal(vectors, torch.from_numpy(features))

@@ -1,0 +1,54 @@
+"""What holds for every similarity that is registered, and for one that scores the directions differently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.train.models.similarities.sides import embeddings, unit
+from vse.pipeline.errors import UserError
+from vse.train.kinds import Encoded
+from vse.train.models.similarities import SIMILARITIES
+from vse.train.models.similarities.base import Similarity
+
+ROWS, COLUMNS = torch.tensor([2, 0, 0, 1]), torch.tensor([1, 1, 0, 4])
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in SIMILARITIES),
+    ("euclidean", {"floor": 0.5}),
+    ("order", {"form": "norm"}),
+    ("network", {"widths": [6]}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_pairs_are_scored_as_the_matrix_is(name: str, settings: dict[str, Any]) -> None:
+    similarity = SIMILARITIES[name](**settings).build(6)
+    images, captions = ((side.detach(),) for side in unit(*embeddings(3, 5, 6, torch.float32)))
+    scores = similarity(images, captions)
+    assert scores.shape == (3, 5)
+    torch.testing.assert_close(similarity.of_pairs(images, captions, ROWS, COLUMNS), scores[ROWS, COLUMNS])
+
+
+@pytest.mark.parametrize("name", list(SIMILARITIES))
+def test_a_score_depends_on_its_image_and_caption_alone(name: str) -> None:
+    similarity = SIMILARITIES[name]().build(6)
+    images, captions = (side.detach() for side in unit(*embeddings(3, 5, 6, torch.float32)))
+    part = similarity((images[1:],), (captions[2:4],))
+    torch.testing.assert_close(part, similarity((images,), (captions,))[1:, 2:4])
+
+
+class Directional(Similarity):
+    """Twice the inner product for one direction, three times for the other."""
+
+    def forward(self, images: Encoded, captions: Encoded) -> tuple[Tensor, Tensor]:
+        scores = images[0] @ captions[0].T
+        return 2 * scores, 3 * scores
+
+
+def test_single_pairs_have_no_direction() -> None:
+    images, captions = embeddings(3, 5, 6)
+    with pytest.raises(UserError, match="a loss of single pairs has no direction"):
+        Directional().of_pairs((images,), (captions,), ROWS, COLUMNS)

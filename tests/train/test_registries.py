@@ -1,0 +1,72 @@
+"""What holds for every part of a training that is registered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from vse.pipeline.parts import Registry
+from vse.train.data.samplers import SAMPLERS
+from vse.train.data.samplers.base import Sampler
+from vse.train.kinds import Kind
+from vse.train.losses import LOSSES
+from vse.train.losses.base import Loss
+from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
+from vse.train.models.encoders.base import EncoderSettings
+from vse.train.models.similarities import SIMILARITIES
+from vse.train.models.similarities.base import SimilaritySettings
+from vse.train.solvers import ADVERSARIES, SOLVERS
+from vse.train.solvers.base import SolverSettings
+
+BASES: list[tuple[Registry[Any], type]] = [
+    (IMAGE_ENCODERS, EncoderSettings),
+    (CAPTION_ENCODERS, EncoderSettings),
+    (SIMILARITIES, SimilaritySettings),
+    (LOSSES, Loss),
+    (SAMPLERS, Sampler),
+    (SOLVERS, SolverSettings),
+]
+PARTS = [pytest.param(registry, base, name, id=f"{registry.kind} {name}") for registry, base in BASES for name in registry]
+
+
+@pytest.mark.parametrize(("registry", "base", "name"), PARTS)
+def test_a_part_is_found_by_the_name_that_it_has(registry: Registry[Any], base: type, name: str) -> None:
+    part = registry.read(name)
+    assert isinstance(part, base)
+    assert part.name == name
+    assert type(part).model_fields["name"].default == name
+    assert registry.read({"name": name}) == part
+    assert registry.read(part.model_dump()) == part
+
+
+@pytest.mark.parametrize(("registry", "base", "name"), PARTS)
+def test_a_part_says_what_it_is_and_cannot_be_changed(registry: Registry[Any], base: type, name: str) -> None:
+    part = registry[name]
+    assert part.__doc__
+    assert part.__doc__ != base.__doc__
+    with pytest.raises(ValidationError, match="frozen"):
+        part().name = "another"
+
+
+@pytest.mark.parametrize(("registry", "base", "name"), PARTS)
+def test_a_setting_that_it_does_not_have_is_refused(registry: Registry[Any], base: type, name: str) -> None:
+    with pytest.raises(ValidationError, match="no_such_setting"):
+        registry.read({"name": name, "no_such_setting": 1})
+
+
+@pytest.mark.parametrize("registry", [registry for registry, _ in BASES], ids=lambda registry: registry.kind)
+def test_an_unknown_part_is_answered_with_the_nearest(registry: Registry[Any]) -> None:
+    name = next(iter(registry))
+    with pytest.raises(ValueError, match=f"unknown {registry.kind} '{name}x' .did you mean '{name}'"):
+        registry.read(f"{name}x")
+
+
+def test_no_adversary_ships() -> None:
+    assert not list(ADVERSARIES)
+
+
+@pytest.mark.parametrize("kind", DEFAULT_CAPTION_ENCODERS)
+def test_the_usual_caption_encoder_of_a_kind_reads_it(kind: Kind) -> None:
+    assert kind in CAPTION_ENCODERS[DEFAULT_CAPTION_ENCODERS[kind]].takes
