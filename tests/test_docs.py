@@ -27,13 +27,10 @@ SKIPPED = {
     ". .venv/bin/activate": "the same",
     "pytest -n auto": "these tests; .ci/run runs them as the README says",
     "cp results/tables/summary_f8k.csv": "copies what the line before it makes, which is a dry run here",
-    "cp results/tables/vsepp_4.csv": "the same",
 }
 # What README.md's blocks would say of themselves in a comment, by how they begin.
 README = {
     "snakemake --cores all results/f30k_vsepp.json": "dry-run: full-size training",
-    "snakemake results/tables/summary_f8k.csv": "dry-run: full-size training",
-    "snakemake --cores all results/tables/vsepp_4.csv": "dry-run: four trainings",
 }
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
