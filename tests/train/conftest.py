@@ -74,7 +74,7 @@ def regions(demo: Path) -> Path:
         offsets=np.concatenate([[0], np.cumsum(counts)]),
         boxes=np.zeros((counts.sum(), 4), np.float32),
         scores=np.ones(counts.sum(), np.float32),
-        image_size=np.full((len(ids), 2), 32, np.int64),
+        image_size=np.full((len(ids), 2), 32, np.int32),
     )
     write_shard(shard_path(out, 0, 1), Identity("demo", "regions", "image", {}), rows)
     return merge_shards(out, 1, demo, ids)

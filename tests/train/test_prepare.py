@@ -48,7 +48,7 @@ def test_sets_for_a_model_of_vectors_are_refused_in_one_line_that_names_both(
         "--set",
         "model.image_encoder=branch",
     )
-    assert f"the image encoder 'branch' reads vectors, and the feature '{kind}' is of sets" in line
+    assert f"the image encoder 'branch' reads vectors, not the sets of the feature '{kind}'" in line
     assert not (tmp_path / "run").exists()
 
 
