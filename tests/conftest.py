@@ -48,6 +48,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``dataset.json`` of a demo of 12 images: 9 train, 1 val, 2 test, for what is slow. Read only."""
+    return make_demo(tmp_path_factory.mktemp("few") / "data", n_images=12)
+
+
+@pytest.fixture(scope="session")
 def cache(demo: Path) -> Path:
     """A cache of small features of the demo, in three shards. Read only."""
     out = demo.parent.parent / "features" / "demo_tiny.h5"

@@ -86,20 +86,20 @@ def test_boxes_are_pooled_on_the_map_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["edge_boxes", "selective_search", "rpn"])
-def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, demo: Path, tmp_path: Path) -> None:
+def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, few: Path, tmp_path: Path) -> None:
     """With three threads that propose at the same time, too."""
     config = TINY.model_copy(update={"boxes": source, "proposer_weights": "random", "workers": 3})
     extractor = BoxesExtractor(config)
     outs = [tmp_path / str(n) / "demo_tiny.h5" for n in (1, 4)]
     for out, n_shards in zip(outs, (1, 4), strict=True):
-        extract_shards(demo, extractor, out, n_shards)
-        merge(demo, out, n_shards)
+        extract_shards(few, extractor, out, n_shards)
+        merge(few, out, n_shards)
     one, four = (verify_cache(out) for out in outs)
-    rows = np.arange(66)
+    rows = np.arange(12)
     found = FeatureReader(one).regions(rows)
     np.testing.assert_array_equal(found.features, FeatureReader(four).regions(rows).features)
-    item = items_of(load_dataset_file(demo), "image")[40]
-    np.testing.assert_array_equal(extractor.extract([item]).features, found.features[40][found.mask[40]])
+    item = items_of(load_dataset_file(few), "image")[7]
+    np.testing.assert_array_equal(extractor.extract([item]).features, found.features[7][found.mask[7]])
     boxes = np.concatenate([shard["boxes"].map() for shard in four.shards])
     scores = np.concatenate([shard["scores"].map() for shard in four.shards])
     assert four.offsets is not None
@@ -190,7 +190,7 @@ def test_bad_boxes_are_one_line(content: str, message: str, demo: Path, tmp_path
 
 def test_bad_settings_are_one_line(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     def line(*sets: str) -> str:
-        options = [argument for setting in sets for argument in ("--set", setting)]
+        options = [argument for setting in ("model=squeezenet1_1", *sets) for argument in ("--set", setting)]
         return fails(main, "boxes", "--dataset", demo, "--out", tmp_path / "x.h5", *options)
 
     assert "boxes: 'selective' is not edge_boxes, selective_search, rpn" in line("boxes=selective")

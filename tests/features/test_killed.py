@@ -97,7 +97,7 @@ def command(what: str, demo: Path, cache: Path, folder: Path) -> tuple[str, list
     if what == "import-precomp":
         arguments = ["import-precomp", str(cache), "--dataset", "demo", "--out-features", str(out)]
         return "vse.features.data_cli", [*arguments, "--out-data", str(folder / "dataset.json")]
-    arguments = [what, "--dataset", str(demo), "--out", str(out), "--shards", "33", "--threads", "1"]
+    arguments = [what, "--dataset", str(demo), "--out", str(out), "--shards", "12", "--threads", "1"]
     return "vse.features.cli", arguments + EXTRACT[what]
 
 
@@ -109,23 +109,23 @@ def content(path: Path) -> dict[str, np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "kills"), [("cnn", 10), ("regions", 4), ("boxes", 4), ("hglmm", 4), ("import-precomp", 4)])
 def test_killed_then_left_alone_gives_the_same_cache(
-    what: str, kills: int, forks: Forks, demo: Path, cache: Path, tmp_path: Path
+    what: str, kills: int, forks: Forks, few: Path, cache: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
     source = export_precomp(cache, tmp_path / "precomp") if what == "import-precomp" else cache
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     statuses = []
     for _ in range(kills):
-        process = forks.start(command(what, demo, source, killed))
+        process = forks.start(command(what, few, source, killed))
         enough = len(list(killed.glob("*/shard*.json"))) + rng.randrange(4)
         while not forks.ends_within(rng.uniform(0.002, 0.05)):
-            if len(list(killed.glob("*/shard*.json"))) >= min(33, enough):
+            if len(list(killed.glob("*/shard*.json"))) >= min(12, enough):
                 os.kill(process, signal.SIGKILL)
                 break
         statuses.append(forks.line())
     assert -signal.SIGKILL in statuses
     for folder in (killed, whole):
-        forks.run(command(what, demo, source, folder))
+        forks.run(command(what, few, source, folder))
     caches = [verify_cache(folder / "demo_x.h5") for folder in (killed, whole)]
     assert caches[0].key == caches[1].key
     for shard, twin in zip(caches[0].shards, caches[1].shards, strict=True):
