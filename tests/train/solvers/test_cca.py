@@ -165,7 +165,6 @@ def blocks(counts: list[list[int]], dim_x: int, dim_y: int, offset: float, seed:
     return found
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     counts=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=6).filter(any), min_size=1, max_size=5),
     dims=st.tuples(st.integers(1, 5), st.integers(1, 5)),

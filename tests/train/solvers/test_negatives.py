@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -60,7 +60,6 @@ def slow_hardest(query: str, batches: list[Batch]) -> dict[int, tuple[float, int
 
 
 @pytest.mark.parametrize("query", ["image", "caption"])
-@settings(deadline=None)
 @given(
     n=st.integers(1, 12),
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
