@@ -49,7 +49,8 @@ ALL = [block for page in pages() for block in read(page)]
 def command(script: str) -> click.Command:
     """The click command that a console script calls, which is ``entry_point(command)``."""
     module, _, name = console_scripts()[script].partition(":")
-    found = inspect.getclosurevars(getattr(importlib.import_module(module), name)).nonlocals["command"]
+    entry = inspect.unwrap(getattr(importlib.import_module(module), name))  # the shape checker wraps it
+    found = inspect.getclosurevars(entry).nonlocals["command"]
     assert isinstance(found, click.Command)
     return found
 
