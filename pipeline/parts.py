@@ -111,7 +111,7 @@ def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
 
 
 def default_part(schema: type[BaseModel], field: str) -> Any:
-    """The part that a field of a schema has unless told otherwise; None if there is none."""
+    """The part that a field of a schema has by default; None if there is none."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
 

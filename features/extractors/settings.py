@@ -52,7 +52,7 @@ class FeatureSettings(Settings):
     fitted: ClassVar[bool] = False
     """Whether an encoder is fitted before rows can be made."""
     default_preset: ClassVar[str | None] = None
-    """The preset that its command makes unless told; none: the one that is called as the extractor."""
+    """The preset that its command makes if it is given none; none: the one that is called as the extractor."""
 
     name: str = Field(description="name of the preset, part of the cache's file name")
     dtype: Literal["float16", "float32"] = Field("float16", description="how the cache stores the vectors")

@@ -62,7 +62,7 @@ class CachedFeatures:
             return self._mean(numbers)
         crops = np.zeros_like(numbers) if crops is None else crops
         if self._kept is not None:
-            which = self._starts[numbers] + crops
+            which = numbers * self.n_crops + crops if self.n_crops else numbers
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._rows[numbers]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
