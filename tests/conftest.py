@@ -22,8 +22,6 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-from vse.features.cnn_extractor import CnnExtractor  # noqa: E402
-from vse.features.extraction import extract_shards, merge  # noqa: E402
 from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
 
@@ -56,6 +54,9 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cache(demo: Path) -> Path:
     """A cache of small features of the demo, in three shards. Read only."""
+    from vse.features.cnn_extractor import CnnExtractor
+    from vse.features.extraction import extract_shards, merge
+
     out = demo.parent.parent / "features" / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)
     return merge(demo, out, 3)

@@ -73,6 +73,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("docs")  # in one worker, so that one world does
 @pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()

@@ -14,7 +14,6 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache import merge_shards
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.tfidf import TfidfConfig
@@ -83,6 +82,8 @@ def regions(demo: Path) -> Path:
 @pytest.fixture(scope="session")
 def tfidf(demo: Path, cache: Path) -> Path:
     """A cache of TF-IDF vectors of the demo's captions, beside that of its images. Read only."""
+    from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
+
     config = TfidfConfig(name="tfidf", min_count=2)
     out = cache.with_name("demo_tfidf.h5")
     extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 2)

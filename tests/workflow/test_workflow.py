@@ -6,13 +6,16 @@ import json
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import console_scripts
+from tests.forked import SNAKEMAKE, Scripts
 from vse.features.cache import open_cache
 
+pytestmark = pytest.mark.xdist_group("workflow")  # in one worker, so that the commands are imported once
 ROOT = Path(__file__).parents[2]
 DEMO = """
 n_images: 33
@@ -26,37 +29,53 @@ experiment:
 """
 
 
-def snakemake(folder: Path, *arguments: str, demo: str = DEMO) -> subprocess.CompletedProcess[str]:
-    """Run the workflow in ``folder``, where nothing of the repository lies, with the tiny demo's preset."""
-    presets = folder / "presets" / "datasets"
-    presets.mkdir(parents=True, exist_ok=True)
-    (presets / "demo.yaml").write_text(demo)
-    scripts = str(Path(sys.executable).parent)
-    environment = {**os.environ, "VSE_PRESETS": str(presets.parent), "PATH": f"{scripts}:{os.environ['PATH']}"}
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "8", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+Workflow = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Path]:
+    """The folder of the commands that the workflow runs, and of snakemake; all of them start at once."""
+    scripts = Scripts(console_scripts() | SNAKEMAKE, os.environ)
+    scripts.start()
+    yield scripts.bin
+    scripts.close()
+
+
+@pytest.fixture
+def snakemake(commands: Path, tmp_path: Path) -> Workflow:
+    """Run the workflow in a folder where nothing of the repository lies, with the tiny demo's preset."""
+
+    def run(*arguments: str, demo: str = DEMO) -> subprocess.CompletedProcess[str]:
+        presets = tmp_path / "presets" / "datasets"
+        presets.mkdir(parents=True, exist_ok=True)
+        (presets / "demo.yaml").write_text(demo)
+        environment = {**os.environ, "VSE_PRESETS": str(presets.parent), "PATH": f"{commands}:{os.environ['PATH']}"}
+        command = [str(commands / "snakemake"), "--snakefile", str(ROOT / "Snakefile"), "--cores", "8", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    return run
 
 
 @pytest.mark.slow
-def test_the_main_job_runs_once_and_again_does_nothing(tmp_path: Path) -> None:
-    done = snakemake(tmp_path, "results/demo_vsepp.json")
+def test_the_main_job_runs_once_and_again_does_nothing(tmp_path: Path, snakemake: Workflow) -> None:
+    done = snakemake("results/demo_vsepp.json")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "results/demo_vsepp.json").read_text())
     assert (result["dataset"], result["experiment"], result["n_images"]) == ("demo", "vsepp", 6)
     assert result["provenance"]["config"]["train"]["epochs"] == 2
-    again = snakemake(tmp_path, "results/demo_vsepp.json")
+    again = snakemake("results/demo_vsepp.json")
     assert again.returncode == 0
     assert "Nothing to be done" in again.stderr + again.stdout
 
 
 @pytest.mark.slow
-def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: Path) -> None:
+def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: Path, snakemake: Workflow) -> None:
     """vsepp_ft starts from vsepp_rc of the same seed, which trains on a crop bank and is validated on centre crops."""
     (tmp_path / "presets" / "experiments").mkdir(parents=True)
     (tmp_path / "presets" / "experiments" / "twice.yaml").write_text("extends: vsepp_ft\nseeds: [3, 5]\n")
     bank = "  fc7: &fc7 { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }\n"
     demo = DEMO.replace(DEMO.splitlines()[4] + "\n", f"{bank}  fc7_rc: {{ <<: *fc7, n_random: 2 }}\n")
-    done = snakemake(tmp_path, "results/demo_twice.json", demo=demo)
+    done = snakemake("results/demo_twice.json", demo=demo)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "results/demo_twice.json").read_text())
     assert result["seeds"] == [3, 5]
@@ -66,18 +85,18 @@ def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: P
         assert (record["features"]["name"], record["start_from"]) == ("fc7", f"../../demo_vsepp_rc/seed-{seed}")
         base = json.loads((tmp_path / f"runs/demo_vsepp_rc/seed-{seed}/run.json").read_text())
         assert (base["features"]["name"], base["eval_features"]["name"]) == ("fc7_rc", "fc7")
-    one = snakemake(tmp_path, "--dry-run", "results/demo_twice.json", "--config", "seeds=[3]", demo=demo)
+    one = snakemake("--dry-run", "results/demo_twice.json", "--config", "seeds=[3]", demo=demo)
     assert "seed-5" not in one.stdout + one.stderr
 
 
 @pytest.mark.slow
-def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tmp_path: Path) -> None:
+def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tmp_path: Path, snakemake: Workflow) -> None:
     (tmp_path / "presets" / "experiments").mkdir(parents=True)
     for name in ("twobranch_constraints", "cca"):
         preset = f"extends: {name}\nfeature: fc7\ncaption_feature: tfidf\n"
         (tmp_path / "presets" / "experiments" / f"small_{name}.yaml").write_text(preset)
     targets = ["results/demo_small_twobranch_constraints.json", "results/demo_small_cca.json"]
-    done = snakemake(tmp_path, *targets)
+    done = snakemake(*targets)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "features/demo_tfidf.encoder.safetensors").exists()
     for target in targets:
@@ -86,32 +105,32 @@ def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tm
         assert result["protocols"].keys() == {"full", "sentence"}
         record = json.loads((tmp_path / f"runs/{Path(target).stem}/seed-0/run.json").read_text())
         assert record["caption_features"]["path"] == "../../../features/demo_tfidf.h5"
-    again = snakemake(tmp_path, *targets)
+    again = snakemake(*targets)
     assert "Nothing to be done" in again.stderr + again.stdout
 
 
 @pytest.mark.slow
-def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path) -> None:
+def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path, snakemake: Workflow) -> None:
     target = "features/demo_tfidf.h5"
-    done = snakemake(tmp_path, target)
+    done = snakemake(target)
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).count("rule fit:") == 1
     first = open_cache(tmp_path / target)
     assert (first.kind, len(first.ids)) == ("text", 165)
-    assert "Nothing to be done" in (again := snakemake(tmp_path, target)).stderr + again.stdout
-    changed = snakemake(tmp_path, target, demo=DEMO.replace("tfidf: { min_count: 1 }", "tfidf: { min_count: 3 }"))
+    assert "Nothing to be done" in (again := snakemake(target)).stderr + again.stdout
+    changed = snakemake(target, demo=DEMO.replace("tfidf: { min_count: 1 }", "tfidf: { min_count: 3 }"))
     assert changed.returncode == 0, changed.stderr
     assert open_cache(tmp_path / target).dim < first.dim
 
 
 @pytest.mark.slow
-def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path) -> None:
-    assert snakemake(tmp_path, "features/demo_fc7.h5").returncode == 0
+def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path, snakemake: Workflow) -> None:
+    assert snakemake("features/demo_fc7.h5").returncode == 0
     shards = tmp_path / "features" / "demo_fc7.shards"
     kept = (shards / "shard-00000-of-00002.h5").stat().st_mtime_ns
     for path in [*shards.glob("shard-00001*"), tmp_path / "features" / "demo_fc7.h5"]:
         path.unlink()
-    assert snakemake(tmp_path, "features/demo_fc7.h5").returncode == 0
+    assert snakemake("features/demo_fc7.h5").returncode == 0
     assert (shards / "shard-00000-of-00002.h5").stat().st_mtime_ns == kept
     assert (shards / "shard-00001-of-00002.h5").exists()
 
@@ -127,15 +146,15 @@ def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path) -> None:
         ("results/tables/vsepp_3.csv", "Put dataset_flickr30k.json (the Karpathy split)"),
     ],
 )
-def test_what_cannot_be_made_is_said_before_anything_runs(target: str, message: str, tmp_path: Path) -> None:
-    answer = snakemake(tmp_path, "--dry-run", target)
+def test_what_cannot_be_made_is_said_before_anything_runs(target: str, message: str, snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", target)
     assert answer.returncode == 1
     assert message in answer.stderr + answer.stdout
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tex"])
-def test_a_published_table_takes_all_its_experiments(suffix: str, tmp_path: Path) -> None:
-    answer = snakemake(tmp_path, "--dry-run", f"results/tables/vsepp_4.{suffix}", "--config", "dataset=demo")
+def test_a_published_table_takes_all_its_experiments(suffix: str, snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", f"results/tables/vsepp_4.{suffix}", "--config", "dataset=demo")
     assert answer.returncode == 0, answer.stderr
     text = answer.stdout + answer.stderr
     names = ("vse0_10c_rv", "order0_10c_rv", "vsepp_10c_rv", "orderpp_10c_rv")
@@ -145,32 +164,32 @@ def test_a_published_table_takes_all_its_experiments(suffix: str, tmp_path: Path
     assert "rule summary:" not in text
 
 
-def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp_path: Path) -> None:
-    done = snakemake(tmp_path, "results/tables/ace_1.csv", "results/tables/ace_1.tex")
+def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp_path: Path, snakemake: Workflow) -> None:
+    done = snakemake("results/tables/ace_1.csv", "results/tables/ace_1.tex")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "results/tables/ace_1.csv").read_text().splitlines()
     assert lines[3].startswith("ace 1.3,ACE VSE++ (VGG-19),1C,coco,1k,1000,,,,,,44.50,,,,,,,75.40,")
     assert "toprule" in (tmp_path / "results/tables/ace_1.tex").read_text()
 
 
-def test_the_summary_of_a_data_set_is_no_published_table(tmp_path: Path) -> None:
-    answer = snakemake(tmp_path, "--dry-run", "results/tables/summary_demo.csv")
+def test_the_summary_of_a_data_set_is_no_published_table(snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "results/tables/summary_demo.csv")
     assert "vse-table summary results/demo_vse0.json results/demo_vsepp.json --out" in answer.stdout + answer.stderr
 
 
-def test_an_unknown_setting_of_the_workflow_is_named(tmp_path: Path) -> None:
-    answer = snakemake(tmp_path, "--dry-run", "results/demo_vsepp.json", "--config", "thread=2")
+def test_an_unknown_setting_of_the_workflow_is_named(snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "results/demo_vsepp.json", "--config", "thread=2")
     assert "did you mean 'threads'" in answer.stderr + answer.stdout
 
 
-def test_the_user_s_own_files_are_used_by_configuration_alone(demo: Path, tmp_path: Path) -> None:
+def test_the_user_s_own_files_are_used_by_configuration_alone(demo: Path, tmp_path: Path, snakemake: Workflow) -> None:
     source = tmp_path / "source"
     source.mkdir()
     shutil.copy(demo, source / "dataset_flickr8k.json")
     (source / "images").symlink_to(demo.parent / "images")
-    done = snakemake(tmp_path, "data/f8k/dataset.json", "--config", f"f8k_dir={source}")
+    done = snakemake("data/f8k/dataset.json", "--config", f"f8k_dir={source}")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "data/f8k/dataset.json").read_text())["dataset"] == "f8k"
     assert (tmp_path / "data/f8k/images/demo_000000.jpg").is_file()
-    again = snakemake(tmp_path, "data/f8k/dataset.json")
+    again = snakemake("data/f8k/dataset.json")
     assert "Nothing to be done" in again.stderr + again.stdout, "the folder need not be named again"

@@ -22,6 +22,8 @@ from vse.eval.protocols.coco import average_precision_at_r, right_positions
 from vse.eval.protocols.protocols import protocols_of, queries_of
 from vse.eval.ranking.metrics import fold_metrics
 
+pytestmark = pytest.mark.xdist_group("coco")  # one worker reads the package's data and makes its rankings
+
 
 @cache
 def coco() -> Embeddings:
@@ -104,10 +106,9 @@ def test_blocks_and_a_matrix_of_scores_give_the_same() -> None:
     assert run.images is not None
     assert run.captions is not None
     dense = replace(run, scores=run.images @ run.captions.T, images=None, captions=None)
-    for protocol in ("cxc", "eccv"):
-        ours = [fold_metrics(queries_of(one, protocol)[0]) for one in (run, dense)]
-        assert ours[0]["i2t"] == pytest.approx(ours[1]["i2t"], rel=1e-4)
-        assert ours[0]["t2i"] == pytest.approx(ours[1]["t2i"], rel=1e-4)
+    ours = [fold_metrics(queries_of(one, "eccv")[0]) for one in (run, dense)]
+    assert ours[0]["i2t"] == pytest.approx(ours[1]["i2t"], rel=1e-4)
+    assert ours[0]["t2i"] == pytest.approx(ours[1]["t2i"], rel=1e-4)
 
 
 def test_a_sixth_caption_changes_nothing() -> None:

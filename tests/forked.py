@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pkgutil
 import shutil
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
 CLIENT = """#!{python} -S
 import json, os, socket, sys
 
@@ -69,6 +71,7 @@ class Scripts:
 def serve(path: str, targets: list[str]) -> None:
     """Answer calls of the scripts, each in a fork, as long as the tests are there."""
     mains: dict[str, Callable[[], None]] = {}
+    _import_all("vse")  # the commands import what they run when they run
     for item in targets:
         name, _, target = item.partition("=")
         module, _, function = target.partition(":")
@@ -90,6 +93,14 @@ def serve(path: str, targets: list[str]) -> None:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+
+
+def _import_all(package: str) -> None:
+    """Import every module of a package; one whose extra is not installed is left to the command that needs it."""
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        with suppress(ImportError):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
 
 def _answer(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> None:
