@@ -10,6 +10,7 @@ import json
 import os
 import pkgutil
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
+PYTEST = {"pytest": "__main__:pytest_main"}
 CLIENT = """#!{python} -S
 import json, os, socket, sys
 
@@ -47,40 +49,48 @@ class Scripts:
             script.chmod(0o755)
 
     def start(self) -> None:
-        """Import the commands, anew if they were imported before."""
-        self._end()
+        """Import the commands; if they were imported before, import what is ours again."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGHUP)
+            self._ready()
+            return
         path, items = self._folder / "socket", [f"{name}={target}" for name, target in self._targets.items()]
-        path.unlink(missing_ok=True)
         command = [sys.executable, __file__, str(path), *items]
         self._server = subprocess.Popen(command, env=dict(self._environment), stdout=subprocess.PIPE, text=True)
-        assert self._server.stdout is not None
-        assert self._server.stdout.readline() == "ready\n"
+        self._ready()
 
     def close(self) -> None:
         """End the server and remove the scripts."""
-        self._end()
-        shutil.rmtree(self._folder)
-
-    def _end(self) -> None:
         if self._server is not None:
             self._server.terminate()
             self._server.communicate()
-            self._server = None
+        shutil.rmtree(self._folder)
+
+    def _ready(self) -> None:
+        assert self._server is not None
+        assert self._server.stdout is not None
+        assert self._server.stdout.readline() == "ready\n"
 
 
 def serve(path: str, targets: list[str]) -> None:
     """Answer calls of the scripts, each in a fork, as long as the tests are there."""
     mains: dict[str, Callable[[], None]] = {}
-    _import_all("vse")  # the commands import what they run when they run
-    for item in targets:
-        name, _, target = item.partition("=")
-        module, _, function = target.partition(":")
-        mains[name] = getattr(importlib.import_module(module), function)
+
+    def load(*_: object) -> None:
+        _forget("vse")
+        _import_all("vse")  # the commands import what they run when they run
+        for item in targets:
+            name, _, target = item.partition("=")
+            module, _, function = target.partition(":")
+            mains[name] = getattr(importlib.import_module(module), function)
+        print("ready", flush=True)
+
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
         server.settimeout(5)
-        print("ready", flush=True)
+        load()
+        signal.signal(signal.SIGHUP, load)
         tests = os.getppid()
         while os.getppid() == tests:  # else they were killed
             try:
@@ -93,6 +103,23 @@ def serve(path: str, targets: list[str]) -> None:
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
+
+
+def pytest_main() -> None:
+    """The command ``pytest``: its tests import what they test themselves, and check its types as they do."""
+    for package in ("vse", "jaxtyping"):  # the latter is a plugin of pytest, which reads it first
+        _forget(package)
+    import pytest
+
+    sys.exit(pytest.main())
+
+
+def _forget(package: str) -> None:
+    """Let the next import of a package and of its modules read their files."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == package:
+            del sys.modules[name]
+    importlib.invalidate_caches()
 
 
 def _import_all(package: str) -> None:

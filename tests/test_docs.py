@@ -63,17 +63,16 @@ def shown(line: str, output: str) -> bool:
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A copy of the repository in which the first command of the tutorial has been run."""
+    """A copy of the repository in which two models of the demo have been trained."""
     made = World(tmp_path_factory.mktemp("docs"))
     try:
-        made.run("snakemake --cores all results/demo_vsepp.json")
+        made.run("snakemake --cores all results/demo_vsepp.json results/demo_vse0.json")
         yield made
     finally:
         made.close()
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("docs")  # in one worker, so that one world does
 @pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
-from tests.forked import SNAKEMAKE, Scripts
+from tests.forked import PYTEST, SNAKEMAKE, Scripts
 from vse.pipeline.demo import make_demo
 
 ROOMS = ("pipeline", "features", "train", "eval")
@@ -58,7 +58,7 @@ class World:
         self._shrink()
         self._draw(make_demo(work / "drawn", 66, seed=3))
         self.environment = self._environment(self.folder / "_vse")  # found before the installed package
-        self._scripts = Scripts(console_scripts() | SNAKEMAKE, self.environment)
+        self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST, self.environment)
         self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"
         self._scripts.start()
 

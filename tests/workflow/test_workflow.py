@@ -15,7 +15,6 @@ from tests.docs.pages import console_scripts
 from tests.forked import SNAKEMAKE, Scripts
 from vse.features.cache import open_cache
 
-pytestmark = pytest.mark.xdist_group("workflow")  # in one worker, so that the commands are imported once
 ROOT = Path(__file__).parents[2]
 DEMO = """
 n_images: 33

@@ -22,8 +22,6 @@ from vse.eval.protocols.coco import average_precision_at_r, right_positions
 from vse.eval.protocols.protocols import protocols_of, queries_of
 from vse.eval.ranking.metrics import fold_metrics
 
-pytestmark = pytest.mark.xdist_group("coco")  # one worker reads the package's data and makes its rankings
-
 
 @cache
 def coco() -> Embeddings:
