@@ -9,9 +9,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for eac
 
 import jaxtyping
 
-import tests.checked  # noqa: F401
+from tests import checked
 
-_hook = jaxtyping.install_import_hook(["vse"], "tests.checked.checked")
+checked.install()
 
 import json  # noqa: E402
 import shutil  # noqa: E402

@@ -78,8 +78,10 @@ def run(main: Main, arguments: Sequence[object], log: Path) -> int | None:
     return process.exitcode
 
 
-def run_together(arguments: Sequence[object], size: int, logs: Path, main: Main = train_main) -> tuple[list[int | None], str]:
-    """The exit codes of several processes that train together, as ``torchrun`` would start them, and what all have said."""
+def start_together(
+    arguments: Sequence[object], size: int, logs: Path, main: Main = train_main
+) -> tuple[list[ForkServerProcess], list[Path]]:
+    """Several processes that train together, as ``torchrun`` would start them, and the file of what each says."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
@@ -88,6 +90,12 @@ def run_together(arguments: Sequence[object], size: int, logs: Path, main: Main 
     processes = [
         start(main, arguments, file, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank, file in enumerate(files)
     ]
+    return processes, files
+
+
+def run_together(arguments: Sequence[object], size: int, logs: Path, main: Main = train_main) -> tuple[list[int | None], str]:
+    """The exit codes of several processes that train together, and what all have said."""
+    processes, files = start_together(arguments, size, logs, main)
     for process in processes:
         process.join()
     return [process.exitcode for process in processes], "".join(file.read_text() for file in files)

@@ -118,6 +118,13 @@ def test_fine_tuning_follows_the_paper(name: str) -> None:
     assert base.eval_feature == found.feature
 
 
+# What takes the place of networks whose random weights take seconds to draw.
+SMALL = {
+    "vgg19": {"model": "squeezenet1_1", "layer": "features.2"},
+    "resnet152": {"model": "resnet18", "layer": "relu"},
+}
+
+
 @pytest.fixture(scope="module")
 def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The cache of a feature preset on the demo, made when it is first asked for."""
@@ -133,8 +140,9 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     def extractor(name: str, out: Path) -> Extractor:
         extractor = load_feature(name, "demo").extractor
         if extractor == "cnn":
-            config = load_feature(name, "demo", ["resize=32", "crop=32"])
+            config = load_feature(name, "demo", ["resize=32", "crop=32", "grid=2"])
             assert isinstance(config, CnnConfig)
+            config = config.model_copy(update=SMALL.get(config.model, {}))
             return CnnExtractor(config)
         few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
         captions = load_feature(name, "demo", [*few[extractor], "min_count=1"])

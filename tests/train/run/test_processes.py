@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +91,16 @@ def assert_close(a: Any, b: Any) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_are_stopped_are_resumed_by_one(cache: Path, tmp_path: Path) -> None:
-    """Started by ``torchrun``."""
     sets = ["train.batch_size=50", "train.epochs=30"]
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "vse.train"]
-    command = [sys.executable, "-m", *launcher, *map(str, arguments(cache, tmp_path / "run", sets))]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as both:
-        while both.poll() is None and not (tmp_path / "run" / "metrics.csv").exists():
-            with suppress(subprocess.TimeoutExpired):
-                both.wait(timeout=0.05)
-        both.send_signal(signal.SIGTERM)
-        _, log = both.communicate()
-    assert both.returncode != 0
-    assert "stopped in epoch" in log
+    processes, files = forked.start_together(arguments(cache, tmp_path / "run", sets), 2, tmp_path)
+    while processes[0].is_alive() and not (tmp_path / "run" / "metrics.csv").exists():
+        processes[0].join(timeout=0.05)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [143, 143]
+    assert "stopped in epoch" in "".join(file.read_text() for file in files)
     train(cache, experiment(*sets), out=tmp_path / "run", existing=Existing(resume=True))
     train(cache, experiment(*sets), out=tmp_path / "one")
     assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "run")["rows"])
