@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.read_once import ReadOnce
 
 
 @contextmanager
@@ -74,10 +75,23 @@ def write_json(path: Path, content: object) -> Path:
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Read a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
+    return read_json_and_sha256(path, object_hook)[0]
+
+
+def read_json_and_sha256(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> tuple[Any, str]:
+    """What :func:`read_json` reads, and the SHA-256 of the bytes that were read."""
+    file = ReadOnce(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_hook=object_hook)
+        content = file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    return parse_json(path, content, object_hook), file.sha256
+
+
+def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The content of a JSON file that was read from ``path``; :class:`UserError` if it is not JSON."""
+    try:
+        return json.loads(content.decode(), object_hook=object_hook)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -23,6 +23,7 @@ from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddi
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
+from vse.pipeline.read_once import ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _SCORES = ("scores", "scores_i2t", "scores_t2i")
@@ -41,7 +42,7 @@ class Embeddings:
     serve to compare captions. The attributes name the ``dataset``, the ``split`` and the ``similarity`` (without scores
     one of :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
     ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
-    MS-COCO, if they are of it.
+    MS-COCO, if they are of it. ``source`` is the file that they were read from, if there is one.
     """
 
     image_ids: NDArray[np.int64]
@@ -59,6 +60,7 @@ class Embeddings:
     similarity: str = "cosine"
     provenance: str = "{}"
     coco_ids: NDArray[np.int64] | None = None
+    source: ReadOnce | None = field(default=None, compare=False, repr=False)
 
     @property
     def directional(self) -> bool:
@@ -162,22 +164,25 @@ def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: Scor
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length.
 
-    Matrices that lie in the file as one piece of float32 are mapped, so that they may be larger than memory.
+    The file is opened once: what is renamed over it meanwhile is not read. Matrices that lie in it as one piece of float32
+    are mapped, so that they may be larger than memory.
     """
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    source = ReadOnce(path)
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(source.stream, "r") as file:
             items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
-            arrays = {name: _array(path, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
+            arrays = {name: _array(source, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
     except OSError as error:
-        reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
-        raise UserError(f"{path}: {reason}") from None
+        raise UserError(f"{path}: not a readable HDF5 file ({error})") from None
     attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
     values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
-    run = Embeddings(**values, **attributes)
+    run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
 
@@ -232,10 +237,10 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(path: Path, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+def _array(source: ReadOnce, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
     if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
-        return np.memmap(path, np.float32, "c", item.id.get_offset(), item.shape)
+        return np.memmap(source.stream, np.float32, "c", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 

@@ -18,7 +18,7 @@ import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
-from vse.eval.protocols.ensemble import ensemble
+from vse.eval.protocols.ensemble import ensemble, members_of
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
@@ -53,7 +53,8 @@ def evaluate(
     :func:`vse.eval.search.approximate.approximate_recalls`).
     """
     check_out(out, files)
-    runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
+    read = members_of(files) if together else read_seeds(files)
+    runs = [ensemble(files, "sentence" in named_protocols(protocol), read)] if together else read
     for path, run in zip(files, runs, strict=False):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
@@ -75,8 +76,8 @@ def evaluate(
         "protocols": protocols,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
-        **({"ensemble": _members(files)} if together else {}),
-        "provenance": {**_provenance(first), "embeddings": [file_reference(path, out) for path in files]},
+        **({"ensemble": _members(files, read)} if together else {}),
+        "provenance": {**_provenance(first), "embeddings": [file_reference(run, out) for run in read]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -168,9 +169,10 @@ def _slashed(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
 
 
-def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
-    members = [(path, read_embeddings(path)) for path in files]
-    return [{"experiment": experiment_of(path, member), "seed": member.seed} for path, member in members]
+def _members(files: Sequence[Path], members: Sequence[Embeddings]) -> list[dict[str, Any]]:
+    return [
+        {"experiment": experiment_of(path, member), "seed": member.seed} for path, member in zip(files, members, strict=True)
+    ]
 
 
 def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:

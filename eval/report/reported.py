@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file
+from vse.pipeline.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -88,14 +88,15 @@ def _with_embeddings(
     if lost and not (given and files[0] in lost):
         log.warning("%s: no such file", lost[0])
         return _lacking(reported, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
-    first = read_embeddings(files[0])
-    for file, entry in zip(files, references, strict=False):
-        if sha256_file(file) != entry["sha256"]:
+    members = [read_embeddings(file) for file in files]
+    first = members[0]
+    for file, member, entry in zip(files, members, references, strict=False):
+        if member.source is not None and member.source.sha256 != entry["sha256"]:
             raise UserError(
                 f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
                 "evaluate them again, or give the right ones with --embeddings"
             )
-    run = ensemble(files) if len(files) > 1 else first
+    run = ensemble(files, members=members) if len(files) > 1 else first
     result = reported.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     ours = {"n_images": len(run.image_ids), "n_captions": len(run.caption_ids), "dataset": run.dataset, "split": run.split}

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from vse.eval.search.index import Built, faiss_reason
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, write_json, written
+from vse.pipeline.files import read_json, write_json, written
+from vse.pipeline.read_once import ReadOnce
 
 FORMAT = "vse-index"
 VERSION = 1
@@ -90,9 +91,10 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
     if factory not in (None, note["factory"]):
         raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_REBUILD}")
     try:
-        if sha256_file(path) != note["sha256"]:
+        file = ReadOnce(path)
+        if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC)
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
     if (index.ntotal, index.d) != (indexed.count, indexed.dim):

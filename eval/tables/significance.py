@@ -70,8 +70,8 @@ def compare(
         "split": first.split,
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
-        "a": _side(sides[0], runs[0], out),
-        "b": _side(sides[1], runs[1], out),
+        "a": _side(runs[0], out),
+        "b": _side(runs[1], out),
         "samples": samples,
         "comparisons": compared,
     }
@@ -178,9 +178,9 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return first, second
 
 
-def _side(files: Sequence[Path], runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
+def _side(runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
         "seeds": [run.seed for run in runs],
-        "embeddings": [file_reference(path, out) for path in files],
+        "embeddings": [file_reference(run, out) for run in runs],
     }

@@ -23,7 +23,8 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json, write_text
+from vse.pipeline.files import parse_json, read_json, write_bytes, write_json, write_text
+from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.vocabulary import Vocabulary
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -81,8 +82,30 @@ class RunFolder:
             raise UserError(f"{self.record_file}: not the record of a run")
         return record
 
+    def content(self, file: Path) -> tuple[bytes, str]:
+        """The bytes of one of the run's files, and their SHA-256, which is checked if ``run.json`` has it.
+
+        :class:`UserError` if they are not those that the training wrote.
+        """
+        opened = ReadOnce(file)
+        content = opened.read()
+        record = read_json(self.record_file) if self.record_file.is_file() else {}
+        sums = record.get("files") if isinstance(record, dict) else None
+        expected = sums.get(file.name) if isinstance(sums, dict) else None
+        if expected not in (None, opened.sha256):
+            raise UserError(
+                f"{file}: not what the training wrote (its SHA-256 is not the one in {self.record_file.name}); restore it, "
+                "or train again with --overwrite"
+            )
+        return content, opened.sha256
+
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.vocabulary_file)
+        return self.read_vocabulary()[0]
+
+    def read_vocabulary(self) -> tuple[Vocabulary, str]:
+        """The words, and the SHA-256 of the bytes that they were read from."""
+        content, sha256 = self.content(self.vocabulary_file)
+        return Vocabulary.of_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def evaluated(self) -> dict[str, Any]:
         """Name, key and place of the cache that the run is validated and tested with."""
@@ -121,12 +144,21 @@ class RunFolder:
 
     def best_weights(self) -> dict[str, Tensor]:
         """Weights of the epoch with the highest validation rsum."""
+        return self.read_best()[0]
+
+    def read_best(self) -> tuple[dict[str, Tensor], str]:
+        """These weights, and the SHA-256 of the bytes that they were read from; :class:`UserError` if some are not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
+        content, sha256 = self.content(self.best_file)
         try:
-            return safetensors.torch.load_file(self.best_file)
+            weights = safetensors.torch.load(content)
         except safetensors.SafetensorError as error:
             raise UserError(f"{self.best_file}: not readable weights ({error})") from None
+        bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)
+        if bad is not None:
+            raise UserError(f"{self.best_file}: the weights {bad} are not finite (NaN or infinite); train again")
+        return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()

@@ -10,7 +10,7 @@ from vse.features.cache import FeatureCache, open_cache
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.read_once import ReadOnce
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.run.folder import RunFolder, relative_path
 
@@ -44,6 +44,7 @@ class Inputs:
     captions: FeatureCache | None
     dataset: Dataset
     base: RunFolder | None
+    base_sha256: str
     weights_dir: Path | None
 
     @property
@@ -55,7 +56,7 @@ class Inputs:
         """What a run is made from, beside its settings."""
         identity = {
             "dataset": self.dataset.name,
-            "captions_sha256": sha256_file(self.dataset.path),
+            "captions_sha256": self.dataset.sha256,
             "seed": seed,
             "feature": self.cache.feature,
             "feature_key": self.cache.key,
@@ -65,7 +66,7 @@ class Inputs:
         if self.captions is not None:
             identity |= {"caption_feature_key": self.captions.key}
         if self.base is not None:
-            identity |= {"start_from_sha256": sha256_file(self.base.best_file)}
+            identity |= {"start_from_sha256": self.base_sha256}
         return identity
 
     def record(self, folder: Path) -> dict[str, Any]:
@@ -95,7 +96,8 @@ def open_inputs(
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features)
-    return Inputs(cache, evaluated, captions, dataset, base, paths.weights_dir)
+    base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
+    return Inputs(cache, evaluated, captions, dataset, base, base_sha256, paths.weights_dir)
 
 
 def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:

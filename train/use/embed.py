@@ -52,6 +52,8 @@ class TrainedRun:
     model: Model
     split: Split
     device: torch.device
+    weights_sha256: str
+    vocabulary_sha256: str
 
 
 def load_run(run: Path, split: str, places: RunPlaces = RunPlaces(), device: str = "auto") -> TrainedRun:
@@ -79,18 +81,32 @@ def load_run(run: Path, split: str, places: RunPlaces = RunPlaces(), device: str
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
-    vocabulary = folder.vocabulary()
+    vocabulary, vocabulary_sha256 = folder.read_vocabulary()
     captions = read_captions(caption_cache, pairs, vocabulary, where)
     model = build_model(experiment.model, *model_inputs(cache, caption_cache, vocabulary), cnn).to(where)
+    weights, weights_sha256 = folder.read_best()
     try:
-        model.load_state_dict(folder.best_weights())
+        model.load_state_dict(weights)
     except RuntimeError as error:
         raise UserError(
             f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
         ) from None
     model.eval()
     as_read = Split(pairs, images, captions)
-    return TrainedRun(folder, experiment, record, dataset, cache, caption_cache, vocabulary, model, as_read, where)
+    return TrainedRun(
+        folder=folder,
+        experiment=experiment,
+        record=record,
+        dataset=dataset,
+        cache=cache,
+        caption_cache=caption_cache,
+        vocabulary=vocabulary,
+        model=model,
+        split=as_read,
+        device=where,
+        weights_sha256=weights_sha256,
+        vocabulary_sha256=vocabulary_sha256,
+    )
 
 
 def embed_split(run: Path, out: Path, split: str = "test", places: RunPlaces = RunPlaces(), device: str = "auto") -> Path:

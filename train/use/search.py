@@ -22,7 +22,7 @@ from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json
+from vse.pipeline.files import sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded
@@ -174,9 +174,9 @@ def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
             "side": "captions" if by_photo else "images",
             "data set": trained.dataset.name,
             "split": split,
-            "weights": sha256_file(trained.folder.best_file),
+            "weights": trained.weights_sha256,
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
-            "vocabulary": sha256_file(trained.folder.vocabulary_file),
+            "vocabulary": trained.vocabulary_sha256,
             "features": trained.cache.key,
             "caption features": trained.caption_cache.key if trained.caption_cache else "",
             "captions": sha256_json(words),
@@ -208,8 +208,9 @@ def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Sear
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
         unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
+    corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
-    return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
+    return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
 
 
 def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
