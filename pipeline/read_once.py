@@ -1,4 +1,4 @@
-"""Inputs whose SHA-256 is noted: the bytes that are hashed are those that were read, whatever happens to the file meanwhile."""
+"""Inputs whose SHA-256 is noted: the bytes that are hashed are those that were read, whatever happens meanwhile."""
 
 from __future__ import annotations
 

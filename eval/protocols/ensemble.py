@@ -32,7 +32,8 @@ def ensemble(files: Sequence[Path], sentence: bool = False, members: Sequence[Em
 
     ``members`` are what the ``files`` hold, if they were read already. They are of one split and similarity; their sizes,
     experiments and seeds are free. No matrix of scores is made: an inner product and the order score are both sums over
-    dimensions, so the members' vectors are put side by side, each divided by the root of how many there are. Of files that hold scores, the scores are averaged where they are read;
+    dimensions, so the members' vectors are put side by side, each divided by the root of how many there are. Of files that
+    hold scores, the scores are averaged where they are read;
     if those of any member depend on the direction, so do those of the ensemble.
 
     For the protocol ``sentence`` this is the mean of the members' cosines only if all captions are of one length: with

@@ -78,6 +78,8 @@ def write_report(
     check_out(out, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
+    check_out(out, [file for one in reported for file in one.files])
+    check_out(out, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")])
     if len(reported) == 2:
         reported[1] = on_the_same_queries(*reported)
     ranks = [all_ranks(one.run) for one in reported if one.run]

@@ -28,7 +28,8 @@ class ReportedResult:
 
     ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``; ``curves`` has a table per seed
     that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
-    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it.
+    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it; ``files`` are all
+    that it is made from.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class ReportedResult:
     curves: tuple[pd.DataFrame, ...] = ()
     negatives: pd.DataFrame | None = None
     missing: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -64,6 +66,8 @@ def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
         files[:1] = [embeddings]
     # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
     together = bool(reported.result.ensemble)
+    beside = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
+    reported = replace(reported, files=(path, *files, *beside))
     reported = _with_embeddings(reported, references, files if together else files[:1], given=embeddings is not None)
     if together:
         return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")

@@ -12,11 +12,14 @@ import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.caption_extractor import encoder_path
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
+from vse.features.shards import shards_folder
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import check_out
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
@@ -54,6 +57,13 @@ class TrainedRun:
     device: torch.device
     weights_sha256: str
     vocabulary_sha256: str
+
+    @property
+    def inputs(self) -> list[Path]:
+        """All that was read of it, or may be: no output may be one of these files, or lie in one of these folders."""
+        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
+        return [*self.folder.files, *of_caches, self.dataset.path, self.dataset.path.parent / "images"]
 
 
 def load_run(run: Path, split: str, places: RunPlaces = RunPlaces(), device: str = "auto") -> TrainedRun:
@@ -115,7 +125,9 @@ def embed_split(run: Path, out: Path, split: str = "test", places: RunPlaces = R
     Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
     and single vectors of captions for the protocol ``sentence``.
     """
+    check_out(out, RunFolder(run).files)
     trained = load_run(run, split, places, device)
+    check_out(out, trained.inputs)
     images, captions = encode(trained.model, trained.split, trained.device)
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     provenance = {

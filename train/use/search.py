@@ -17,12 +17,12 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
-from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
+from vse.eval.search.index_file import Indexed, ids_sha256, note_file, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_json
+from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded
@@ -61,6 +61,7 @@ def search_split(
     index: Path | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
+    page: Path | None = None,
 ) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
@@ -77,11 +78,19 @@ def search_split(
         it is of other weights, features, split or side, or of another corpus
     index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
     index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
+    page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
     trained = load_run(run, split, places, device)
     by_photo = isinstance(query, Path)
+    read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    if index is not None:
+        check_out(index, read)
+        check_out(note_file(index), read)
+        read += [index, note_file(index)]
+    if page is not None:
+        check_out(page, read)
     if trained.model.pairwise:
         for option, file in (("--index", index), ("--corpus", corpus)):
             if file is not None:
