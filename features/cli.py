@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import reduce
 from inspect import cleandoc
 from pathlib import Path
@@ -17,6 +18,7 @@ from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.locks import only_writer
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -81,9 +83,11 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         from vse.features.hardware import use_threads
 
         use_threads(threads)
-        ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
-        made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
-        click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
+        _check_out(dataset, config, out, words)
+        with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
+            ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
+            made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
+            click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
 
     mine = [_OPTIONS[option] for option in settings.options]
     options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _SETS, *mine, _DEVICE, _THREADS]
@@ -122,6 +126,7 @@ def fit_command(
     from vse.features.hardware import use_threads
 
     use_threads(threads)
+    _check_out(dataset, config, out, words)
     click.echo(fit_encoder(dataset, config, encoder_path(out), device, words))
 
 
@@ -153,6 +158,16 @@ def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ..
     name = load_dataset_file(dataset).name
     config = load_feature(feature, name, sets)
     return config, out or Path("features", f"{name}_{config.name}.h5")
+
+
+def _check_out(dataset: Path, config: FeatureSettings, out: Path, words: Path | None) -> None:
+    """Nothing that the feature is made from may be written over."""
+    from vse.features.cache_out import check_cache_out
+
+    word_file = config.word_file(words)
+    inputs = [dataset, dataset.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
+    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
+    check_cache_out(out, load_dataset_file(dataset).name, config.name, inputs, encoder)
 
 
 def _default_shards(dataset: Path) -> int:

@@ -16,11 +16,13 @@ from tqdm import tqdm
 
 from vse.features import shards
 from vse.features.cache import merge_shards
+from vse.features.cache_out import check_cache_out
 from vse.features.proposals import inside
 from vse.features.rows import Identity, Ids, Rows, ids_of, items_of, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
+from vse.pipeline.locks import only_writer
 from vse.pipeline.read_once import Watched
 
 SHARD_BYTES = 512_000_000
@@ -117,6 +119,15 @@ def write_imported(
     }
     identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
+    check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    with only_writer(out):
+        _write_shards(out, n_shards, identity, files, ids, rows)
+        return merge_shards(out, n_shards, dataset.path, ids)
+
+
+def _write_shards(
+    out: Path, n_shards: int, identity: Identity, files: Sequence[Watched], ids: Ids, rows: Callable[[slice], Rows]
+) -> None:
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
         if shards.finished_shard(path, identity) is None:
@@ -125,7 +136,6 @@ def write_imported(
             for file in files:
                 file.check()
             shards.write_shard(path, identity, made, notes=notes)
-    return merge_shards(out, n_shards, dataset.path, ids)
 
 
 def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:

@@ -22,7 +22,8 @@ from vse.features.reader import FeatureReader
 from vse.features.rows import Rows
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json, written
+from vse.pipeline.files import check_out, read_json, write_bytes, write_json, written
+from vse.pipeline.locks import only_writer
 from vse.pipeline.read_once import Watched
 from vse.pipeline.vocabulary import tokenize
 
@@ -107,7 +108,9 @@ def import_precomp(
     content = _dataset(dataset, splits, ids)
     if out_data.exists() and read_json(out_data) != content:
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
-    write_json(out_data, content)
+    check_out(out_data, [file.path for split in splits for file in split.files])
+    with only_writer(out_data.parent, folder=True):
+        write_json(out_data, content)
     loaded = load_dataset_file(out_data)
     flat = np.concatenate(ids)
     starts = _ends(splits) - [split.n_images for split in splits]

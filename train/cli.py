@@ -188,6 +188,7 @@ def search_command(
         index=index,
         index_type=index_type,
         index_parameters=index_parameters,
+        page=html,
     )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]

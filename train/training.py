@@ -6,6 +6,7 @@ import logging
 import platform
 import resource
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from vse.features.cache import open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_json
+from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.experiment import ExperimentConfig
@@ -92,8 +94,14 @@ def train(
     experiment = _as_read(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
-    try:
-        action = _agreed(processes, lambda: _what_to_do(folder, experiment, identity, existing))
+    with ExitStack() as at_end:
+        at_end.callback(processes.close)
+
+        def decide() -> str:
+            at_end.enter_context(only_writer(folder.path, folder=True))
+            return _what_to_do(folder, experiment, identity, existing)
+
+        action = _agreed(processes, decide)
         if action == "nothing":
             log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
             return folder.path
@@ -111,8 +119,6 @@ def train(
         _run(folder, solver, identity, extras.tensorboard)
         if processes.first:
             _finish(folder, record, solver)
-    finally:
-        processes.close()
     return folder.path
 
 

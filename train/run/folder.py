@@ -64,6 +64,12 @@ class RunFolder:
     def record_file(self) -> Path:
         return self.path / "run.json"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that a training writes, whether they are there or not."""
+        written = (self.config_file, self.vocabulary_file, self.metrics_file, self.negatives_file, self.best_file)
+        return (*written, self.checkpoint_file, self.record_file)
+
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with."""
         if not self.config_file.is_file():

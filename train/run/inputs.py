@@ -155,4 +155,6 @@ def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder
             f"{base.path}: no trained run to start from; {experiment.name} starts from {experiment.start_from!r}: train it "
             "first, or name its run folder with --start-from"
         )
+    if base.path.resolve() == folder.path.resolve():
+        raise UserError(f"{base.path}: output is also an input; a run that starts from this one needs another --out")
     return base
