@@ -8,6 +8,7 @@ if they were asked for.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import parse_json, read_json, write_bytes, write_json, write_text
+from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
 from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.vocabulary import Vocabulary
 
@@ -84,9 +85,12 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """``run.json``."""
         record: dict[str, Any] = read_json(self.record_file)
-        if not isinstance(record, dict) or not isinstance(record.get("features"), dict):
-            raise UserError(f"{self.record_file}: not the record of a run")
-        return record
+        caches = ("features", "eval_features", "caption_features")
+        if isinstance(record, dict):
+            places = [record.get("features"), *(record[name] for name in caches[1:] if name in record)]
+            if all(map(_is_place, places)) and isinstance(record.get("seed"), int) and isinstance(record.get("dataset"), str):
+                return record
+        raise UserError(f"{self.record_file}: not the record of a run")
 
     def content(self, file: Path) -> tuple[bytes, str]:
         """The bytes of one of the run's files, and their SHA-256, which is checked if ``run.json`` has it.
@@ -145,8 +149,15 @@ class RunFolder:
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
 
-    def save_best(self, weights: Mapping[str, Tensor]) -> None:
-        write_bytes(self.best_file, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
+    def save_best(self, weights: Mapping[str, Tensor]) -> str:
+        """Write the weights; returns the SHA-256 of the file."""
+        content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
+        write_bytes(self.best_file, content)
+        return hashlib.sha256(content).hexdigest()
+
+    def has_best(self, sha256: str | None) -> bool:
+        """Whether the weights are there, and are the file of this SHA-256, if it is known."""
+        return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
         """Weights of the epoch with the highest validation rsum."""
@@ -181,6 +192,11 @@ class RunFolder:
                 f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None
         return state
+
+
+def _is_place(place: object) -> bool:
+    """Whether this is what a record says of a cache."""
+    return isinstance(place, dict) and all(isinstance(place.get(name), str) for name in ("name", "key", "path"))
 
 
 def relative_path(target: Path, folder: Path) -> str:

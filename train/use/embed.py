@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.prepare import model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,9 @@ def load_run(run: Path, split: str, places: RunPlaces = RunPlaces(), device: str
     """A trained run; ``places`` are where its caches and data set were moved. A run that trained its CNN reads the photos."""
     folder = RunFolder(run)
     experiment, record = folder.settings(ExperimentConfig), folder.record()
+    folder.content(folder.config_file)
+    if "files" not in record:
+        log.info("%s: has no sums of its files, so whether they are as they were written cannot be told", folder.record_file)
     cache = _same(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
     if places.caption_features is not None and trained_on is None:
@@ -136,8 +142,11 @@ def embed_split(run: Path, out: Path, split: str = "test", places: RunPlaces = R
         "changed_settings": changed_settings(trained.experiment, trained.dataset.name),
         "captions": os.path.relpath(trained.dataset.path, out.parent),
         "best_epoch": trained.record.get("best_epoch"),
-        "versions": trained.record["versions"],
+        "versions": trained.record.get("versions", {}),
     }
+    for side, embedded in (("images", images), ("captions", captions)):
+        if not torch.isfinite(embedded[0]).all():
+            raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
     ranked_by = similarity.ranked_by
     embeddings = Embeddings(

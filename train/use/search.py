@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
-from vse.eval.search.index_file import Indexed, ids_sha256, note_file, read_index, write_index
+from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import rebuild_extractor
@@ -160,7 +160,7 @@ def _nearest(
 def _index(file: Path, searched: _Searched, similarity: str, dim: int, factory: str | None) -> Built:
     """The index in a file, or, if there is none, a new one that is written there."""
     indexed = Indexed(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
-    if file.exists():
+    if is_there(file, indexed):
         return read_index(file, indexed, factory)
     vectors = searched.vectors()
     built = build_index(vectors, factory or "Flat", name=searched.name)
