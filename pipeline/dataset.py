@@ -134,9 +134,7 @@ def _image(path: Path, entry: dict[str, Any]) -> Image:
         raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
     if entry["split"] not in SPLITS:
         raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    if not entry["sentences"]:
-        raise UserError(f"{path}: image {imgid} has no caption")
-    captions = tuple(_caption(path, imgid, sentence) for sentence in entry["sentences"])
+    captions = tuple(_caption(path, imgid, sentence) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
         raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
     cocoid = int(entry["cocoid"]) if entry.get("cocoid") is not None else None

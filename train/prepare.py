@@ -33,8 +33,9 @@ def prepare_task(
 ) -> tuple[Task, Vocabulary]:
     """All that a solver is given, and the vocabulary, from opened inputs."""
     dataset, settings = inputs.dataset, experiment.train
-    train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
-    pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
+    splits = ["train", "restval"] if settings.restval else ["train"]
+    pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
+    val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.ranks):

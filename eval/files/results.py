@@ -88,7 +88,11 @@ class Member(BaseModel):
 
 
 class Result(BaseModel):
-    """A result file. A seed is None if the embeddings do not name it."""
+    """A result file. A seed is None if the embeddings do not name it.
+
+    ``trained_on`` is the data set that the model was trained on, if that is another one than ``dataset``; ``unfinished`` has
+    the embeddings ``file`` and the ``state`` of each run whose training did not finish.
+    """
 
     model_config = ConfigDict(extra="allow")
     dataset: str
@@ -101,6 +105,8 @@ class Result(BaseModel):
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}
+    trained_on: str | None = None
+    unfinished: list[dict[str, str]] = []
     sha256: str | None = None
 
 

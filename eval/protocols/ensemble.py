@@ -57,6 +57,7 @@ def ensemble(files: Sequence[Path], sentence: bool = False, members: Sequence[Em
         **_mean_scores(members),
         experiment=f"ensemble of {len(members)} ({', '.join(names)})",
         provenance="{}",
+        trained_on=first.trained_on if len({member.trained_on for member in members}) == 1 else "several data sets",
         source=None,
     )
 

@@ -146,7 +146,8 @@ def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping
     if not file.is_file():
         return {}
     record = read_json(file)
-    ours = {"dataset": reported.result.dataset, "experiment": reported.result.experiment, "seed": seed}
+    trained_on = reported.result.trained_on or reported.result.dataset
+    ours = {"dataset": trained_on, "experiment": reported.result.experiment, "seed": seed}
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
         log.warning("%s is of another run than %s: left out", folder, reported.path)
         return None

@@ -72,8 +72,9 @@ class Inputs:
     def record(self, folder: Path) -> dict[str, Any]:
         """Where they are, as seen from a run folder."""
 
-        def place(cache: FeatureCache) -> dict[str, str]:
-            return {"name": cache.feature, "key": cache.key, "path": relative_path(cache.path, folder)}
+        def place(cache: FeatureCache) -> dict[str, Any]:
+            path = relative_path(cache.path, folder)
+            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
 
         record: dict[str, Any] = {"features": place(self.cache), "captions": relative_path(self.dataset.path, folder)}
         if self.evaluated is not self.cache:

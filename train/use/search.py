@@ -27,7 +27,7 @@ from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
-from vse.train.use.embed import RunPlaces, TrainedRun, load_run
+from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
 log = logging.getLogger(__name__)
 
@@ -82,8 +82,12 @@ def search_split(
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    trained = load_run(run, split, places, device)
+    trained = load_run(run, split, places, device, unfinished=True)
+    if state := unfinished_state(trained.record):
+        log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
     by_photo = isinstance(query, Path)
+    if by_photo and corpus is None and not len(trained.split.pairs):
+        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
         check_out(index, read)
