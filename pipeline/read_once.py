@@ -7,8 +7,8 @@ import os
 import stat
 import weakref
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from vse.pipeline.errors import UserError
 
@@ -30,7 +30,7 @@ class ReadOnce:
         weakref.finalize(self, os.close, handle)
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UserError(f"{path}: not a plain file")
-        self.stream: BinaryIO = os.fdopen(handle, "rb", closefd=False)
+        self.stream: BufferedReader = os.fdopen(handle, "rb", closefd=False)
         self._state = self._now()
 
     @property
