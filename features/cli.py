@@ -25,6 +25,9 @@ _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data s
 _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
 _SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
+_LIKE = click.option(
+    "--like", type=_FILE, help="A cache: make this one with its settings and weights, so that a run on that one reads it."
+)
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
@@ -67,6 +70,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         out: Path | None,
         shards: int | None,
         shard: int | None,
+        like: Path | None,
         sets: tuple[str, ...],
         device: str,
         threads: int | None,
@@ -74,7 +78,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         weights_dir: Path | None = None,
         words: Path | None = None,
     ) -> None:
-        config, out = _resolved(dataset, feature, out, sets)
+        config, out = _resolved(dataset, feature, out, sets) if like is None else _settings_of(like, dataset, out, sets)
         if (other := config.extractor_name()) != extractor:
             raise UserError(f"feature {feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
         n_shards = shards or _default_shards(dataset)
@@ -90,7 +94,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
             click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
 
     mine = [_OPTIONS[option] for option in settings.options]
-    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _SETS, *mine, _DEVICE, _THREADS]
+    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, _THREADS]
     decorated = reduce(lambda function, option: option(function), reversed(options), run)
     extract.command(extractor, help=cleandoc(settings.__doc__ or ""))(decorated)
 
@@ -157,6 +161,23 @@ def verify_command(cache_file: Path, no_sources: bool) -> None:
 def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
     name = load_dataset_file(dataset).name
     config = load_feature(feature, name, sets)
+    return config, out or Path("features", f"{name}_{config.name}.h5")
+
+
+def _settings_of(like: Path, dataset: Path, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
+    """The settings that another cache was made with, and where the cache of this data set goes."""
+    from vse.features.cache import open_cache
+
+    cache = open_cache(like)
+    made, name = cache.provenance, load_dataset_file(dataset).name
+    extractor = made.get("config", {}).get("extractor")
+    if extractor not in EXTRACTORS or cache.kind != "image" or sets:
+        why = "--set does not go with --like" if sets else f"{like}: no features of images that an extractor here has made"
+        raise UserError(why)
+    settings = EXTRACTORS[extractor]
+    beside = {key: made[key] for key in ("weights", "seed") if key in made and key in settings.model_fields}
+    content = {"name": cache.feature, **beside, **made["config"]}
+    config = presets.validated(settings, "feature", str(like), content)
     return config, out or Path("features", f"{name}_{config.name}.h5")
 
 

@@ -54,8 +54,8 @@ def _prepared(config: DatasetConfig, out: Path) -> str:
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
-            f"{out / str(config.annotations)} is ready. The images are still missing. Put them into the folder {images_folder}, "
-            f"then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
+            f"{out / str(config.annotations)} is ready. The images are still missing. Put them into the folder "
+            f"{images_folder}, then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
         ).strip()
     return str(prepare_dataset(config, out, out))
 

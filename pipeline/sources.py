@@ -66,7 +66,7 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     with only_writer(out, folder=True):
         clear_temporaries(out)
         if folder.resolve() != images.resolve():
-            _link(folder, images.resolve())
+            link_images(folder, images.resolve())
         return write_json(out / "dataset.json", {**read_json(annotations), "dataset": config.name})
 
 
@@ -79,7 +79,7 @@ def check_dataset(path: Path) -> str:
     return count_splits(dataset)
 
 
-def _link(link: Path, target: Path) -> None:
+def link_images(link: Path, target: Path) -> None:
     """Make ``link`` a symbolic link to ``target``; an earlier link is replaced, a real folder is refused."""
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
