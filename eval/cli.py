@@ -34,6 +34,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
+@click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [required; with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
 def eval_command(
@@ -44,6 +45,7 @@ def eval_command(
     bootstrap: int | None,
     index: str | None,
     index_parameters: str,
+    unfinished: bool,
     out: Path | None,
     cross_check: bool,
 ) -> None:
@@ -57,14 +59,14 @@ def eval_command(
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
     if comparing:
-        lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap)
+        lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap, unfinished)
     elif out is None:
         raise click.UsageError("Missing option '--out'.")
     else:
         samples = SAMPLES if bootstrap is None else bootstrap
         if 0 < samples < 100:
             raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
-        lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters)
+        lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
     *for_people, written = lines
     for line in for_people:
         click.echo(line, err=True)
@@ -72,13 +74,18 @@ def eval_command(
 
 
 def _compare(
-    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], cross_check: bool, samples: int
+    files: tuple[Path, ...],
+    out: Path | None,
+    protocol: tuple[str, ...],
+    cross_check: bool,
+    samples: int,
+    unfinished: bool,
 ) -> list[str]:
     """Compare two models; returns a line per protocol, and the file that was written."""
     from vse.eval.files.results import read_comparison
     from vse.eval.tables.significance import compare, difference_lines
 
-    written = compare(files, out, protocol, cross_check, samples)
+    written = compare(files, out, protocol, cross_check, samples, unfinished)
     return [*difference_lines(read_comparison(written)), str(written)]
 
 
@@ -91,12 +98,13 @@ def _evaluate(
     ensemble: bool,
     index: str | None,
     index_parameters: str,
+    unfinished: bool,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol and of the index, and the file that was written."""
     from vse.eval.files.results import read_result
     from vse.eval.protocols.evaluate import evaluate, index_line, summary_line
 
-    written = evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters)
+    written = evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
     result = read_result(written)
     lines = [summary_line(result, name) for name in result.protocols]
     return [*lines, *([index_line(result.index)] if index else []), str(written)]

@@ -18,7 +18,7 @@ from vse.features.extractors.libraries import LIBRARIES
 from vse.features.extractors.settings import WEIGHT_SUFFIXES, NetworkSettings
 from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import sha256_file
+from vse.pipeline.read_once import ReadOnce
 
 
 def load_backbone(
@@ -219,13 +219,15 @@ def _no_weights(model: str, stem: str, error: Exception) -> UserError:
 def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
-    if expected is not None and (actual := sha256_file(file)) != expected:
-        raise UserError(f"{file}: sha256 is {actual}, {expected} expected")
+    opened = ReadOnce(file)
+    if expected is not None and opened.sha256 != expected:
+        raise UserError(f"{file}: sha256 is {opened.sha256}, {expected} expected")
     try:
         if file.suffix == ".safetensors":
-            state = safetensors.torch.load_file(file)
+            state = safetensors.torch.load(opened.read())
         else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            opened.stream.seek(0)
+            state = torch.load(opened.stream, map_location="cpu", weights_only=True)
         model.load_state_dict(_fitted(model, state))
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
         raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None

@@ -21,7 +21,7 @@ from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.read_once import Watched
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,15 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """Read what says where boxes are; returns the hashes of what was read."""
         config = self.config
         if config.from_file:
-            self._given = read_boxes(Path(config.boxes))
-            return {"boxes_sha256": sha256_file(Path(config.boxes))}
+            file = Watched(Path(config.boxes))
+            self._given = read_boxes(file.path)
+            file.check()
+            return {"boxes_sha256": file.sha256}
         if config.boxes == "edge_boxes" and config.edge_model is not None:
-            self._edge_model = EdgeModel(Path(config.edge_model))
-            return {"edge_model_sha256": sha256_file(Path(config.edge_model))}
+            file = Watched(Path(config.edge_model))
+            self._edge_model = EdgeModel(file.path)
+            file.check()
+            return {"edge_model_sha256": file.sha256}
         if config.boxes == "rpn":
             proposer = RegionsConfig(
                 name=config.name, model=config.proposer, weights=config.proposer_weights, seed=config.seed,

@@ -36,6 +36,9 @@ from vse.features.shards import (
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes, write_json
 
+# Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
+_OF_ROWS = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -87,6 +90,19 @@ class FeatureCache:
     def dim(self) -> int:
         """Length of one vector."""
         return self.row_shape[-1]
+
+    @property
+    def extractor(self) -> Mapping[str, Any]:
+        """What made the rows, whatever they are rows of: settings, weights and version.
+
+        Caches that agree in it can be read by the same model. Of imported features only their layout and shape are known.
+        """
+        made = self.provenance
+        known = {name: made[name] for name in ("config", "extractor_version") if name in made}
+        hashes = {name: made[name] for name in made if name.endswith("_sha256") and name not in _OF_ROWS}
+        if "imported" in made:
+            known["imported"] = {"layout": made["imported"].get("layout"), "row_shape": list(self.row_shape)}
+        return {"kind": self.kind, **known, **hashes}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:

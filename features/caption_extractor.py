@@ -27,7 +27,9 @@ from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json, write_bytes
+from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
+from vse.pipeline.read_once import Watched
 
 FORMAT = "vse-encoder-1"
 log = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ def fit_encoder(
     """
     dataset = load_dataset_file(dataset_file)
     words = config.word_file(words)
+    watched = Watched(words) if words is not None and words.is_file() else None
     corpus = CaptionCorpus(
         training=[caption.tokens for image in dataset.split("train") for caption in image.captions],
         words=frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens),
@@ -96,12 +99,19 @@ def fit_encoder(
         "version": 1,
         **config.inputs(corpus, words),
     }
-    fitted = _read(out)
-    if fitted is not None:
-        _refuse_other(out, fitted, inputs)
-        log.info("%s: fitted, kept", out)
-        return out
-    tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, words, device).tensors().items()}
+    with only_writer(out):
+        fitted = _read(out)
+        if fitted is not None:
+            _refuse_other(out, fitted, inputs)
+            log.info("%s: fitted, kept", out)
+            return out
+        tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, words, device).tensors().items()}
+        if watched is not None:
+            watched.check()
+        return _write(out, config, inputs, tensors)
+
+
+def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     sha256 = tensors_sha256(tensors)
     metadata = {"format": FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
     one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # several would be written in an order that changes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import reduce
 from inspect import cleandoc
 from pathlib import Path
@@ -17,12 +18,16 @@ from vse.pipeline import presets
 from vse.pipeline.command import entry_point
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.locks import only_writer
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
 _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
 _SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
+_LIKE = click.option(
+    "--like", type=_FILE, help="A cache: make this one with its settings and weights, so that a run on that one reads it."
+)
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
@@ -65,6 +70,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         out: Path | None,
         shards: int | None,
         shard: int | None,
+        like: Path | None,
         sets: tuple[str, ...],
         device: str,
         threads: int | None,
@@ -72,7 +78,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         weights_dir: Path | None = None,
         words: Path | None = None,
     ) -> None:
-        config, out = _resolved(dataset, feature, out, sets)
+        config, out = _resolved(dataset, feature, out, sets) if like is None else _settings_of(like, dataset, out, sets)
         if (other := config.extractor_name()) != extractor:
             raise UserError(f"feature {feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
         n_shards = shards or _default_shards(dataset)
@@ -81,12 +87,14 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         from vse.features.hardware import use_threads
 
         use_threads(threads)
-        ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
-        made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
-        click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
+        _check_out(dataset, config, out, words)
+        with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
+            ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
+            made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
+            click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
 
     mine = [_OPTIONS[option] for option in settings.options]
-    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _SETS, *mine, _DEVICE, _THREADS]
+    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, _THREADS]
     decorated = reduce(lambda function, option: option(function), reversed(options), run)
     extract.command(extractor, help=cleandoc(settings.__doc__ or ""))(decorated)
 
@@ -122,6 +130,7 @@ def fit_command(
     from vse.features.hardware import use_threads
 
     use_threads(threads)
+    _check_out(dataset, config, out, words)
     click.echo(fit_encoder(dataset, config, encoder_path(out), device, words))
 
 
@@ -153,6 +162,33 @@ def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ..
     name = load_dataset_file(dataset).name
     config = load_feature(feature, name, sets)
     return config, out or Path("features", f"{name}_{config.name}.h5")
+
+
+def _settings_of(like: Path, dataset: Path, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
+    """The settings that another cache was made with, and where the cache of this data set goes."""
+    from vse.features.cache import open_cache
+
+    cache = open_cache(like)
+    made, name = cache.provenance, load_dataset_file(dataset).name
+    extractor = made.get("config", {}).get("extractor")
+    if extractor not in EXTRACTORS or cache.kind != "image" or sets:
+        why = "--set does not go with --like" if sets else f"{like}: no features of images that an extractor here has made"
+        raise UserError(why)
+    settings = EXTRACTORS[extractor]
+    beside = {key: made[key] for key in ("weights", "seed") if key in made and key in settings.model_fields}
+    content = {"name": cache.feature, **beside, **made["config"]}
+    config = presets.validated(settings, "feature", str(like), content)
+    return config, out or Path("features", f"{name}_{config.name}.h5")
+
+
+def _check_out(dataset: Path, config: FeatureSettings, out: Path, words: Path | None) -> None:
+    """Nothing that the feature is made from may be written over."""
+    from vse.features.cache_out import check_cache_out
+
+    word_file = config.word_file(words)
+    inputs = [dataset, dataset.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
+    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
+    check_cache_out(out, load_dataset_file(dataset).name, config.name, inputs, encoder)
 
 
 def _default_shards(dataset: Path) -> int:

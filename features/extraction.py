@@ -15,6 +15,7 @@ from vse.features.rows import Ids, Item, Kind, Rows, ids_of, items_of
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
+from vse.pipeline.locks import only_writer
 
 log = logging.getLogger(__name__)
 
@@ -40,16 +41,17 @@ def extract_shards(
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
         mine = items[shards.shard_slice(len(items), index, n_shards)]
-        finished = shards.finished_shard(path, identity)
-        if finished is not None and (skip_bad or not finished.skipped):
-            changed = changed_source(mine, *shards.read_rows(path, "ids", "sources"))
-            if changed is not None:
-                raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
-            log.info("%s: finished, kept", path)
-            continue
-        rows = extractor.extract(mine, skip_bad)
-        _check_kind(extractor, rows)
-        shards.write_shard(path, identity, rows, extractor.notes)
+        with only_writer(path):
+            finished = shards.finished_shard(path, identity)
+            if finished is not None and (skip_bad or not finished.skipped):
+                changed = changed_source(mine, *shards.read_rows(path, "ids", "sources"))
+                if changed is not None:
+                    raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
+                log.info("%s: finished, kept", path)
+                continue
+            rows = extractor.extract(mine, skip_bad)
+            _check_kind(extractor, rows)
+            shards.write_shard(path, identity, rows, extractor.notes)
     return shards.shards_folder(out) if only is None else shards.shard_path(out, only, n_shards)
 
 
@@ -57,7 +59,8 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Join the finished shards of a feature to the cache ``out``."""
     first = shards.read_record(shards.shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
-    path = cache.merge_shards(out, n_shards, dataset_file, ids_of(items_of(load_dataset_file(dataset_file), kind)))
+    with only_writer(out):
+        path = cache.merge_shards(out, n_shards, dataset_file, ids_of(items_of(load_dataset_file(dataset_file), kind)))
     for what, count in cache.open_cache(path).provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)

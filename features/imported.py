@@ -16,11 +16,14 @@ from tqdm import tqdm
 
 from vse.features import shards
 from vse.features.cache import merge_shards
+from vse.features.cache_out import check_cache_out
 from vse.features.proposals import inside
 from vse.features.rows import Identity, Ids, Rows, ids_of, items_of, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json
+from vse.pipeline.files import sha256_json
+from vse.pipeline.locks import only_writer
+from vse.pipeline.read_once import Watched
 
 SHARD_BYTES = 512_000_000
 _TSV = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -35,6 +38,7 @@ def import_arrays(
     A ``.npz`` file may hold both, as ``features`` and ``ids``. Rows (n, dim) or (n, n_crops, dim) may come in any order;
     each image (or caption) of the data set must have one. The type stays float16 or float32. Returns ``out``.
     """
+    files = [Watched(file) for file in (features, ids) if file is not None]
     array, row_ids = _arrays(features, ids)
     dataset = load_dataset_file(dataset_file)
     wanted = ids_of(items_of(dataset, kind))
@@ -44,7 +48,6 @@ def import_arrays(
         values = np.asarray(array[[place[int(i)] for i in wanted[part]]])
         return Rows(wanted[part], values, row_hashes(values))
 
-    files = [features] if ids is None else [features, ids]
     return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted, rows, array[:1].nbytes)
 
 
@@ -54,6 +57,10 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     Boxes and features are base64 of float32. ``match`` says what an image_id is: ``cocoid`` (the default, if the data
     set has them), ``imgid`` or ``filename`` (its digits). Of duplicate rows one is taken. Returns ``out``.
     """
+    for path in files:
+        if not path.is_file():
+            raise UserError(f"{path}: no such TSV file")
+    watched = [Watched(path) for path in files]
     dataset = load_dataset_file(dataset_file)
     of_image = _tsv_ids(dataset, match)
     where = _tsv_places(files, {str(identity) for identity in of_image.values()})
@@ -88,7 +95,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
         first = _tsv_row(path, streams[path].readline())[0]
         dim = first.shape[1]
         layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(of_image.items()))}
-        return write_imported(out, dataset, "image", layout, files, wanted, rows, first.nbytes)
+        return write_imported(out, dataset, "image", layout, watched, wanted, rows, first.nbytes)
     finally:
         for stream in streams.values():
             stream.close()
@@ -99,25 +106,36 @@ def write_imported(
     dataset: Dataset,
     kind: Literal["image", "text"],
     layout: Mapping[str, str],
-    files: Sequence[Path],
+    files: Sequence[Watched],
     ids: Ids,
     rows: Callable[[slice], Rows],
     row_bytes: int,
 ) -> Path:
     """Write the cache ``out`` from ``rows`` of a part of ``ids``, in shards of half a gigabyte; finished ones are kept."""
     content = {
-        "imported": {**layout, "files_sha256": [sha256_file(path) for path in files]},
+        "imported": {**layout, "files_sha256": [file.sha256 for file in files]},
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
     identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
+    check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
+    with only_writer(out):
+        _write_shards(out, n_shards, identity, files, ids, rows)
+        return merge_shards(out, n_shards, dataset.path, ids)
+
+
+def _write_shards(
+    out: Path, n_shards: int, identity: Identity, files: Sequence[Watched], ids: Ids, rows: Callable[[slice], Rows]
+) -> None:
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
         if shards.finished_shard(path, identity) is None:
-            notes = {"files": [path.name for path in files]}
-            shards.write_shard(path, identity, rows(shards.shard_slice(len(ids), index, n_shards)), notes=notes)
-    return merge_shards(out, n_shards, dataset.path, ids)
+            notes = {"files": [file.path.name for file in files]}
+            made = rows(shards.shard_slice(len(ids), index, n_shards))
+            for file in files:
+                file.check()
+            shards.write_shard(path, identity, made, notes=notes)
 
 
 def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:
@@ -205,8 +223,6 @@ def _tsv_places(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path
     places: dict[str, tuple[Path, int]] = {}
     twice = 0
     for path in files:
-        if not path.is_file():
-            raise UserError(f"{path}: no such TSV file")
         for number, offset, line in _lines(path):
             name = line.partition(b"\t")[0].decode("ascii", "replace")
             if name not in wanted:

@@ -22,7 +22,9 @@ from vse.features.reader import FeatureReader
 from vse.features.rows import Rows
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json, written
+from vse.pipeline.files import check_out, read_json, write_bytes, write_json, written
+from vse.pipeline.locks import only_writer
+from vse.pipeline.read_once import Watched
 from vse.pipeline.vocabulary import tokenize
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
@@ -77,7 +79,7 @@ class PrecompSplit:
     repeats: int
     n_images: int
     ids: list[int] | None
-    files: tuple[Path, ...]
+    files: tuple[Watched, ...]
 
     @property
     def image_rows(self) -> NDArray[Any]:
@@ -106,7 +108,9 @@ def import_precomp(
     content = _dataset(dataset, splits, ids)
     if out_data.exists() and read_json(out_data) != content:
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
-    write_json(out_data, content)
+    check_out(out_data, [file.path for split in splits for file in split.files])
+    with only_writer(out_data.parent, folder=True):
+        write_json(out_data, content)
     loaded = load_dataset_file(out_data)
     flat = np.concatenate(ids)
     starts = _ends(splits) - [split.n_images for split in splits]
@@ -183,6 +187,7 @@ def _names(folder: Path, test: str | None) -> list[str]:
 
 def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
     caps, ims, ids_file = (folder / f"{name}_{end}" for end in ("caps.txt", "ims.npy", "ids.txt"))
+    files = tuple(Watched(file) for file in (caps, ims, ids_file) if file != ids_file or ids_file.is_file())
     text, rows = CaptionFile.read(caps), open_array(ims)
     ids = read_ids(ids_file) if ids_file.is_file() else None
     n_captions, n_rows = len(text.captions), len(rows)
@@ -203,7 +208,6 @@ def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
         if len(broken):
             raise UserError(f"{ids_file}: lines from {broken[0] * repeats + 1} on: {repeats} equal rows have different ids")
         ids = groups[:, 0].tolist()
-    files = (caps, ims, ids_file) if ids is not None else (caps, ims)
     return PrecompSplit(name, text, rows, repeats, n_rows // repeats, ids, files)
 
 
@@ -234,12 +238,12 @@ def _image_ids(splits: Sequence[PrecompSplit]) -> list[NDArray[np.int64]]:
         return [np.arange(end - split.n_images, end) for split, end in zip(splits, _ends(splits), strict=True)]
     if len(with_ids) < len(splits):
         without = next(split for split in splits if split.ids is None)
-        raise UserError(f"{without.files[0].parent}: {with_ids[0].name} has an ids file, but {without.name} has none")
+        raise UserError(f"{without.files[0].path.parent}: {with_ids[0].name} has an ids file, but {without.name} has none")
     owner: dict[int, str] = {}
     for split in splits:
         for identity in split.ids or ():
             if identity in owner:
-                raise UserError(f"{split.files[-1]}: id {identity} occurs twice ({owner[identity]} and {split.name})")
+                raise UserError(f"{split.files[-1].path}: id {identity} occurs twice ({owner[identity]} and {split.name})")
             owner[identity] = split.name
     return [np.asarray(split.ids, np.int64) for split in splits]
 
@@ -267,7 +271,7 @@ def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np
             "newline": s.text.newline,
             "ends": s.text.ends,
             "ids": s.ids is not None,
-            "ids_text": list(_line_ends(s.files[2])) if s.ids is not None else None,
+            "ids_text": list(_line_ends(s.files[2].path)) if s.ids is not None else None,
         }
         for s in splits
     }

@@ -6,6 +6,7 @@ a shard without a record is not finished. Everything here that finds a fault nam
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import BytesIO
@@ -73,8 +74,8 @@ def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, 
     write_bytes(path, buffer.getbuffer())
     shard = Shard(
         file=path.name,
-        sha256=sha256_file(path),
-        bytes=path.stat().st_size,
+        sha256=hashlib.sha256(buffer.getbuffer()).hexdigest(),
+        bytes=buffer.getbuffer().nbytes,
         rows=len(rows.ids),
         identity=identity,
         skipped=rows.skipped,

@@ -43,9 +43,9 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     hidden folder beside ``target`` and renamed to it when all are there; after an error nothing remains.
     :class:`UserError` names the archive and its member.
     """
-    temporary = target.with_name(f".{target.name}.unpacking")
+    temporary = _unpacking(target)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)  # of a run that was killed
+        clear_unpacked(target)
         with _opened(archive) as members:
             wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
             for place, entry in tqdm(wanted.items(), desc=f"unpack {archive.name}", unit="file", disable=None):
@@ -60,6 +60,15 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return target
+
+
+def clear_unpacked(target: Path) -> None:
+    """Remove what an unpacking of ``target`` that was killed has left."""
+    shutil.rmtree(_unpacking(target), ignore_errors=True)
+
+
+def _unpacking(target: Path) -> Path:
+    return target.with_name(f".{target.name}.unpacking")
 
 
 @contextmanager

@@ -60,6 +60,17 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
 
 
+@data.command("album")
+@click.argument("photos", type=_FILE)
+@click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/album.")
+@click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+def album_command(photos: Path, out: Path, name: str | None) -> None:
+    """Make a data set of a folder of photos without captions, which vse-search can then search."""
+    from vse.pipeline.album import make_album
+
+    click.echo(make_album(photos, out, name))
+
+
 @data.command("check")
 @click.argument("dataset", type=_FILE)
 def check_command(dataset: Path) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 import click
 
 from vse.pipeline.errors import Interrupted, UserError
+from vse.pipeline.provenance import running
 
 
 def entry_point(command: click.Command) -> Callable[..., None]:
@@ -21,8 +22,10 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     def main(arguments: Sequence[str] | None = None) -> None:
         _log_to_stderr()
+        given = list(sys.argv[1:] if arguments is None else arguments)
         try:
-            code = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
+            with running(command.name or "", given):
+                code = command.main(args=given, prog_name=command.name, standalone_mode=False)
         except click.ClickException as error:
             _fail(command, error.format_message())
         except UserError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import read_json
+from vse.pipeline.files import read_json_and_sha256
 from vse.pipeline.phrases import Phrase, read_phrases
 from vse.pipeline.vocabulary import tokenize
 
@@ -47,13 +47,15 @@ class Image:
 class Dataset:
     """All images of ``dataset.json`` in file order; ``path`` is that file.
 
-    ``pictures`` is false if there are no image files, because the features were imported.
+    ``pictures`` is false if there are no image files, because the features were imported; ``sha256`` is that of the file's
+    bytes, if it was read from a file.
     """
 
     name: str
     path: Path
     images: tuple[Image, ...]
     pictures: bool = True
+    sha256: str = ""
 
     def image_path(self, image: Image) -> Path:
         """Path of the image's file."""
@@ -80,7 +82,7 @@ def load_dataset_file(path: Path) -> Dataset:
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
     an empty caption, an unknown split, an image file outside the ``images`` folder, a phrase outside its caption.
     """
-    content = read_json(path, _share_words)
+    content, sha256 = read_json_and_sha256(path, _share_words)
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
@@ -96,7 +98,7 @@ def load_dataset_file(path: Path) -> Dataset:
     _unique(path, "imgid", (image.imgid for image in images))
     _unique(path, "image file", (image.file for image in images))
     _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
-    return Dataset(name, path, images, bool(content.get("pictures", True)))
+    return Dataset(name, path, images, bool(content.get("pictures", True)), sha256)
 
 
 def count_splits(dataset: Dataset) -> str:
@@ -132,9 +134,7 @@ def _image(path: Path, entry: dict[str, Any]) -> Image:
         raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
     if entry["split"] not in SPLITS:
         raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    if not entry["sentences"]:
-        raise UserError(f"{path}: image {imgid} has no caption")
-    captions = tuple(_caption(path, imgid, sentence) for sentence in entry["sentences"])
+    captions = tuple(_caption(path, imgid, sentence) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
         raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
     cocoid = int(entry["cocoid"]) if entry.get("cocoid") is not None else None

@@ -12,7 +12,8 @@ from tqdm import tqdm
 from vse.pipeline.demo_captions import DemoCaption, write_captions
 from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_bytes, write_json
+from vse.pipeline.files import clear_temporaries, read_json, write_bytes, write_json
+from vse.pipeline.locks import only_writer
 from vse.pipeline.vocabulary import tokenize
 
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
@@ -32,7 +33,24 @@ def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: st
         raise UserError(f"--seed {seed}: a seed is not negative")
     n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
-    (out / "dataset.json").unlink(missing_ok=True)  # an earlier one must not describe images that are redrawn
+    with only_writer(out, folder=True):
+        _clear(out, name)
+        return _draw(out, splits, seed, name)
+
+
+def _clear(out: Path, name: str) -> None:
+    """Remove the ``dataset.json`` of an earlier demo, which must not describe images that are redrawn, and what kills left."""
+    file = out / "dataset.json"
+    if file.is_file():
+        earlier = read_json(file)
+        if not isinstance(earlier, dict) or earlier.get("dataset") != name:
+            raise UserError(f"{file}: describes another data set, which is not drawn over; give another --out")
+        file.unlink()
+    clear_temporaries(out)
+    clear_temporaries(out / "images")
+
+
+def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
     entries = []
     for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
         rng = np.random.default_rng([seed, imgid])

@@ -6,13 +6,14 @@ import logging
 import time
 from pathlib import Path, PurePath
 
-import pooch
 import requests
 from tqdm import tqdm
 
-from vse.pipeline.archives import unpack
+from vse.pipeline.archives import clear_unpacked, unpack
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import clear_temporaries, sha256_file
+from vse.pipeline.locks import only_writer
 from vse.pipeline.sources import prepare_dataset
 
 ATTEMPTS = 5  # requests in a row without a new byte
@@ -21,7 +22,6 @@ TIMEOUT = 60.0  # seconds without a byte
 _CHUNK = 1 << 16
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}
 log = logging.getLogger(__name__)
-pooch.get_logger().setLevel(logging.WARNING)
 
 
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
@@ -33,21 +33,29 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     """
     if config.annotations is None or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
-    for file in config.files:
-        target = out / file.to
-        of_images = PurePath(file.to).is_relative_to(config.images)
-        if target.exists() or (of_images and not images):
-            continue
-        name = file.url.rpartition("/")[2]
-        url = f"{base_url.rstrip('/')}/{name}" if base_url else file.url
-        archive = download(url, out / name, file.sha256, file.bytes)
-        unpack(archive, file.member, target, file.max_bytes)
-        log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
+    with only_writer(out, folder=True):
+        clear_temporaries(out)
+        for file in config.files:
+            target = out / file.to
+            clear_unpacked(target)
+            of_images = PurePath(file.to).is_relative_to(config.images)
+            if target.exists() or (of_images and not images):
+                continue
+            name = file.url.rpartition("/")[2]
+            url = f"{base_url.rstrip('/')}/{name}" if base_url else file.url
+            archive = download(url, out / name, file.sha256, file.bytes)
+            unpack(archive, file.member, target, file.max_bytes)
+            log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
+        return _prepared(config, out)
+
+
+def _prepared(config: DatasetConfig, out: Path) -> str:
+    """Make ``dataset.json`` if the images are there; else what to get and where to put it."""
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
-            f"{out / config.annotations} is ready. The images are still missing. Put them into the folder {images_folder}, "
-            f"then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
+            f"{out / str(config.annotations)} is ready. The images are still missing. Put them into the folder "
+            f"{images_folder}, then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
         ).strip()
     return str(prepare_dataset(config, out, out))
 
@@ -63,14 +71,16 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
         raise UserError(f"{url}: not an http:// or https:// address")
     instead = f"Run the command again, or get the file elsewhere and put it at {path}"
     part = path.with_name(f"{path.name}.part")
-
-    def resume(url: str, temporary: str, _: object) -> None:
-        Path(temporary).unlink()  # otherwise a kill would leave it there
-        _resume(url, part, n_bytes)
-        part.replace(temporary)
-
     try:
-        pooch.retrieve(url, sha256, path.name, path.parent, downloader=resume)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and sha256_file(path) == sha256:
+            return path
+        _resume(url, part, n_bytes)
+        if (actual := sha256_file(part)) != sha256:
+            part.unlink()
+            wrong = f"SHA256 hash of downloaded file ({path.name}) does not match the known hash"
+            raise ConnectionError(f"{wrong}: expected {sha256} but got {actual}")
+        part.replace(path)
     except (ConnectionError, ValueError) as error:
         raise UserError(f"{url}: {str(error).rstrip('.')}. {instead}") from None
     except OSError as error:

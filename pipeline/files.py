@@ -6,39 +6,56 @@ import glob
 import hashlib
 import json
 import os
-import socket
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.locks import PLACE, is_locked, lock
+from vse.pipeline.read_once import ReadOnce
+
+_ABANDONED = 24 * 3600  # seconds without a change after which a temporary file of a writer elsewhere counts as abandoned
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a FIFO",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISLNK: "a symbolic link that leads in a circle",
+}
 
 
 @contextmanager
 def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Write ``path`` atomically: yield a temporary file in its folder, which is flushed to disk and renamed at the end.
 
-    On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was.
+    On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was. Only a plain file is
+    replaced; a symbolic link stays, and the file that it leads to is written.
     ``sync=False`` leaves the flush to the system, for many small files that count only once a later file is written.
     """
+    target = _target(path)
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if sync:
-            _remove_orphans(path)
-        handle, name = tempfile.mkstemp(prefix=f"{_temporary_prefix(path)}{os.getpid()}.", suffix=".tmp", dir=path.parent)
+            _remove_orphans(target.parent, f".{glob.escape(target.name)}.*.tmp")
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{PLACE}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
+            with suppress(OSError):  # where there are no locks the name says who writes it
+                lock(handle)
             os.fchmod(handle, 0o666 & ~_umask())
             yield stream
             stream.flush()
             if sync:
                 os.fsync(handle)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
         if sync:
-            _fsync_folder(path.parent)
+            _fsync_folder(target.parent)
     except BaseException as error:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
@@ -48,11 +65,22 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Check an output path before any work: :class:`UserError` if it is a folder, or also one of the ``inputs``."""
-    if out.is_dir():
-        raise UserError(f"cannot write {out}: it is a folder")
-    if out.resolve() in {path.resolve() for path in inputs}:
-        raise UserError(f"{out}: output is also an input; name another file to write")
+    """Check an output path before any work: :class:`UserError` if writing there would replace what is not ours to replace.
+
+    That is anything but a plain file, one of the ``inputs`` by whatever name, or a file in a folder among the ``inputs``.
+    """
+    target = _target(out)
+    if not target.exists():
+        return
+    for path in inputs:
+        with suppress(OSError):
+            if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
+                raise UserError(f"{out}: output is also an input; name another file to write")
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Remove what killed writers left in a folder; temporary files of living ones stay."""
+    _remove_orphans(folder, ".*.tmp")
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
@@ -74,10 +102,23 @@ def write_json(path: Path, content: object) -> Path:
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
     """Read a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
+    return read_json_and_sha256(path, object_hook)[0]
+
+
+def read_json_and_sha256(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> tuple[Any, str]:
+    """What :func:`read_json` reads, and the SHA-256 of the bytes that were read."""
+    file = ReadOnce(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), object_hook=object_hook)
+        content = file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
+    return parse_json(path, content, object_hook), file.sha256
+
+
+def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """The content of a JSON file that was read from ``path``; :class:`UserError` if it is not JSON."""
+    try:
+        return json.loads(content.decode(), object_hook=object_hook)
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid JSON ({error})") from None
 
@@ -93,22 +134,45 @@ def sha256_json(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _temporary_prefix(path: Path) -> str:
-    """Prefix of this machine's temporary files for ``path``; the writer's process id follows."""
-    return f".{path.name}.{socket.gethostname()}-"
+def _target(path: Path) -> Path:
+    """Where writing to ``path`` goes, a symbolic link being followed; :class:`UserError` if no plain file can be there."""
+    try:
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        mode = os.lstat(target).st_mode
+    except OSError:  # there is nothing yet, or what is wrong is said when it is written
+        return path if not path.is_symlink() else Path(os.path.realpath(path))
+    except ValueError as error:
+        raise UserError(f"cannot write {path}: {error}") from None
+    kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
+    if kind is not None:
+        raise UserError(f"cannot write {path}: it is {kind}; name another file to write")
+    return target
 
 
-def _remove_orphans(path: Path) -> None:
-    """Remove temporary files of killed processes on this machine; those of running ones and of other machines stay."""
-    prefix = _temporary_prefix(path)
-    for orphan in path.parent.glob(f"{glob.escape(prefix)}*.tmp"):
-        process = orphan.name.removeprefix(prefix).partition(".")[0]
+def _remove_orphans(folder: Path, pattern: str) -> None:
+    """Remove temporary files of killed processes; those of running ones stay, wherever these run."""
+    for temporary in folder.glob(pattern):
+        with suppress(OSError):
+            if _is_abandoned(temporary):
+                temporary.unlink(missing_ok=True)
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    """Whether nobody writes a temporary file any more, which of a writer elsewhere (another machine, container) is only known
+    after a day without a change.
+    """
+    before, at, rest = temporary.name.partition(f".{PLACE}-")
+    if before and at:
         try:
-            os.kill(int(process), 0)
+            os.kill(int(rest.partition(".")[0]), 0)
         except ProcessLookupError:
-            orphan.unlink(missing_ok=True)
-        except (ValueError, PermissionError):
-            continue
+            return True
+        except (ValueError, OverflowError):
+            return False
+        return False
+    is_ours = temporary.name.rpartition("-")[2].partition(".")[0].isdigit()
+    idle = time.time() - temporary.lstat().st_mtime
+    return is_ours and temporary.is_file() and idle > _ABANDONED and not is_locked(temporary)
 
 
 def _fsync_folder(path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import count_splits, load_dataset_file, missing_images
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_json
+from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
+from vse.pipeline.locks import PLACE, only_writer
 from vse.pipeline.presets import load_dataset
 
 
@@ -61,9 +62,12 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     absent = [image.file for image in dataset.images if not (images / image.file).is_file()]
     if absent:
         raise UserError(f"{images}: {len(absent)} of {len(dataset.images)} image files are missing, the first is {absent[0]}")
-    if folder.resolve() != images.resolve():
-        _link(folder, images.resolve())
-    return write_json(out / "dataset.json", {**read_json(annotations), "dataset": config.name})
+    check_out(out / "dataset.json", [annotations])
+    with only_writer(out, folder=True):
+        clear_temporaries(out)
+        if folder.resolve() != images.resolve():
+            link_images(folder, images.resolve())
+        return write_json(out / "dataset.json", {**read_json(annotations), "dataset": config.name})
 
 
 def check_dataset(path: Path) -> str:
@@ -75,11 +79,11 @@ def check_dataset(path: Path) -> str:
     return count_splits(dataset)
 
 
-def _link(link: Path, target: Path) -> None:
+def link_images(link: Path, target: Path) -> None:
     """Make ``link`` a symbolic link to ``target``; an earlier link is replaced, a real folder is refused."""
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
     link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary = link.with_name(f".{link.name}.{PLACE}-{os.getpid()}.link.tmp")
     temporary.symlink_to(target, target_is_directory=True)
     os.replace(temporary, link)

@@ -64,7 +64,11 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         """Read what :meth:`save` wrote."""
-        words = read_json(path)
+        return cls.of_json(path, read_json(path))
+
+    @classmethod
+    def of_json(cls, path: Path, words: object) -> Vocabulary:
+        """The vocabulary of what was read from ``path``."""
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise UserError(f"{path}: a vocabulary must be a JSON list of words")
         return cls(tuple(words))

@@ -105,10 +105,13 @@ def train_command(
 @click.command("vse-embed")
 @click.argument("run", type=_FILE)
 @click.option("--split", default="test", show_default=True)
-@click.option("--out", type=_FILE, help="The file to write.  [default: RUN/SPLIT.h5]")
-@click.option("--features", type=_FILE, help="The cache, if it was moved.")
-@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@click.option(
+    "--out", type=_FILE, help="The file to write.  [default: RUN/SPLIT.h5, of another data set RUN/DATASET_SPLIT.h5]"
+)
+@click.option("--features", type=_FILE, help="The cache, if it was moved; or one of another data set by the same extractor.")
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the cache names]")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
+@click.option("--unfinished", is_flag=True, help="Embed a run whose training did not finish, too; the result says so.")
 @_DEVICE
 @_THREADS
 def embed_command(
@@ -118,15 +121,20 @@ def embed_command(
     features: Path | None,
     captions: Path | None,
     caption_features: Path | None,
+    unfinished: bool,
     device: str,
     threads: int | None,
 ) -> None:
-    """Write the embeddings of a split, for vse-eval."""
+    """Write the embeddings of a split, for vse-eval.
+
+    With --features of another data set, the split is one of that: trained on one data set, tested on another.
+    """
     from vse.features.hardware import use_threads
     from vse.train.use.embed import RunPlaces, embed_split
 
     use_threads(threads)
-    click.echo(embed_split(run, out or run / f"{split}.h5", split, RunPlaces(features, captions, caption_features), device))
+    places = RunPlaces(features, captions, caption_features)
+    click.echo(embed_split(run, out, split, places, device, unfinished))
 
 
 @click.command("vse-search")
@@ -134,8 +142,8 @@ def embed_command(
 @click.argument("query")
 @click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="How many results.")
 @click.option("--split", default="test", show_default=True)
-@click.option("--features", type=_FILE, help="The cache, if it was moved.")
-@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.")
+@click.option("--features", type=_FILE, help="The cache, if it was moved; or one of your album, by the same extractor.")
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the cache names]")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, for an image as the query.")
 @click.option("--corpus", type=_FILE, help="Embeddings file by this run to search, instead of embedding the split.")
@@ -188,6 +196,7 @@ def search_command(
         index=index,
         index_type=index_type,
         index_parameters=index_parameters,
+        page=html,
     )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]

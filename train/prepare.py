@@ -33,8 +33,9 @@ def prepare_task(
 ) -> tuple[Task, Vocabulary]:
     """All that a solver is given, and the vocabulary, from opened inputs."""
     dataset, settings = inputs.dataset, experiment.train
-    train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
-    pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
+    splits = ["train", "restval"] if settings.restval else ["train"]
+    pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
+    val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.ranks):
@@ -51,7 +52,7 @@ def prepare_task(
     torch.manual_seed(seed)
     model = build_model(experiment.model, *model_inputs(inputs.cache, inputs.captions, vocabulary), cnn).to(processes.device)
     if inputs.base is not None:
-        _start_from(model, inputs.base, experiment)
+        _start_from(model, inputs.base, inputs.base_sha256, experiment)
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = Task(
         settings=settings,
@@ -113,11 +114,14 @@ def _images(
     return seen, photo_crops(extractor, inputs.dataset, val.images, settings), cnn
 
 
-def _start_from(model: Model, base: RunFolder, experiment: ExperimentConfig) -> None:
+def _start_from(model: Model, base: RunFolder, sha256: str, experiment: ExperimentConfig) -> None:
     """Load the weights of another run, or of some parts of it; a CNN that it did not train stays as it is."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     prefixes = tuple(f"{part}." for part in parts)
-    weights = {name: weight for name, weight in base.best_weights().items() if name.startswith(prefixes)}
+    best, read_sha256 = base.read_best()
+    if read_sha256 != sha256:
+        raise UserError(f"{base.best_file}: was replaced while this run started; start it again")
+    weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
     own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
     wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
     missing = [name for name in own if name not in weights and not name.startswith("cnn.")]

@@ -6,6 +6,7 @@ import logging
 import platform
 import resource
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,16 @@ import vse
 from vse.features.cache import open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
+from vse.pipeline.files import sha256_file, write_json
+from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
+from vse.pipeline.provenance import made
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.experiment import ExperimentConfig
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
+from vse.train.run.interruption import TrainingFailed
 from vse.train.run.processes import Processes, join_processes
 from vse.train.solvers.base import Solver
 
@@ -92,28 +96,62 @@ def train(
     experiment = _as_read(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
-    try:
-        action = _agreed(processes, lambda: _what_to_do(folder, experiment, identity, existing))
+    with ExitStack() as at_end:
+        at_end.callback(processes.close)
+
+        def decide() -> str:
+            at_end.enter_context(only_writer(folder.path, folder=True))
+            return _what_to_do(folder, experiment, identity, existing)
+
+        action = _agreed(processes, decide)
         if action == "nothing":
             log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
             return folder.path
-        task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
-        solver = experiment.solver.build(task)
+
+        def build() -> tuple[Solver, Vocabulary]:
+            task, vocabulary = prepare_task(experiment, opened, seed, processes, extras.log_negatives)
+            return experiment.solver.build(task), vocabulary
+
+        solver, vocabulary, action, best_sha256 = _built(folder, build, action, existing, processes)
         record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary)}
-        if action == "resume":
-            solver.restore(folder.checkpoint())
-            log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         processes.broadcast(0)  # nobody writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, vocabulary, record)
+            else:
+                vocabulary.save(folder.vocabulary_file)
+            record["files"] = {file.name: sha256_file(file) for file in (folder.config_file, folder.vocabulary_file)}
             write_json(folder.record_file, record)
-        _run(folder, solver, identity, extras.tensorboard)
+        try:
+            best_sha256 = _run(folder, solver, identity, extras.tensorboard, best_sha256)
+        except TrainingFailed as failure:
+            if processes.first:
+                write_json(folder.record_file, {**record, "state": failure.state})
+            raise
         if processes.first:
-            _finish(folder, record, solver)
-    finally:
-        processes.close()
+            _finish(folder, record, solver, best_sha256)
     return folder.path
+
+
+def _built(
+    folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
+) -> tuple[Solver, Vocabulary, str, str | None]:
+    """The solver, as its checkpoint says if it resumes, what is done then, and the SHA-256 of the best weights so far.
+
+    A checkpoint that cannot be read is refused or, if the run may be overwritten, left for a new start.
+    """
+    solver, vocabulary = build()
+    if action != "resume":
+        return solver, vocabulary, action, None
+    fault, best_sha256 = _restored(folder, solver)
+    if not processes.any(fault is not None):
+        log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
+        return solver, vocabulary, action, best_sha256
+    refusal = fault or UserError(f"{folder.checkpoint_file}: another process cannot read it")
+    if not existing.overwrite:
+        raise refusal
+    log.warning("%s. It trains from the start", refusal)
+    return *build(), "start", None
 
 
 def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
@@ -151,7 +189,18 @@ def _what_to_do(folder: RunFolder, experiment: ExperimentConfig, identity: Mappi
     """``start``, ``resume`` or ``nothing``; :class:`UserError` if that would destroy or mix up a run."""
     if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
         return "start"
-    record = folder.record() if folder.record_file.is_file() else {}
+    try:
+        return _compared(folder, experiment, identity, existing)
+    except UserError as refusal:
+        if not (existing.resume and existing.overwrite):
+            raise
+        log.warning("%s. It trains from the start", refusal)
+        return "start"
+
+
+def _compared(folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing) -> str:
+    """What to do with the run in a folder; :class:`UserError` if it cannot be read, too."""
+    record = _existing_record(folder, existing)
     known = record or (folder.checkpoint().get("identity", {}) if folder.checkpoint_file.is_file() else identity)
     before = {**folder.settings(ExperimentConfig).content(), **{key: known.get(key) for key in identity}}
     changes = changed_fields(before, {**experiment.content(), **identity})
@@ -160,6 +209,7 @@ def _what_to_do(folder: RunFolder, experiment: ExperimentConfig, identity: Mappi
             f"{folder.path} holds a run of other settings ({'; '.join(changes[:4])}); give another --out, or --overwrite it"
         )
     if changes:
+        log.warning("%s holds a run of other settings (%s). It trains from the start", folder.path, "; ".join(changes[:4]))
         return "start"
     if existing.resume and folder.checkpoint_file.is_file():
         return "resume" if record.get("state") != "finished" else "nothing"
@@ -168,6 +218,33 @@ def _what_to_do(folder: RunFolder, experiment: ExperimentConfig, identity: Mappi
     if record.get("state") == "finished":
         return "nothing"
     raise UserError(f"{folder.path} holds an unfinished run; continue it with --resume, or --overwrite it")
+
+
+def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
+    """``run.json`` if it is there; one that cannot be read does not cost the checkpoint of a run that may be overwritten."""
+    try:
+        return folder.record() if folder.record_file.is_file() else {}
+    except UserError as refusal:
+        if not (existing.resume and existing.overwrite):
+            raise
+        log.warning("%s. It is written again", refusal)
+        return {}
+
+
+def _restored(folder: RunFolder, solver: Solver) -> tuple[UserError | None, str | None]:
+    """Continue from the checkpoint: what is wrong with it, if anything, and the SHA-256 of the best weights at that time."""
+    try:
+        state = folder.checkpoint()
+        solver.restore(state)
+    except UserError as fault:
+        return fault, None
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        reason = (str(error) or repr(error)).splitlines()[0]
+        return UserError(f"{folder.checkpoint_file}: not a checkpoint of this run ({reason}); --overwrite trains again"), None
+    sha256 = state.get("best_sha256")
+    if solver.progress.finished(solver.epochs, solver.patience) and not folder.has_best(sha256):
+        return UserError(f"{folder.best_file}: not what the training wrote; --overwrite trains again"), None
+    return None, sha256
 
 
 def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -180,17 +257,23 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
         "device": str(solver.device),
+        "made": made(),
     }
 
 
-def _run(folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorboard: bool) -> None:
-    """Train the epochs that are left. The best weights are written before the checkpoint that counts their epoch."""
+def _run(
+    folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
+) -> str | None:
+    """Train the epochs that are left; returns the SHA-256 of the best weights' file, which comes with what was so before.
+
+    The best weights are written before the checkpoint that counts their epoch.
+    """
     first, patience = solver.processes.first, solver.patience
     events = _events(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
-            folder.save_checkpoint({**solver.state(), "identity": dict(identity)})
+            folder.save_checkpoint({**solver.state(), "identity": dict(identity), "best_sha256": best_sha256})
 
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
@@ -199,6 +282,8 @@ def _run(folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorb
         while not done():
             solver.run_epoch(save)
             if first:
+                if _is_best(solver):
+                    best_sha256 = folder.save_best(solver.model.state_dict())
                 _save_epoch(folder, solver, save)
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():
@@ -206,14 +291,18 @@ def _run(folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorb
                 events.flush()
     if first and solver.progress.epoch < solver.epochs:
         log.info("stopped early: %d epochs without a better rsum", patience)
+    return best_sha256
+
+
+def _is_best(solver: Solver) -> bool:
+    """Whether the last epoch was validated and is the best so far."""
+    row = solver.progress.rows[-1]
+    return "rsum" in row and solver.progress.best is row
 
 
 def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
     progress = solver.progress
     row = progress.rows[-1]
-    is_best = "rsum" in row and progress.best is row
-    if is_best:
-        folder.save_best(solver.model.state_dict())
     folder.save_metrics(progress.rows)
     if solver.listing:
         solver.listing.write(folder.negatives_file)
@@ -221,7 +310,7 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     validated = "not validated"
     if "rsum" in row:
         validated = f"val rsum {row['rsum']:.1f} (i2t R@1 {row['i2t_r1']:.1f}, t2i R@1 {row['t2i_r1']:.1f})"
-    log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if is_best else "")
+    log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if _is_best(solver) else "")
 
 
 def _events(folder: RunFolder, epoch: int) -> Any:
@@ -233,8 +322,11 @@ def _events(folder: RunFolder, epoch: int) -> Any:
     return SummaryWriter(str(folder.path), purge_step=epoch + 1)
 
 
-def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver) -> None:
+def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha256: str | None) -> None:
     progress = solver.progress
+    if not folder.has_best(best_sha256):
+        raise UserError(f"{folder.best_file}: was changed while the run was trained; --overwrite trains again")
+    files = {**record["files"], folder.best_file.name: sha256_file(folder.best_file)}
     timing = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],
@@ -242,4 +334,4 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver) -> None:
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-    write_json(folder.record_file, {**record, "state": "finished", **timing})
+    write_json(folder.record_file, {**record, "state": "finished", "files": files, **timing})

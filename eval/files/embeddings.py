@@ -5,10 +5,11 @@ Any program can write it; see ``docs/formats.md``.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -18,18 +19,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
 from vse.eval.files.score_matrices import selected_scores
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
+from vse.pipeline.read_once import ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _SCORES = ("scores", "scores_i2t", "scores_t2i")
 _MATRICES = ("images", "captions", *_SCORES)
 _CHECKED = 4096  # rows looked at at once
-_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance")
-_OPTIONAL = ("experiment", "seed", "provenance")
+_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
+_OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class Embeddings:
     queries. Where there are any, images and captions are compared by them alone; ``captions``, if they are there as well,
     serve to compare captions. The attributes name the ``dataset``, the ``split`` and the ``similarity`` (without scores
     one of :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
+    ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
     ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
-    MS-COCO, if they are of it.
+    MS-COCO, if they are of it. ``source`` is the file that they were read from, if there is one.
     """
 
     image_ids: NDArray[np.int64]
@@ -58,7 +63,9 @@ class Embeddings:
     seed: int | None = None
     similarity: str = "cosine"
     provenance: str = "{}"
+    trained_on: str | None = None
     coco_ids: NDArray[np.int64] | None = None
+    source: ReadOnce | None = field(default=None, compare=False, repr=False)
 
     @property
     def directional(self) -> bool:
@@ -123,11 +130,14 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     """Write the file atomically; returns ``path``. For scores that do not fit into memory see :func:`write_scores`."""
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        _write_all_but_scores(file, embeddings)
+        sums = _write_all_but_scores(file, embeddings)
         for name in _SCORES:
             scores: ScoreMatrix | None = getattr(embeddings, name)
             if scores is not None:
-                file.create_dataset(name, data=scores[:])
+                values = scores[:]
+                file.create_dataset(name, data=values)
+                sums[name] = array_sum(values)
+        file.attrs[SUM] = content_sum(sums, _attributes_of(embeddings))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -148,37 +158,45 @@ def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: Scor
                 f"{name}: blocks of {blocks.n_images} images do not fit ids of {shape[0]}, or differ in their rows"
             )
     with written(path) as stream, _hdf5(stream) as file:
-        _write_all_but_scores(file, embeddings)
+        sums = _write_all_but_scores(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
+        sums |= {name: ArraySum(np.float32, shape) for name in directions}
         for start in range(0, i2t.n_images, i2t.rows):
             rows = slice(start, min(start + i2t.rows, i2t.n_images))
             for name, blocks in directions.items():
                 scores = blocks.score(rows, None).float().cpu().numpy()
                 _check_finite(path, name, scores, start)
                 matrices[name][rows] = scores
+                sums[name].add(scores)
+        file.attrs[SUM] = content_sum(sums, _attributes_of(embeddings))
     return path
 
 
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length.
 
-    Matrices that lie in the file as one piece of float32 are mapped, so that they may be larger than memory.
+    The file is opened once: what is renamed over it meanwhile is not read. Matrices that lie in it as one piece of float32
+    are mapped, so that they may be larger than memory.
     """
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    source = ReadOnce(path)
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(source.stream, "r") as file:
             items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
-            arrays = {name: _array(path, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
+            arrays = {name: _array(source, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
-    except OSError as error:
-        reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
-        raise UserError(f"{path}: {reason}") from None
+            content_sha256 = file.attrs.get(SUM)
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:  # h5py's of a damaged file
+        raise UserError(f"{path}: not a readable HDF5 file ({error})") from None
     attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
     values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
-    run = Embeddings(**values, **attributes)
+    run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
+    _check_sum(path, content_sha256, arrays, run)
     return run
 
 
@@ -200,15 +218,33 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
         raise UserError(f"{path} and {first_path} differ in coco_ids; what is evaluated together shares them")
 
 
-def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> None:
+def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
+    """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
+    sums = {}
     for name in (*_IDS, "coco_ids", "images", "captions"):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
+            sums[name] = array_sum(values)
     for name in _ATTRIBUTES:
         value = getattr(embeddings, name)
         if value is not None:
             file.attrs[name] = value
+    return sums
+
+
+def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
+    return {name: getattr(embeddings, name) for name in _ATTRIBUTES}
+
+
+def _check_sum(path: Path, stored: object, arrays: Mapping[str, Any], run: Embeddings) -> None:
+    """:class:`UserError` if a file's content is not that of its sum; of a file without one, of another program, it is said."""
+    if stored is None:
+        log.info("%s: has no %s, so whether it is as it was written cannot be told", path, SUM)
+    elif not isinstance(stored, str) or stored != content_sum(
+        {name: array_sum(values) for name, values in arrays.items()}, _attributes_of(run)
+    ):
+        raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
 
 
 @contextmanager
@@ -232,10 +268,10 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(path: Path, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+def _array(source: ReadOnce, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
     """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
     if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
-        return np.memmap(path, np.float32, "c", item.id.get_offset(), item.shape)
+        return np.memmap(source.stream, np.float32, "c", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 

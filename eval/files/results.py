@@ -12,9 +12,10 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
+from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.metrics import FOLD
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, sha256_json
+from vse.pipeline.files import read_json, sha256_json
 
 log = logging.getLogger(__name__)
 VERSION = 1
@@ -87,7 +88,11 @@ class Member(BaseModel):
 
 
 class Result(BaseModel):
-    """A result file. A seed is None if the embeddings do not name it."""
+    """A result file. A seed is None if the embeddings do not name it.
+
+    ``trained_on`` is the data set that the model was trained on, if that is another one than ``dataset``; ``unfinished`` has
+    the embeddings ``file`` and the ``state`` of each run whose training did not finish.
+    """
 
     model_config = ConfigDict(extra="allow")
     dataset: str
@@ -100,6 +105,8 @@ class Result(BaseModel):
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}
+    trained_on: str | None = None
+    unfinished: list[dict[str, str]] = []
     sha256: str | None = None
 
 
@@ -177,9 +184,11 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def file_reference(embeddings: Path, out: Path) -> dict[str, str]:
-    """The path of an embeddings file, relative to the folder of the file ``out``, and its SHA-256."""
-    return {"file": os.path.relpath(embeddings, out.parent), "sha256": sha256_file(embeddings)}
+def file_reference(embeddings: Embeddings, out: Path) -> dict[str, str]:
+    """The path of an embeddings file, relative to the folder of the file ``out``, and the SHA-256 of what was read of it."""
+    if embeddings.source is None:
+        raise ValueError("embeddings that were read from no file")
+    return {"file": os.path.relpath(embeddings.source.path, out.parent), "sha256": embeddings.source.sha256}
 
 
 def _read(path: Path, version: int, key: str, schema: type[_Schema], what: str) -> _Schema:

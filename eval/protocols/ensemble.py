@@ -18,22 +18,28 @@ from vse.pipeline.errors import UserError
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
 
 
-def ensemble(files: Sequence[Path], sentence: bool = False) -> Embeddings:
+def members_of(files: Sequence[Path]) -> list[Embeddings]:
+    """The members of an ensemble, each read once; :class:`UserError` if there is but one, or one twice."""
+    if len(files) < 2:
+        raise UserError("an ensemble has two members at least: give several files of embeddings")
+    if len({path.resolve() for path in files}) < len(files):
+        raise UserError("an ensemble counts every member once, and a file is given twice")
+    return [read_embeddings(path) for path in files]
+
+
+def ensemble(files: Sequence[Path], sentence: bool = False, members: Sequence[Embeddings] | None = None) -> Embeddings:
     """One set of embeddings whose scores are the means of the members' scores, of all pairs.
 
-    Members are of one split and similarity; their sizes, experiments and seeds are free. No matrix of scores is made: an
-    inner product and the order score are both sums over dimensions, so the members' vectors are put side by side,
-    each divided by the root of how many there are. Of files that hold scores, the scores are averaged where they are read;
+    ``members`` are what the ``files`` hold, if they were read already. They are of one split and similarity; their sizes,
+    experiments and seeds are free. No matrix of scores is made: an inner product and the order score are both sums over
+    dimensions, so the members' vectors are put side by side, each divided by the root of how many there are. Of files that
+    hold scores, the scores are averaged where they are read;
     if those of any member depend on the direction, so do those of the ensemble.
 
     For the protocol ``sentence`` this is the mean of the members' cosines only if all captions are of one length: with
     ``sentence`` :class:`UserError` names a file whose captions are not.
     """
-    if len(files) < 2:
-        raise UserError("an ensemble has two members at least: give several files of embeddings")
-    if len({path.resolve() for path in files}) < len(files):
-        raise UserError("an ensemble counts every member once, and a file is given twice")
-    members = [read_embeddings(path) for path in files]
+    members = members_of(files) if members is None else members
     first = members[0]
     for path, member in zip(files, members, strict=True):
         same_split(files[0], first, path, member, of=("similarity",))
@@ -51,6 +57,8 @@ def ensemble(files: Sequence[Path], sentence: bool = False) -> Embeddings:
         **_mean_scores(members),
         experiment=f"ensemble of {len(members)} ({', '.join(names)})",
         provenance="{}",
+        trained_on=first.trained_on if len({member.trained_on for member in members}) == 1 else "several data sets",
+        source=None,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +19,14 @@ import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
-from vse.eval.protocols.ensemble import ensemble
+from vse.eval.protocols.ensemble import ensemble, members_of
 from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
+from vse.pipeline.provenance import made
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,7 @@ def evaluate(
     together: bool = False,
     index: str | None = None,
     index_parameters: str = "",
+    unfinished: bool = False,
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -50,10 +53,13 @@ def evaluate(
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
     scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
     R@K over the whole split, go into the result beside the exact metrics, of the first file if there are several (see
-    :func:`vse.eval.search.approximate.approximate_recalls`).
+    :func:`vse.eval.search.approximate.approximate_recalls`). Embeddings of a run that did not finish are refused unless
+    ``unfinished``; then the result names them.
     """
     check_out(out, files)
-    runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
+    read = members_of(files) if together else read_seeds(files)
+    not_finished = unfinished_runs(read, out, unfinished)
+    runs = [ensemble(files, "sentence" in named_protocols(protocol), read)] if together else read
     for path, run in zip(files, runs, strict=False):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
@@ -69,14 +75,16 @@ def evaluate(
         "dataset": first.dataset,
         "experiment": first.experiment,
         "split": first.split,
+        **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
+        **({"unfinished": not_finished} if not_finished else {}),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
         "protocols": protocols,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
-        **({"ensemble": _members(files)} if together else {}),
-        "provenance": {**_provenance(first), "embeddings": [file_reference(path, out) for path in files]},
+        **({"ensemble": _members(files, read)} if together else {}),
+        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -94,11 +102,29 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
     of_seed: dict[int, Path] = {}
     for path, run in zip(files, runs, strict=True):
         same_split(named_path, named, path, run, of=("experiment", "similarity"))
+        if run.trained_on != named.trained_on:
+            raise UserError(f"{path} and {named_path} are of runs that were trained on different data sets")
         if list(files).count(path) > 1:
             raise UserError(f"{path} is given twice; a seed counts once")
         if run.seed is not None and of_seed.setdefault(run.seed, path) != path:
             raise UserError(f"{path} and {of_seed[run.seed]} are of the same seed {run.seed}")
     return [replace(run, experiment=experiment) for run in runs]
+
+
+def unfinished_runs(runs: Sequence[Embeddings], out: Path, allowed: bool) -> list[dict[str, str]]:
+    """The files of ``runs`` whose training did not finish, with its state; :class:`UserError` if that is not ``allowed``."""
+    unfinished = []
+    for run in runs:
+        state = _said(run).get("unfinished")
+        if not state or run.source is None:
+            continue
+        if not allowed:
+            raise UserError(
+                f"{run.source.path}: of a run whose training did not finish (state: {state}); continue the run and embed "
+                "again, or evaluate it with --unfinished"
+            )
+        unfinished.append({"file": os.path.relpath(run.source.path, out.parent), "state": str(state)})
+    return unfinished
 
 
 def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str | Sequence[str]) -> list[str]:
@@ -148,7 +174,11 @@ def summary_line(result: Result, protocol: str) -> str:
         parts.append(
             f"rsum {mean_and_std(shown.rsum)[0]:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
         )
-    return f"{result.dataset} {result.experiment} {protocol}: {', '.join(parts)}"
+    facts = ([f"trained on {result.trained_on}"] if result.trained_on else []) + (
+        ["not finished"] if result.unfinished else []
+    )
+    said = f" ({', '.join(facts)})" if facts else ""
+    return f"{result.dataset} {result.experiment}{said} {protocol}: {', '.join(parts)}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:
@@ -168,9 +198,10 @@ def _slashed(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
 
 
-def _members(files: Sequence[Path]) -> list[dict[str, Any]]:
-    members = [(path, read_embeddings(path)) for path in files]
-    return [{"experiment": experiment_of(path, member), "seed": member.seed} for path, member in members]
+def _members(files: Sequence[Path], members: Sequence[Embeddings]) -> list[dict[str, Any]]:
+    return [
+        {"experiment": experiment_of(path, member), "seed": member.seed} for path, member in zip(files, members, strict=True)
+    ]
 
 
 def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
@@ -212,12 +243,16 @@ def _provenance(run: Embeddings) -> dict[str, Any]:
         "faiss": faiss.__version__,
         "python": platform.python_version(),
     }
+    return {"features": {}, "config": {}, **_said(run), "versions": versions}
+
+
+def _said(run: Embeddings) -> dict[str, Any]:
+    """The provenance of embeddings, which any program may have written."""
     try:
         said = json.loads(run.provenance, parse_constant=_no_number)
-    except (ValueError, RecursionError):  # any program may have written it
-        said = {}
-    said = said if isinstance(said, dict) else {"note": said}
-    return {"features": {}, "config": {}, **said, "versions": versions}
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {"note": said}
 
 
 def _no_number(constant: str) -> None:

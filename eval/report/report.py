@@ -24,6 +24,7 @@ from vse.eval.report.result_metrics import headline, paired_differences, section
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
+from vse.pipeline.provenance import described_code
 
 _SETTINGS = {
     "feature": "feature",
@@ -78,6 +79,8 @@ def write_report(
     check_out(out, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
+    check_out(out, [file for one in reported for file in one.files])
+    check_out(out, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")])
     if len(reported) == 2:
         reported[1] = on_the_same_queries(*reported)
     ranks = [all_ranks(one.run) for one in reported if one.run]
@@ -161,6 +164,10 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
     """What was run, in a few lines; what is unknown is left out."""
     result, record = reported.result, reported.record
     yield "Data", f"{result.dataset}, split {result.split}: {result.n_images:,} images, {result.n_captions:,} captions"
+    if result.trained_on:
+        yield "Trained on", result.trained_on
+    if result.unfinished:
+        yield "Unfinished", f"the training did not finish ({', '.join(run['state'] for run in result.unfinished)})"
     if result.ensemble:
         yield "Members", ", ".join(map(_member, result.ensemble))
     elif any(seed is not None for seed in result.seeds):
@@ -186,8 +193,18 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
     versions = _mapping(reported.provenance.get("versions"))
     if versions:
         yield "Versions", ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield from _making(reported)
     mark = (result.sha256 or "")[:12]
     yield "Result file", f"{reported.path.name}{f' (sha256 {mark}…)' if mark else ''}"
+
+
+def _making(reported: ReportedResult) -> Iterator[tuple[str, str]]:
+    """The code, the date and the command of the training and of the evaluation."""
+    for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
+        made = _mapping(reported.provenance.get(name))
+        parts = [described_code(made.get("code")), made.get("date"), made.get("command")]
+        if any(parts):
+            yield title, ", ".join(str(part) for part in parts if part)
 
 
 _MEASURES = (("train_seconds", "s"), ("peak_memory_mb", "MB at most"))

@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file
+from vse.pipeline.files import read_json
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ class ReportedResult:
 
     ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``; ``curves`` has a table per seed
     that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
-    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it.
+    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it; ``files`` are all
+    that it is made from.
     """
 
     path: Path
@@ -39,6 +40,7 @@ class ReportedResult:
     curves: tuple[pd.DataFrame, ...] = ()
     negatives: pd.DataFrame | None = None
     missing: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
 
     @property
     def provenance(self) -> Mapping[str, Any]:
@@ -64,6 +66,8 @@ def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
         files[:1] = [embeddings]
     # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
     together = bool(reported.result.ensemble)
+    beside = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
+    reported = replace(reported, files=(path, *files, *beside))
     reported = _with_embeddings(reported, references, files if together else files[:1], given=embeddings is not None)
     if together:
         return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")
@@ -88,14 +92,15 @@ def _with_embeddings(
     if lost and not (given and files[0] in lost):
         log.warning("%s: no such file", lost[0])
         return _lacking(reported, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
-    first = read_embeddings(files[0])
-    for file, entry in zip(files, references, strict=False):
-        if sha256_file(file) != entry["sha256"]:
+    members = [read_embeddings(file) for file in files]
+    first = members[0]
+    for file, member, entry in zip(files, members, references, strict=False):
+        if member.source is not None and member.source.sha256 != entry["sha256"]:
             raise UserError(
                 f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
                 "evaluate them again, or give the right ones with --embeddings"
             )
-    run = ensemble(files) if len(files) > 1 else first
+    run = ensemble(files, members=members) if len(files) > 1 else first
     result = reported.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     ours = {"n_images": len(run.image_ids), "n_captions": len(run.caption_ids), "dataset": run.dataset, "split": run.split}
@@ -141,7 +146,8 @@ def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping
     if not file.is_file():
         return {}
     record = read_json(file)
-    ours = {"dataset": reported.result.dataset, "experiment": reported.result.experiment, "seed": seed}
+    trained_on = reported.result.trained_on or reported.result.dataset
+    ours = {"dataset": trained_on, "experiment": reported.result.experiment, "seed": seed}
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
         log.warning("%s is of another run than %s: left out", folder, reported.path)
         return None

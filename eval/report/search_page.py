@@ -9,6 +9,7 @@ from pathlib import Path
 from vse.eval.report.html_page import thumbnail, write_page
 from vse.eval.search.hits import SearchHit
 from vse.pipeline.image_files import BadImage
+from vse.pipeline.provenance import described_code, made
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], s
     ]
     by_photo = isinstance(query, Path)
     asked = {"query": str(query), "by_photo": by_photo, "photo": _thumbnail(query) if isinstance(query, Path) else None}
-    return write_page(out, "search.html", **asked, cards=cards, searched=searched)
+    making = made()
+    said = ", ".join(str(part) for part in (described_code(making["code"]), making["date"], making["command"]) if part)
+    return write_page(out, "search.html", **asked, cards=cards, searched=searched, made=said)
 
 
 def _thumbnail(photo: Path | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 
 from vse.eval.search.index import Built, faiss_reason
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, write_json, written
+from vse.pipeline.files import read_json, write_json, written
+from vse.pipeline.read_once import ReadOnce
 
+log = logging.getLogger(__name__)
 FORMAT = "vse-index"
 VERSION = 1
 _REBUILD = "delete it to rebuild it, or name another file"
@@ -46,7 +49,10 @@ def note_file(path: Path) -> Path:
 
 
 def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
-    """Write the index, and then its note, each of them atomically; returns ``path``."""
+    """Write the index and its note, each of them atomically, and the note first; returns ``path``.
+
+    So that after a kill no index is without a note. A note without an index hinders nobody.
+    """
     digest = hashlib.sha256()
     with written(path) as stream:
 
@@ -55,21 +61,38 @@ def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
             return stream.write(content)
 
         faiss.write_index(built.index, faiss.PyCallbackIOWriter(put))  # type: ignore[attr-defined]
-    note = {
-        "format": FORMAT,
-        "version": VERSION,
-        "factory": built.factory,
-        "trained_on": built.trained_on,
-        "count": indexed.count,
-        "dim": indexed.dim,
-        "similarity": indexed.similarity,
-        "ids_sha256": indexed.ids_sha256,
-        "of": dict(indexed.of),
-        "faiss": faiss.__version__,
-        "sha256": digest.hexdigest(),
-    }
-    write_json(note_file(path), note)
+        note = {
+            "format": FORMAT,
+            "version": VERSION,
+            "factory": built.factory,
+            "trained_on": built.trained_on,
+            "count": indexed.count,
+            "dim": indexed.dim,
+            "similarity": indexed.similarity,
+            "ids_sha256": indexed.ids_sha256,
+            "of": dict(indexed.of),
+            "faiss": faiss.__version__,
+            "sha256": digest.hexdigest(),
+        }
+        write_json(note_file(path), note)
     return path
+
+
+def is_there(path: Path, indexed: Indexed) -> bool:
+    """Whether there is an index to read. One that lost its note, but is of as many rows as long, counts as absent.
+
+    Any other file without a note is there, and :func:`read_index` refuses it: it may be somebody else's.
+    """
+    if not path.is_file() or note_file(path).exists():
+        return path.exists()
+    try:
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    except (OSError, RuntimeError, MemoryError):
+        return True
+    if (index.ntotal, index.d) != (indexed.count, indexed.dim):
+        return True
+    log.warning("%s: there is no %s beside it, as after a kill; it is built again", path, note_file(path).name)
+    return False
 
 
 def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Built:
@@ -90,9 +113,10 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
     if factory not in (None, note["factory"]):
         raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_REBUILD}")
     try:
-        if sha256_file(path) != note["sha256"]:
+        file = ReadOnce(path)
+        if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC)
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
     if (index.ntotal, index.d) != (indexed.count, indexed.dim):

@@ -84,6 +84,10 @@ def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], d
         result = read_result(path)
         if result.sha256 is None:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
+        if result.trained_on or result.unfinished:
+            why = f"was trained on {result.trained_on}" if result.trained_on else "is of a run that did not finish"
+            log.warning("%s is left out: it %s, and no published row is", path, why)
+            continue
         keys, changed = _rows_of(result)
         own = [row for row in rows if row.key in keys]
         if not own:

@@ -20,12 +20,13 @@ from vse.eval.files.results import (
     file_reference,
     read_comparison,
 )
-from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols
+from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import NAMES
 from vse.eval.tables.summary import as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
+from vse.pipeline.provenance import made
 
 
 def compare(
@@ -34,12 +35,13 @@ def compare(
     protocol: str | Sequence[str] = "auto",
     cross_check: bool = True,
     samples: int = COMPARED,
+    unfinished: bool = False,
 ) -> Path:
     """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
     Two files are the two models. More are seeds of two experiments, as many of each, paired in their order. See
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
-    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given.
+    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see :func:`vse.eval.protocols.evaluate.evaluate`.
     """
     if not samples:
         raise UserError("a comparison needs samples: leave --bootstrap out, or give a number of 1,000 or so")
@@ -60,6 +62,7 @@ def compare(
         name = f"{first.dataset}_{'_vs_'.join(models)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
     check_out(out, files)
+    not_finished = unfinished_runs([run for side in runs for run in side], out, unfinished)
     compared: dict[str, Any] = {}
     for name in names:
         a, b = (all_queries(paths, side, name, cross_check) for paths, side in zip(sides, runs, strict=True))
@@ -70,10 +73,12 @@ def compare(
         "split": first.split,
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
-        "a": _side(sides[0], runs[0], out),
-        "b": _side(sides[1], runs[1], out),
+        "a": _side(runs[0], out),
+        "b": _side(runs[1], out),
         "samples": samples,
         "comparisons": compared,
+        **({"unfinished": not_finished} if not_finished else {}),
+        "provenance": {"made": made()},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -178,9 +183,10 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return first, second
 
 
-def _side(files: Sequence[Path], runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
+def _side(runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
+        **({"trained_on": runs[0].trained_on} if runs[0].trained_on else {}),
         "seeds": [run.seed for run in runs],
-        "embeddings": [file_reference(path, out) for path in files],
+        "embeddings": [file_reference(run, out) for run in runs],
     }

@@ -22,7 +22,8 @@ from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
-_DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+_DESCRIBED = ("dataset", "experiment", "trained_on", "unfinished", "split", "protocol", "n_images", "n_captions", "seeds")
+_SAID = ("trained_on", "unfinished")  # of results that have something to say there
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
 _DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
 NO_INTERVAL = (math.nan, math.nan)
@@ -34,8 +35,10 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     """A row per result and protocol: R@K, Med r and mean r in both directions, and rsum.
 
     Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
-    standard deviation. A test set of one fold has one row, ``full``, since ``1k`` would repeat it. The metrics of captions
-    that query captions stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
+    standard deviation. The columns ``trained_on`` and ``unfinished`` are there if a result was tested on another data set than
+    it was trained on, or is of a run that did not finish. A test set of one fold has one row, ``full``, since ``1k`` would
+    repeat it. The metrics of captions that query captions stand in the row ``full``, too, which is also over the whole split;
+    without one, in a row of their own.
     """
     rows = []
     for result in map(read_result, without_comparisons(results)):
@@ -47,7 +50,8 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
         rows += [_row(result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    return table.drop(columns=[name for name in _SAID if not table[name].any()])
 
 
 def write_summary(table: pd.DataFrame, out: Path) -> Path:
@@ -57,7 +61,8 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     if out.suffix != ".tex":
         return write_table(table, out)
     metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
-    described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
+    described = ["experiment", *(name for name in _SAID if name in table)]
+    described += [name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1]
     lines = []
     for row in table.to_dict("records"):
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
@@ -105,7 +110,9 @@ def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: st
 
 
 def _row(result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
-    row: dict[str, Any] = {"dataset": result.dataset, "experiment": result.experiment, "split": result.split}
+    row: dict[str, Any] = {"dataset": result.dataset, "experiment": result.experiment}
+    row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
+    row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):

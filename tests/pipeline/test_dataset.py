@@ -37,7 +37,6 @@ FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "sentids that are not the sentences'": (set_in("sentids", [9, 1, 2, 3, 4]), "'sentids'"),
     "empty caption": (set_in_sentence("tokens", []), "caption 0 of image 0 is empty"),
     "blank caption": (set_in_sentence("raw", " "), "caption 0 of image 0 is empty"),
-    "image without caption": (set_in("sentences", []), "image 0 has no caption"),
     "unknown split": (set_in("split", "tset"), "did you mean 'test'"),
     "path out of the folder": (set_in("filename", "../secret.jpg"), "not inside the images folder"),
     "absolute path": (set_in("filename", "/etc/passwd"), "not inside the images folder"),

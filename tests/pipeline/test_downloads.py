@@ -357,7 +357,7 @@ def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
             assert child.poll() is None
         child.kill()
     coco.hold.set()
-    assert sorted(os.listdir("data/coco")) == ["caption_datasets.zip", "dataset_coco.json", part.name]
+    assert sorted(os.listdir("data/coco")) == [".lock", "caption_datasets.zip", "dataset_coco.json", part.name]
     run("fetch", "coco", "--base-url", coco.url)
     asked = [wanted for name, wanted in coco.asked if name == "train2014.zip"]
     assert asked == [None, f"bytes={3 * CHUNK}-"]

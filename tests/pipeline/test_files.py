@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
+import stat
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from vse.pipeline.demo import make_demo
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json
+from vse.pipeline.files import check_out, clear_temporaries, read_json, write_bytes, write_json
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -51,17 +56,153 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "x.json")
 
 
-def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(tmp_path: Path) -> None:
+WRITER = """
+import sys
+from pathlib import Path
+from vse.pipeline.files import written
+with written(Path(sys.argv[1]), sync=sys.argv[2] == "sync") as stream:
+    stream.write(b"half")
+    stream.flush()
+    print("writing", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def writer() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a process that is in the middle of writing a file."""
+    processes = []
+
+    def start(path: Path, sync: str = "sync") -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WRITER, str(path), sync]
+        processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        assert processes[-1].stdout is not None
+        assert processes[-1].stdout.readline() == "writing\n"
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_one_s_is_not(
+    tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]
+) -> None:
     path = tmp_path / "file"
+    killed = writer(path)
+    killed.kill()
+    killed.wait()
+    living = writer(path)
+    assert len(os.listdir(tmp_path)) == 1, "the second writer has removed what the first one left"
+    write_bytes(path, b"new")
+    names = sorted(os.listdir(tmp_path))
+    assert len(names) == 2
+    assert f"-{living.pid}." in names[0]
+    assert living.communicate("")[0] == ""
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"half", ["file"])
+
+
+@pytest.mark.parametrize(
+    ("idle_hours", "locked", "stays"), [(0, False, True), (30, True, True), (30, False, False), (0, True, True)]
+)
+def test_a_writer_in_another_container_of_the_same_name_keeps_its_temporary(
+    idle_hours: int, locked: bool, stays: bool, tmp_path: Path
+) -> None:
+    """Its process id means nothing here: what it left goes after a day without a change, unless it is locked."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    left = tmp_path / f".file.{socket.gethostname()}-{gone.pid}.x.tmp"
-    living = tmp_path / f".file.{socket.gethostname()}-{os.getpid()}.x.tmp"
-    elsewhere = tmp_path / ".file.another-machine-1.x.tmp"
-    for temporary in (left, living, elsewhere):
-        temporary.touch()
-    write_bytes(path, b"new")
-    assert {p.name for p in tmp_path.iterdir()} == {"file", living.name, elsewhere.name}
+    temporary = tmp_path / f".file.{socket.gethostname()}.0123abcd-{gone.pid}.x.tmp"
+    with temporary.open("wb") as stream:
+        if locked:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        os.utime(temporary, (time.time() - 3600 * idle_hours,) * 2)
+        write_bytes(tmp_path / "file", b"new")
+    assert temporary.exists() == stays
+
+
+def test_what_others_call_their_temporaries_stays(tmp_path: Path) -> None:
+    names = [".file.another-program.tmp", ".file.tmp", "file.x.tmp", ".file.host-12x.y.tmp"]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (0, 0))
+    write_bytes(tmp_path / "file", b"new")
+    clear_temporaries(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted([*names, "file"])
+
+
+def test_a_demo_that_was_killed_is_cleared_by_the_next(tmp_path: Path, writer: Callable[..., subprocess.Popen[str]]) -> None:
+    images = tmp_path / "data" / "images"
+    images.mkdir(parents=True)
+    for path in (images / "demo_000000.jpg", images / "demo_009999.jpg", tmp_path / "data" / "dataset.json"):
+        process = writer(path, "no sync")
+        process.kill()
+        process.wait()
+    assert len(list(tmp_path.rglob("*.tmp"))) == 3
+    make_demo(tmp_path / "data", 6)
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert len(os.listdir(images)) == 6
+
+
+def special(kind: str, path: Path) -> Path:
+    """Something that is no plain file; sockets of that name stay when they are closed."""
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(str(path))
+    elif kind == "device":
+        if os.geteuid() == 0:
+            os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 7))  # as /dev/full
+        else:
+            path.symlink_to("/dev/full")
+    else:
+        path.symlink_to(path)
+    return path
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+@pytest.mark.parametrize("kind", ["folder", "FIFO", "socket", "device", "circle"])
+def test_only_plain_files_are_replaced(kind: str, through_link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the name of a socket must be short
+    path = out = special(kind, Path("x"))
+    before = os.lstat(path)
+    if through_link:
+        out = Path("link")
+        out.symlink_to(path)
+    said = "circle" if kind == "circle" else kind
+    for write in (lambda: write_bytes(out, b"new"), lambda: check_out(out)):
+        with pytest.raises(UserError, match=f"cannot write {out}: it is a .*{said}"):
+            write()
+    after = os.lstat(path)
+    assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
+    assert not list(Path().glob(".*"))
+
+
+def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere" / "file"
+    link.symlink_to("elsewhere/file")
+    for content in (b"first", b"second"):  # a link to nothing yet, and one to a file
+        assert write_bytes(link, content) == link
+        assert target.read_bytes() == content
+        assert link.is_symlink()
+    assert os.listdir(tmp_path / "elsewhere") == ["file"]
+
+
+@pytest.mark.parametrize("name", ["file", "link", "hard", "../{folder}/file", "folder/inside"])
+def test_an_input_is_no_output_by_whatever_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "inside").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    os.link(tmp_path / "file", tmp_path / "hard")
+    inputs = [tmp_path / "missing", tmp_path / "file", tmp_path / "folder"]
+    with pytest.raises(UserError, match="output is also an input"):
+        check_out(tmp_path / name.format(folder=tmp_path.name), inputs)
+    check_out(tmp_path / "folder" / "new", inputs)
 
 
 def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.features.caption_encoders import CaptionEncoder
 from vse.pipeline.dataset import Caption
 from vse.pipeline.vocabulary import PAD, Vocabulary
 from vse.train.kinds import Kind
@@ -23,6 +24,29 @@ class CaptionInputs(Protocol):
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
         """The captions with these numbers, as tensors of this kind."""
+
+
+class EncodedCaptions:
+    """Captions that an encoder of another data set's captions reads, encoded where they are wanted.
+
+    Parameters
+    ----------
+    captions : in the order of their numbers
+    encoder : what made the cache of captions that the model was trained on
+    dtype : how that cache stores vectors, so that these are rounded as those were
+    device : where features are wanted
+    """
+
+    kind = Kind.VECTORS
+
+    def __init__(
+        self, captions: Sequence[Caption], encoder: CaptionEncoder, dtype: np.dtype[Any], device: torch.device
+    ) -> None:
+        self._captions, self._encoder, self._dtype, self._device = captions, encoder, dtype, device
+
+    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        vectors = self._encoder.encode([self._captions[number].tokens for number in numbers.tolist()]).numpy()
+        return (torch.from_numpy(vectors.astype(self._dtype)).float().to(self._device),)
 
 
 class WordNumbers:

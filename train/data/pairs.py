@@ -78,12 +78,21 @@ class Split:
         )
 
 
-def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache) -> list[Image]:
-    """Images of some splits that have features; those that the extraction skipped are left out, with a warning."""
+def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> list[Image]:
+    """Images of some splits that have features; those that the extraction skipped are left out, with a warning.
+
+    ``captioned``: and those without a caption, which training and validation have no use for.
+    """
     images = [image for split in splits for image in dataset.split(split)]
     kept = [image for image in images if image.imgid not in cache.skipped]
     if len(kept) < len(images):
         log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
+    if captioned:
+        n_images, kept = len(kept), [image for image in kept if image.captions]
+        if len(kept) < n_images:
+            log.warning("%d images without captions are left out", n_images - len(kept))
+        if not kept:
+            raise UserError(f"{dataset.path}: no image of the split {' or '.join(splits)} has a caption")
     return kept

@@ -8,6 +8,7 @@ if they were asked for.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, write_bytes, write_json, write_text
+from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
+from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.vocabulary import Vocabulary
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -63,6 +65,12 @@ class RunFolder:
     def record_file(self) -> Path:
         return self.path / "run.json"
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that a training writes, whether they are there or not."""
+        written = (self.config_file, self.vocabulary_file, self.metrics_file, self.negatives_file, self.best_file)
+        return (*written, self.checkpoint_file, self.record_file)
+
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with."""
         if not self.config_file.is_file():
@@ -77,12 +85,37 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """``run.json``."""
         record: dict[str, Any] = read_json(self.record_file)
-        if not isinstance(record, dict) or not isinstance(record.get("features"), dict):
-            raise UserError(f"{self.record_file}: not the record of a run")
-        return record
+        caches = ("features", "eval_features", "caption_features")
+        if isinstance(record, dict):
+            places = [record.get("features"), *(record[name] for name in caches[1:] if name in record)]
+            if all(map(_is_place, places)) and isinstance(record.get("seed"), int) and isinstance(record.get("dataset"), str):
+                return record
+        raise UserError(f"{self.record_file}: not the record of a run")
+
+    def content(self, file: Path) -> tuple[bytes, str]:
+        """The bytes of one of the run's files, and their SHA-256, which is checked if ``run.json`` has it.
+
+        :class:`UserError` if they are not those that the training wrote.
+        """
+        opened = ReadOnce(file)
+        content = opened.read()
+        record = read_json(self.record_file) if self.record_file.is_file() else {}
+        sums = record.get("files") if isinstance(record, dict) else None
+        expected = sums.get(file.name) if isinstance(sums, dict) else None
+        if expected not in (None, opened.sha256):
+            raise UserError(
+                f"{file}: not what the training wrote (its SHA-256 is not the one in {self.record_file.name}); restore it, "
+                "or train again with --overwrite"
+            )
+        return content, opened.sha256
 
     def vocabulary(self) -> Vocabulary:
-        return Vocabulary.load(self.vocabulary_file)
+        return self.read_vocabulary()[0]
+
+    def read_vocabulary(self) -> tuple[Vocabulary, str]:
+        """The words, and the SHA-256 of the bytes that they were read from."""
+        content, sha256 = self.content(self.vocabulary_file)
+        return Vocabulary.of_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def evaluated(self) -> dict[str, Any]:
         """Name, key and place of the cache that the run is validated and tested with."""
@@ -116,17 +149,33 @@ class RunFolder:
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
 
-    def save_best(self, weights: Mapping[str, Tensor]) -> None:
-        write_bytes(self.best_file, safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()}))
+    def save_best(self, weights: Mapping[str, Tensor]) -> str:
+        """Write the weights; returns the SHA-256 of the file."""
+        content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
+        write_bytes(self.best_file, content)
+        return hashlib.sha256(content).hexdigest()
+
+    def has_best(self, sha256: str | None) -> bool:
+        """Whether the weights are there, and are the file of this SHA-256, if it is known."""
+        return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
         """Weights of the epoch with the highest validation rsum."""
+        return self.read_best()[0]
+
+    def read_best(self) -> tuple[dict[str, Tensor], str]:
+        """These weights, and the SHA-256 of the bytes that they were read from; :class:`UserError` if some are not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
+        content, sha256 = self.content(self.best_file)
         try:
-            return safetensors.torch.load_file(self.best_file)
+            weights = safetensors.torch.load(content)
         except safetensors.SafetensorError as error:
             raise UserError(f"{self.best_file}: not readable weights ({error})") from None
+        bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)
+        if bad is not None:
+            raise UserError(f"{self.best_file}: the weights {bad} are not finite (NaN or infinite); train again")
+        return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
         buffer = io.BytesIO()
@@ -143,6 +192,11 @@ class RunFolder:
                 f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None
         return state
+
+
+def _is_place(place: object) -> bool:
+    """Whether this is what a record says of a cache."""
+    return isinstance(place, dict) and all(isinstance(place.get(name), str) for name in ("name", "key", "path"))
 
 
 def relative_path(target: Path, folder: Path) -> str:

@@ -10,7 +10,7 @@ from vse.features.cache import FeatureCache, open_cache
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.read_once import ReadOnce
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.run.folder import RunFolder, relative_path
 
@@ -44,6 +44,7 @@ class Inputs:
     captions: FeatureCache | None
     dataset: Dataset
     base: RunFolder | None
+    base_sha256: str
     weights_dir: Path | None
 
     @property
@@ -55,7 +56,7 @@ class Inputs:
         """What a run is made from, beside its settings."""
         identity = {
             "dataset": self.dataset.name,
-            "captions_sha256": sha256_file(self.dataset.path),
+            "captions_sha256": self.dataset.sha256,
             "seed": seed,
             "feature": self.cache.feature,
             "feature_key": self.cache.key,
@@ -65,14 +66,15 @@ class Inputs:
         if self.captions is not None:
             identity |= {"caption_feature_key": self.captions.key}
         if self.base is not None:
-            identity |= {"start_from_sha256": sha256_file(self.base.best_file)}
+            identity |= {"start_from_sha256": self.base_sha256}
         return identity
 
     def record(self, folder: Path) -> dict[str, Any]:
         """Where they are, as seen from a run folder."""
 
-        def place(cache: FeatureCache) -> dict[str, str]:
-            return {"name": cache.feature, "key": cache.key, "path": relative_path(cache.path, folder)}
+        def place(cache: FeatureCache) -> dict[str, Any]:
+            path = relative_path(cache.path, folder)
+            return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
 
         record: dict[str, Any] = {"features": place(self.cache), "captions": relative_path(self.dataset.path, folder)}
         if self.evaluated is not self.cache:
@@ -95,7 +97,8 @@ def open_inputs(
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features)
-    return Inputs(cache, evaluated, captions, dataset, base, paths.weights_dir)
+    base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
+    return Inputs(cache, evaluated, captions, dataset, base, base_sha256, paths.weights_dir)
 
 
 def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:
@@ -153,4 +156,6 @@ def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder
             f"{base.path}: no trained run to start from; {experiment.name} starts from {experiment.start_from!r}: train it "
             "first, or name its run folder with --start-from"
         )
+    if base.path.resolve() == folder.path.resolve():
+        raise UserError(f"{base.path}: output is also an input; a run that starts from this one needs another --out")
     return base

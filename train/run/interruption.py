@@ -8,7 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from vse.pipeline.errors import UserError
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingFailed(UserError):
+    """A training ended before its time; ``state`` is what ``run.json`` says then: ``diverged`` or ``collapsed``."""
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
 
 
 class StopNow(Exception):

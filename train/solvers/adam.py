@@ -19,6 +19,7 @@ from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
+from vse.train.run.interruption import TrainingFailed
 from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
 
 log = logging.getLogger(__name__)
@@ -212,9 +213,10 @@ class Trainer(Solver):
         """The epoch's mean loss so far; :class:`UserError` if the training has diverged."""
         loss = float(self._totals[0]) / max(1, self.progress.pairs)
         if not np.isfinite(loss):
-            raise UserError(
+            raise TrainingFailed(
                 f"epoch {self.progress.epoch + 1}, step {self.progress.step}: the loss is {loss}; the last good checkpoint is "
-                "kept. Try a lower learning rate"
+                "kept. Try a lower learning rate",
+                "diverged",
             )
         return loss
 
@@ -236,7 +238,9 @@ class Trainer(Solver):
         )
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":
-            raise UserError(f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn goes on")
+            raise TrainingFailed(
+                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn goes on", "collapsed"
+            )
         log.warning("%s. If it does not leave: %s", what, cure[0].lower() + cure[1:])
 
 

@@ -17,17 +17,17 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
-from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
+from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json
+from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
-from vse.train.use.embed import RunPlaces, TrainedRun, load_run
+from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ def search_split(
     index: Path | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
+    page: Path | None = None,
 ) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
@@ -77,11 +78,23 @@ def search_split(
         it is of other weights, features, split or side, or of another corpus
     index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
     index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
+    page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    trained = load_run(run, split, places, device)
+    trained = load_run(run, split, places, device, unfinished=True)
+    if state := unfinished_state(trained.record):
+        log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
     by_photo = isinstance(query, Path)
+    if by_photo and corpus is None and not len(trained.split.pairs):
+        raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
+    read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
+    if index is not None:
+        check_out(index, read)
+        check_out(note_file(index), read)
+        read += [index, note_file(index)]
+    if page is not None:
+        check_out(page, read)
     if trained.model.pairwise:
         for option, file in (("--index", index), ("--corpus", corpus)):
             if file is not None:
@@ -151,7 +164,7 @@ def _nearest(
 def _index(file: Path, searched: _Searched, similarity: str, dim: int, factory: str | None) -> Built:
     """The index in a file, or, if there is none, a new one that is written there."""
     indexed = Indexed(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
-    if file.exists():
+    if is_there(file, indexed):
         return read_index(file, indexed, factory)
     vectors = searched.vectors()
     built = build_index(vectors, factory or "Flat", name=searched.name)
@@ -174,9 +187,9 @@ def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
             "side": "captions" if by_photo else "images",
             "data set": trained.dataset.name,
             "split": split,
-            "weights": sha256_file(trained.folder.best_file),
+            "weights": trained.weights_sha256,
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
-            "vocabulary": sha256_file(trained.folder.vocabulary_file),
+            "vocabulary": trained.vocabulary_sha256,
             "features": trained.cache.key,
             "caption features": trained.caption_cache.key if trained.caption_cache else "",
             "captions": sha256_json(words),
@@ -208,8 +221,9 @@ def _of_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> _Sear
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
         unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
+    corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
     ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
-    return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": sha256_file(file)}, known)
+    return _Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
 
 
 def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:

@@ -320,6 +320,7 @@ def test_a_broken_file_is_named(fault: str, tmp_path: Path, fails: Callable[...,
     spoil, message = FAULTS[fault]
     path = write_embeddings(tmp_path / "e.h5", made())
     with h5py.File(path, "r+") as file:
+        del file.attrs["content_sha256"]  # another program writes none
         spoil(file)
     assert message in fails(eval_main, path, "--out", tmp_path / "r.json")
     assert not (tmp_path / "r.json").exists()
@@ -346,7 +347,7 @@ def test_a_similarity_that_nobody_knows_is_refused(tmp_path: Path, fails: Callab
 def test_a_file_reads_back_as_it_was_written(tmp_path: Path) -> None:
     run = made()
     found = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
-    for name, value in vars(run).items():
+    for name, value in vars(replace(run, source=found.source)).items():
         np.testing.assert_array_equal(getattr(found, name), value)
 
 

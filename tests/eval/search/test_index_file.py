@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from vse.eval.search.index import build_index, search_index
-from vse.eval.search.index_file import Indexed, ids_sha256, note_file, read_index, write_index
+from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file
 
@@ -133,3 +134,29 @@ def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: P
     with pytest.raises(UserError, match="cannot write"):
         write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
     assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]
+
+
+def test_an_index_without_a_note_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As after a kill between the two files; anything else without a note is refused, and stays."""
+    assert is_there(file, INDEXED)
+    note_file(file).unlink()
+    assert not is_there(file, INDEXED)
+    assert "it is built again" in caplog.text
+    assert is_there(file, replace(INDEXED, count=499)), "somebody else's"
+    file.write_bytes(b"a diary")
+    assert is_there(file, INDEXED)
+    assert not is_there(file.with_name("none"), INDEXED)
+
+
+def test_a_kill_leaves_no_index_without_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
+    monkeypatch.undo()
+    assert not (tmp_path / "x.faiss").exists()
+    assert not is_there(tmp_path / "x.faiss", INDEXED)
+    write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
+    assert read_index(tmp_path / "x.faiss", INDEXED).index.ntotal == 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,6 +49,9 @@ def test_a_run_is_not_embedded_with_another_cache(run: Path, demo: Path, tmp_pat
 def test_broken_weights_are_named(own_run: Path, fails: Callable[..., str]) -> None:
     run = own_run
     (run / "best.safetensors").write_bytes(b"junk")
+    record = json.loads((run / "run.json").read_text())
+    del record["files"]  # as an earlier version wrote it
+    (run / "run.json").write_text(json.dumps(record))
     assert "not readable weights" in fails(embed_main, run)
 
 

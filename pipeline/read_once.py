@@ -1,0 +1,89 @@
+"""Inputs whose SHA-256 is noted: the bytes that are hashed are those that were read, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import weakref
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+
+from vse.pipeline.errors import UserError
+
+
+class ReadOnce:
+    """A plain file, opened once: whatever is renamed over its path later is another file and is not read.
+
+    Parameters
+    ----------
+    path : the file; :class:`UserError` if it is missing, or a folder, a FIFO or a device
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:  # without waiting: a FIFO would have it wait for a writer
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        weakref.finalize(self, os.close, handle)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise UserError(f"{path}: not a plain file")
+        self.stream: BufferedReader = os.fdopen(handle, "rb", closefd=False)
+        self._state = self._now()
+
+    @property
+    def name(self) -> Path:
+        """A name for libraries that open files themselves: of this very file, where the system has such names."""
+        opened = Path(f"/dev/fd/{self.stream.fileno()}")
+        return opened if opened.exists() else self.path
+
+    def read(self) -> bytes:
+        """All its bytes, which from then on are those that :attr:`sha256` is of."""
+        self.stream.seek(0)
+        content = self.stream.read()
+        self.__dict__["sha256"] = hashlib.sha256(content).hexdigest()
+        return content
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of its bytes in hexadecimal; :class:`UserError` if they were written to since it was opened."""
+        self.stream.seek(0)
+        digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
+        if self._now() != self._state:
+            raise UserError(f"{self.path}: was written to while it was read; run the command again")
+        return digest
+
+    def _now(self) -> tuple[int, int]:
+        status = os.fstat(self.stream.fileno())
+        return status.st_size, status.st_mtime_ns
+
+
+class Watched:
+    """A file that a library reads by its name: :meth:`check` refuses it if it is no longer the file that was hashed.
+
+    To be made before the file is read; :meth:`check` is called after that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._opened = ReadOnce(path)
+        self._place = self._named()
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of its bytes."""
+        return self._opened.sha256
+
+    def check(self) -> None:
+        """:class:`UserError` if the file was replaced or written to since this object was made."""
+        if self._named() != self._place:
+            raise UserError(f"{self.path}: was replaced or written to while it was read; run the command again")
+
+    def _named(self) -> tuple[int, ...] | None:
+        try:
+            status = os.stat(self.path)
+        except OSError:
+            return None
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

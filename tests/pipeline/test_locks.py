@@ -1,0 +1,115 @@
+"""One writer at a time: the second says who holds a folder or a file, and a kill frees it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import COMMAND
+from vse.features.cli import main as extract_main
+from vse.features.data_cli import main as data_main
+from vse.features.shards import shard_path
+from vse.pipeline.errors import UserError
+from vse.pipeline.locks import only_writer
+from vse.train.cli import train_main
+
+HOLD = """
+import sys
+from pathlib import Path
+from vse.pipeline.locks import only_writer
+with only_writer(Path(sys.argv[1]), folder=sys.argv[2] == "folder"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+DEMO = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--set", "grid=2", "--set", "crop=32"]
+
+
+@contextmanager
+def held(path: Path, folder: bool) -> Iterator[subprocess.Popen[str]]:
+    """Another process that is the writer of ``path``."""
+    command = [sys.executable, "-c", HOLD, str(path), "folder" if folder else "file"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_the_second_writer_is_told_who_the_first_is_and_a_kill_frees_the_lock(folder: bool, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x"
+    with held(path, folder) as first:
+        with (
+            pytest.raises(UserError, match=rf"x: process {first.pid} on \S+ \(since .*\) is writing it"),
+            only_writer(path, folder),
+        ):
+            pass
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        with only_writer(path, folder), only_writer(path, folder):
+            assert path.parent.exists()
+    assert not list(tmp_path.rglob("*.lock"))
+
+
+def test_a_lock_leaves_nothing_and_its_folder_stays_if_something_is_in_it(tmp_path: Path) -> None:
+    with only_writer(tmp_path / "a" / "b", folder=True):
+        pass
+    assert not (tmp_path / "a").exists()
+    with only_writer(tmp_path / "a" / "b", folder=True):
+        (tmp_path / "a" / "b" / "x").touch()
+    assert os.listdir(tmp_path / "a" / "b") == ["x"]
+
+
+def test_where_there_are_no_locks_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with only_writer(tmp_path / "x", folder=True):
+        (tmp_path / "x" / "y").touch()
+    assert "this file system has no locks" in caplog.text
+    assert os.listdir(tmp_path / "x") == ["y"]
+
+
+@pytest.mark.parametrize("what", ["train", "extract", "shard", "merge", "fit", "demo", "import"])
+def test_every_command_that_writes_a_folder_asks_for_it(
+    what: str, cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    """Exit 2 with the holder's name, and nothing is written."""
+    out = tmp_path / "demo_x.h5"
+    of_shard = ["--dataset", demo, "--out", out, "--shards", "2"]
+    commands: dict[str, tuple[Callable[..., None], list[object], Path]] = {
+        "train": (train_main, ["--features", cache, "--out", tmp_path / "run", *COMMAND], tmp_path / "run"),
+        "extract": (extract_main, ["cnn", *of_shard, *DEMO], out),
+        "shard": (extract_main, ["cnn", *of_shard, *DEMO, "--shard", "1"], shard_path(out, 1, 2)),
+        "merge": (extract_main, ["merge", *of_shard], out),
+        "fit": (extract_main, ["fit", *of_shard[:4], "--feature", "tfidf"], tmp_path / "demo_x.encoder.safetensors"),
+        "demo": (data_main, ["demo", "--out", tmp_path / "data", "--images", "6"], tmp_path / "data"),
+        "import": (data_main, ["import-npy", tmp_path / "x.npz", "--dataset", demo, "--out-features", out], out),
+    }
+    if what == "import":
+        import h5py
+        import numpy as np
+
+        with h5py.File(cache) as file:
+            np.savez(tmp_path / "x.npz", features=file["features"][:], ids=file["ids"][:])
+    if what == "merge":
+        shutil.copytree(cache.with_suffix(".shards"), out.with_suffix(".shards"))
+    main, arguments, path = commands[what]
+    with held(path, folder=what in ("train", "demo")) as first:
+        assert f"process {first.pid} on" in fails(main, *arguments)
+        assert not out.exists()
+        assert not (tmp_path / "run" / "run.json").exists()
+        assert not (tmp_path / "data" / "dataset.json").exists()

@@ -1,0 +1,105 @@
+"""What files say of their making: code, command and date."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import h5py
+import pytest
+
+import vse
+from tests.train.conftest import COMMAND
+from vse.eval.cli import eval_main, report_main
+from vse.pipeline.provenance import code, described_code, made
+from vse.train.cli import embed_main, search_main, train_main
+
+GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+
+
+def git(folder: Path, *arguments: str) -> str:
+    return subprocess.run([*GIT, *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    root = tmp_path / "checkout"
+    (root / "pipeline").mkdir(parents=True)
+    (root / "pipeline" / "x.py").write_text("1\n")
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "one")
+    return root
+
+
+def test_a_checkout_knows_its_commit_and_whether_it_was_changed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nowhere")  # as within a hook of git
+    code.cache_clear()
+    monkeypatch.delenv("GIT_DIR")
+    commit = git(checkout, "rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert code(checkout) == {"version": vse.__version__, "commit": commit, "changed": False}
+    code.cache_clear()
+    (checkout / "runs").mkdir()
+    (checkout / "runs" / "test.h5").touch()
+    assert code(checkout)["changed"] is False, "results are no code"
+    code.cache_clear()
+    (checkout / "pipeline" / "x.py").write_text("2\n")
+    assert code(checkout)["changed"] is True
+    assert described_code(code(checkout)) == f"vse {vse.__version__}, commit {commit[:12]} (changed)"
+
+
+@pytest.mark.parametrize("where", [".", "pipeline", "venv/site-packages/vse"])
+def test_an_installed_copy_knows_its_version_alone(where: str, checkout: Path, tmp_path: Path) -> None:
+    """Even in the repository of something else."""
+    root = tmp_path if where == "." else checkout / where
+    root.mkdir(parents=True, exist_ok=True)
+    code.cache_clear()
+    assert code(root) == {"version": vse.__version__}
+    assert described_code(code(root)) == f"vse {vse.__version__}"
+
+
+@pytest.mark.parametrize("said", [None, [], {}, {"version": 3}])
+def test_what_is_said_of_other_code_is_left_out(said: object) -> None:
+    assert described_code(said) is None
+
+
+def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def done(main: Callable[..., None], *arguments: object) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == 0, capsys.readouterr().err
+
+    run, out = tmp_path / "a run", tmp_path / "r.json"
+    done(train_main, "--features", cache, "--out", run, *COMMAND, "--set", "train.epochs=1")
+    done(embed_main, run)
+    done(eval_main, run / "test.h5", "--bootstrap", 100, "--out", out)
+    done(report_main, out, "--out", tmp_path / "page.html")
+    done(search_main, run, "a red circle", "--html", tmp_path / "search.html")
+    trained = json.loads((run / "run.json").read_text())["made"]
+    assert trained["command"].startswith(f"vse-train --features {cache} --out '{run}' --set model.dim=16")
+    assert trained["code"] == code()
+    assert abs(datetime.fromisoformat(trained["date"]) - datetime.now(UTC)) < timedelta(hours=1)
+    with h5py.File(run / "test.h5") as file:
+        said = json.loads(file.attrs["provenance"])
+    assert (said["trained"], said["embedded"]["command"]) == (trained, f"vse-embed '{run}'")
+    provenance = json.loads(out.read_text())["provenance"]
+    assert provenance["trained"] == trained
+    assert provenance["made"]["command"].startswith(f"vse-eval '{run}/test.h5' --bootstrap 100")
+    page, found = ((tmp_path / name).read_text() for name in ("page.html", "search.html"))
+    described = described_code(code())
+    assert described is not None
+    for text in ("Trained by", "Evaluated by", described, "--bootstrap 100"):
+        assert text in page
+    for text in (described, "vse-search"):
+        assert text in found
+
+
+def test_a_function_that_python_calls_has_no_command() -> None:
+    assert made()["command"] is None

@@ -1,0 +1,134 @@
+"""Inputs whose hash is noted: what is hashed is what was read, whatever is renamed over the file meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.protocols import evaluate
+from vse.features import shards
+from vse.features.imported import import_arrays
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.read_once import ReadOnce, Watched
+
+RNG = np.random.default_rng(0)
+
+
+def embeddings(path: Path, rng: np.random.Generator) -> Path:
+    ids = np.arange(40)
+    images, captions = rng.normal(size=(2, 40, 8)).astype(np.float32)
+    return write_embeddings(path, Embeddings(ids, ids, ids, "demo", "test", images, captions, seed=0))
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    file = ReadOnce(path)
+    (tmp_path / "y").write_bytes(b"new")
+    os.replace(tmp_path / "y", path)
+    assert file.sha256 == sha256(b"old")
+    assert file.read() == b"old"
+
+
+def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    file, watched = ReadOnce(path), Watched(path)
+    watched.check()
+    path.write_bytes(b"newer")
+    with pytest.raises(UserError, match="x: was written to while it was read"):
+        _ = file.sha256
+    with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
+        watched.check()
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "null byte"])
+def test_what_is_no_plain_file_is_one_line_and_nobody_waits(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null")
+    elif kind == "null byte":
+        path = Path("x\0y")
+    with pytest.raises(UserError, match="No such file|not a plain file|null byte"):
+        ReadOnce(path)
+
+
+@pytest.mark.parametrize("how", ["one", "seeds", "ensemble", "compare"])
+def test_an_evaluation_notes_the_hash_of_what_it_read(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another file is renamed over the first one as soon as it has been read."""
+    file, twin = embeddings(tmp_path / "a.h5", RNG), embeddings(tmp_path / "b.h5", RNG)
+    other = embeddings(tmp_path / "other.h5", RNG)
+    before, out = file.read_bytes(), tmp_path / "result.json"
+    options = {"one": [file], "seeds": [file], "ensemble": [file, twin, "--ensemble"], "compare": [file, twin, "--compare"]}
+    real, swapped = evaluate.select_protocols, []
+
+    def swap(*arguments: object) -> list[str]:
+        if not swapped:
+            os.replace(other, file)
+            swapped.append(file)
+        return real(*arguments)  # type: ignore[arg-type]
+
+    for module in ("vse.eval.protocols.evaluate", "vse.eval.tables.significance"):
+        monkeypatch.setattr(f"{module}.select_protocols", swap)
+    with pytest.raises(SystemExit) as stop:
+        eval_main([*map(str, options[how]), "--bootstrap", "100", "--out", str(out)])
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert swapped
+    result = json.loads(out.read_text())
+    references = result["a"]["embeddings"] if how == "compare" else result["provenance"]["embeddings"]
+    assert references[0] == {"file": "a.h5", "sha256": sha256(before)}
+    assert file.read_bytes() != before
+
+
+def test_embeddings_that_were_read_stay_what_they_were(tmp_path: Path) -> None:
+    file = embeddings(tmp_path / "a.h5", RNG)
+    before, run = file.read_bytes(), read_embeddings(file)
+    assert run.images is not None
+    values = run.images.copy()
+    os.replace(embeddings(tmp_path / "b.h5", RNG), file)
+    np.testing.assert_array_equal(run.images, values)
+    assert run.source is not None
+    assert run.source.sha256 == sha256(before)
+
+
+def test_a_data_set_carries_the_hash_of_what_was_read(demo: Path) -> None:
+    assert load_dataset_file(demo).sha256 == sha256(demo.read_bytes())
+
+
+def test_imported_features_that_change_meanwhile_are_refused(
+    demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows are read by another name of the file than its hash: no shard may hold the one under the hash of the other."""
+    ids = [image.imgid for image in load_dataset_file(demo).images]
+    for name in ("x.npy", "y.npy"):
+        np.save(tmp_path / name, RNG.normal(size=(len(ids), 4)).astype(np.float32))
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
+    real: Callable[..., object] = shards.finished_shard
+
+    def swap(*arguments: object) -> object:
+        os.replace(tmp_path / "y.npy", tmp_path / "x.npy")
+        return real(*arguments)
+
+    monkeypatch.setattr(shards, "finished_shard", swap)
+    with pytest.raises(UserError, match=r"x\.npy: was replaced or written to while it was read"):
+        import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "demo_x.h5")
+    assert not list(tmp_path.rglob("*.shards"))
