@@ -34,7 +34,7 @@ ROWS = [
     *(f"vsepp 3.{row}" for row in range(8, 18)),
     *(f"vsepp 4.{row}" for row in (2, 3, 4, 5)),
     *(f"twobranch 2.{row}" for row in ("a4", "a5", "a6", "a7", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "d1")),
-    *(f"twobranch 3.{row}" for row in ("b1", "b2", "b3", "c1", "d1")),
+    *(f"twobranch 3.{row}" for row in ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "d1")),
     *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
 ]
 
