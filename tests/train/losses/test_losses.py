@@ -52,6 +52,15 @@ def slow_cost(loss: RankingLoss, ranking: Ranking) -> Tensor:
     return total
 
 
+def test_negatives_that_tie_for_the_hardest_share_the_gradient() -> None:
+    """The reference takes one of them; the loss is the same."""
+    scores = torch.tensor([[0.5, 0.4, 0.4, 0.1]], dtype=torch.float64, requires_grad=True)
+    ranking = Ranking(scores, torch.tensor([0]), torch.tensor([[False, True, True, True]]))
+    loss, gradient = with_gradient(RANKING["max"]().cost(*ranking), scores)
+    assert loss.item() == pytest.approx(0.2 - 0.5 + 0.4)
+    assert gradient.tolist() == [[-1.0, 0.5, 0.5, 0.0]]
+
+
 def with_gradient(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     return loss, torch.autograd.grad(loss, scores, retain_graph=True)[0]
 
