@@ -36,6 +36,12 @@ ROWS = [
     *(f"twobranch 2.{row}" for row in ("a4", "a5", "a6", "a7", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "d1")),
     *(f"twobranch 3.{row}" for row in ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "d1")),
     *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
+    # The same models in other tables.
+    "twobranch 5.1",
+    "ace 1.2",
+    "todnet 1.1",
+    "todnet 4.2",
+    "todnet 5.7",
 ]
 
 
@@ -45,7 +51,7 @@ def test_every_row_of_the_papers_is_one_experiment() -> None:
 
 
 def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
-    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
+    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10", "ace 1.2"]
     assert load_experiment("vsepp_effnet").rows == []
 
 

@@ -43,6 +43,7 @@ vsepp_3     | vsepp 3.10       | VSE++                      | f30k | 1k        |
 vsepp_3     | vsepp 3.16       | VSE0 (ResNet, FT)          | f30k | 1k        | 1000 | 42.1 73.2 84.0 2.0 31.8 62.6 74.1 3.0
 vsepp_4     | vsepp 4.1        | Order                      | coco | 1k        | 1000 | 46.7 - 88.9 2.0 37.9 - 85.9 2.0
 vsepp_4     | vsepp 4.5        | Order++                    | coco | 1k        | 1000 | 53.0 83.4 91.9 1.0 42.3 77.4 88.1 2.0
+ace_1       | ace 1.2          | VSE++ (VGG-19)             | coco | 1k-single | 1000 | 43.6 74.8 84.6 33.7 68.8 81.0
 ace_1       | ace 1.3          | ACE VSE++ (VGG-19)         | coco | 1k        | 1000 | 44.5 75.4 86.3 34.6 69.1 81.8
 ace_1       | ace 1.6          | SCAN + Compositional ADV   | coco | 1k        | 1000 | 70.5 94.8 98.3 53.7 85.7 93.6
 todnet_1    | todnet 1.4       | DSVE-loc + TOD-Net         | coco | 1k        | 1000 | 72.3 93.4 97.4 58.5 88.3 94.6 84.1
@@ -130,7 +131,10 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     assert experiments_of("twobranch_4", "demo") == [
         ("demo", f"twobranch{name}") for name in ("", "_sampling", "_constraints")
     ]
-    assert experiments_of("ace_1") == []
+    assert experiments_of("ace_1") == [("coco", "vsepp")]
+    resnet = [("coco", "vsepp_resnet_ft_rv")]
+    assert [experiments_of(f"todnet_{number}") for number in (1, 4, 5, 6)] == [resnet, resnet, resnet, []]
+    assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints")]
 
 
 def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
