@@ -92,7 +92,10 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
 
 
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if any("twobranch" in row for row in load_experiment(name).rows)])
+OF_THE_TWO_BRANCH_PAPER = [name for name in EXPERIMENTS if any("twobranch" in row for row in load_experiment(name).rows)]
+
+
+@pytest.mark.parametrize("name", OF_THE_TWO_BRANCH_PAPER)
 def test_the_two_branch_paper_trains_on_restval_of_coco_and_of_no_other_data_set(name: str) -> None:
     assert load_experiment(name, "coco").train.restval
     assert not any(load_experiment(name, dataset).train.restval for dataset in (None, "f30k", "f8k", "demo"))
