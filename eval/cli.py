@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
     default=("auto",),
     show_default=True,
     help="May be repeated. auto: full, 1k if there are 1,000 images, cxc and eccv on the test set of COCO if eccv-caption "
-    "is installed; sentence: captions query captions.",
+    "is installed; sentence: captions query captions; sentence-1k: over folds of 1,000 images.",
 )
 @click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each metric.")
 @click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")

@@ -100,6 +100,7 @@ class Result(BaseModel):
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}
+    cross_check: dict[str, dict[str, Any]] = {}
     sha256: str | None = None
 
 
@@ -155,9 +156,10 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 
 
 def distinct(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """The protocols of a result or a comparison, but ``1k`` where its one fold is the whole split, as ``full`` is."""
-    repeated = n_images <= FOLD and "full" in protocols
-    return {name: protocol for name, protocol in protocols.items() if name != "1k" or not repeated}
+    """The protocols of a result or a comparison, but those whose one fold is the whole split where that is there, too."""
+    folded = {"1k": "full", "sentence-1k": "sentence"}
+    repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
+    return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
 def without_comparisons(paths: Sequence[Path]) -> list[Path]:

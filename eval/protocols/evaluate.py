@@ -19,7 +19,7 @@ from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.protocols.ensemble import ensemble
-from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
+from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
@@ -42,9 +42,9 @@ def evaluate(
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
-    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see
-    :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds
-    every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the metrics stand their 95%
+    split), ``sentence`` (captions query captions, over the whole split), ``sentence-1k`` (the same over the folds), ``cxc`` or
+    ``eccv`` (see :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With
+    several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
     intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
@@ -53,14 +53,17 @@ def evaluate(
     :func:`vse.eval.search.approximate.approximate_recalls`).
     """
     check_out(out, files)
-    runs = [ensemble(files, "sentence" in named_protocols(protocol))] if together else read_seeds(files)
+    sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
+    runs = [ensemble(files, sentence)] if together else read_seeds(files)
     for path, run in zip(files, runs, strict=False):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
     tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
     protocols: dict[str, Any] = {}
+    checks: dict[str, Any] = {}
     for name in names:
-        folds = all_queries(files, runs, name, cross_check)
+        queries = all_queries(files, runs, name, cross_check)
+        folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
             protocols[name]["ci95"] = intervals(folds, bootstrap)
@@ -73,6 +76,7 @@ def evaluate(
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
         "protocols": protocols,
+        "cross_check": checks,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": _members(files)} if together else {}),
@@ -112,7 +116,7 @@ def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol
     return [name for name in served[0] if all(name in others for others in served)]
 
 
-def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
+def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[ProtocolQueries]:
     """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
     queries = []
     for path, run in zip(files, runs, strict=False):
@@ -121,6 +125,18 @@ def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries
+
+
+def _checked(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
+    """Whether ranks were compared with FAISS: with what, how many queries and ties over all folds and seeds; or why not."""
+    agreements = [agreement for of_run in queries for agreement in of_run.agreements]
+    if not agreements:
+        return {"checked": False, "why": queries[0].unchecked}
+    counts = {
+        name: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].queries}
+        for name in ("queries", "ties")
+    }
+    return {"checked": True, "against": agreements[0].against, **counts}
 
 
 def _warn_of_lengths(path: Path, run: Embeddings) -> None:
@@ -182,6 +198,9 @@ def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> 
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
     """The metrics of one seed."""
     per_fold = [fold_metrics(fold) for fold in folds]
+    if protocol == "sentence-1k":
+        n_queries = sum(len(fold["s2s"].images) for fold in folds)
+        return {"folds": len(per_fold), **averaged(per_fold), "n_queries": n_queries, "per_fold": per_fold}
     if protocol == "1k":
         return {"folds": len(per_fold), **averaged(per_fold), "per_fold": per_fold}
     if protocol == "sentence":

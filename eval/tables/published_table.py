@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from vse.eval.defaults import FOLDED
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
@@ -39,7 +40,7 @@ class Measured:
     @property
     def images(self) -> int:
         """How many images a query was compared with."""
-        return FOLD if self.protocol == "1k" else self.result.n_images
+        return FOLD if self.protocol in FOLDED else self.result.n_images
 
     @property
     def comparable(self) -> bool:
@@ -129,7 +130,7 @@ def _of_test_split(measured: Measured) -> None:
     if result.split != "test":
         raise UserError(f"{path}: made from the split {result.split!r}, and the table asks for the test split")
     if protocol not in result.protocols:
-        few = protocol == "1k" and result.n_images < FOLD
+        few = protocol in FOLDED and result.n_images < FOLD
         what = f"it takes {FOLD} images, not {result.n_images}" if few else f"evaluate again with --protocol {protocol}"
         there = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol}, which {measured.row.key} asks for (there is {there}); {what}")

@@ -62,7 +62,10 @@ def compare(
     check_out(out, files)
     compared: dict[str, Any] = {}
     for name in names:
-        a, b = (all_queries(paths, side, name, cross_check) for paths, side in zip(sides, runs, strict=True))
+        a, b = (
+            [of_run.folds for of_run in all_queries(paths, side, name, cross_check)]
+            for paths, side in zip(sides, runs, strict=True)
+        )
         compared[name] = differences(a, b, samples)
     result = {
         "version": COMPARISON_VERSION,

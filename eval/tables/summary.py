@@ -35,15 +35,17 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
 
     Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
     standard deviation. A test set of one fold has one row, ``full``, since ``1k`` would repeat it. The metrics of captions
-    that query captions stand in the row ``full``, too, which is also over the whole split; without one, in a row of their own.
+    that query captions stand in the row ``full``, too, which is also over the whole split, or in ``1k`` if theirs are folds,
+    too; without that row, in a row of their own.
     """
     rows = []
     for result in map(read_result, without_comparisons(results)):
         protocols = distinct(result.protocols, result.n_images)
-        if {"full", "sentence"} <= set(protocols):
-            full, sentence = protocols["full"], protocols.pop("sentence")
-            added = {"s2s": sentence.s2s, "ci95": full.ci95 | sentence.ci95}
-            protocols["full"] = full.model_copy(update=added)
+        for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
+            if {whole, captions} <= set(protocols):
+                both, sentence = protocols[whole], protocols.pop(captions)
+                added = {"s2s": sentence.s2s, "ci95": both.ci95 | sentence.ci95}
+                protocols[whole] = both.model_copy(update=added)
         rows += [_row(result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")

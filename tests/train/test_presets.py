@@ -97,7 +97,8 @@ OF_THE_TWO_BRANCH_PAPER = [name for name in EXPERIMENTS if any("twobranch" in ro
 
 @pytest.mark.parametrize("name", OF_THE_TWO_BRANCH_PAPER)
 def test_the_two_branch_paper_trains_on_restval_of_coco_and_of_no_other_data_set(name: str) -> None:
-    assert load_experiment(name, "coco").train.restval
+    on_coco = load_experiment(name, "coco")
+    assert (on_coco.train.restval, on_coco.protocols) == (True, ["auto", "sentence", "sentence-1k"])
     assert not any(load_experiment(name, dataset).train.restval for dataset in (None, "f30k", "f8k", "demo"))
 
 

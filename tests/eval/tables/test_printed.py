@@ -64,7 +64,7 @@ twobranch_3 | twobranch 3.a8   | OrderEmbedding             | coco | 1k-single |
 twobranch_3 | twobranch 3.a9   | Two-way Nets               | coco | 1k-single | 1000 | - - - 39.7 - -
 twobranch_3 | twobranch 3.c1   | Embedding Network (LSTM)   | coco | 1k-single | 1000 | 54.0 84.0 91.2 43.3 76.8 87.6
 twobranch_4 | twobranch 4.f3   | Embedding Network          | f30k | sentence  | 1000 | 63.8 84.1 90.2
-twobranch_4 | twobranch 4.c2   | Embedding Network          | coco | sentence  | 1000 | 54.3 78.8 86.9
+twobranch_4 | twobranch 4.c2   | Embedding Network          | coco | sentence-1k | 1000 | 54.3 78.8 86.9
 twobranch_5 | twobranch 5.2    | Weighted distance          | f30k | 1k        | 1000 | 43.8 72.1 80.4 33.5 62.4 73.9
 """
 

@@ -24,8 +24,9 @@ def made(path: Path, protocols: list[str], n_images: int = 2000, n_seeds: int = 
     """A result file: R@1 is 10 in the protocol 1k, 20 in full, and 30 of captions that query captions."""
     found: dict[str, Any] = {}
     for name in protocols:
-        if name == "sentence":
-            found[name] = {"s2s": direction(30.0, n_seeds), "n_queries": 5 * n_images}
+        if name.startswith("sentence"):
+            r1 = {"sentence": 30.0, "sentence-1k": 40.0}[name]
+            found[name] = {"s2s": direction(r1, n_seeds), "n_queries": 5 * n_images}
         else:
             r1 = {"1k": 10.0, "full": 20.0}[name]
             found[name] = {
@@ -46,6 +47,16 @@ def test_sentence_figures_stand_in_the_row_of_the_full_split(tmp_path: Path) -> 
     assert table[S2S].loc[0].isna().all()
     assert table[S2S].loc[1].tolist() == [30.0, 50.0, 75.0, 3.0, 9.5]
     assert table["i2t_r1"].tolist() == [10.0, 20.0]
+
+
+def test_sentence_metrics_of_folds_stand_in_the_row_of_the_folds(tmp_path: Path) -> None:
+    table = summary([made(tmp_path / "a.json", ["1k", "full", "sentence", "sentence-1k"])])
+    assert list(table["protocol"]) == ["1k", "full"]
+    assert table["s2s_r1"].tolist() == [40.0, 30.0]
+    alone = summary([made(tmp_path / "b.json", ["full", "sentence-1k"])])
+    assert list(alone["protocol"]) == ["full", "sentence-1k"]
+    one_fold = summary([made(tmp_path / "c.json", ["1k", "full", "sentence", "sentence-1k"], n_images=1000)])
+    assert (list(one_fold["protocol"]), one_fold["s2s_r1"].tolist()) == (["full"], [30.0])
 
 
 def test_there_are_sentence_columns_only_if_a_result_has_the_protocol(tmp_path: Path) -> None:
