@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
+from vse.eval.files.split_identity import SplitIdentity
 from vse.eval.ranking.metrics import FOLD
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json
@@ -97,6 +98,7 @@ class Result(BaseModel):
     n_captions: StrictInt
     seeds: Annotated[list[StrictInt | None], Len(1)]
     protocols: dict[str, ProtocolMetrics]
+    split_identity: SplitIdentity | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}

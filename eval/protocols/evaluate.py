@@ -18,6 +18,7 @@ import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
+from vse.eval.files.split_identity import split_identity
 from vse.eval.protocols.ensemble import ensemble
 from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
@@ -72,6 +73,7 @@ def evaluate(
         "dataset": first.dataset,
         "experiment": first.experiment,
         "split": first.split,
+        "split_identity": split_identity(first).model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],

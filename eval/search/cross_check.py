@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,9 +159,10 @@ class _Results:
 
     def positions(self) -> Rows:
         """Where each query's right answer first stands; the number of results if nowhere."""
-        return np.where(self.hits.any(1), self.hits.argmax(1), self.rows.shape[1])
+        positions: Rows = np.where(self.hits.any(1), self.hits.argmax(1), self.rows.shape[1])
+        return positions
 
-    def ties(self, right: Scores, rounding: float | Scores) -> int:
+    def ties(self, right: Scores, rounding: float | NDArray[np.floating[Any]]) -> int:
         """For how many queries a negative scores as high as the right answer (n_queries,), up to rounding."""
         near = np.abs(self.scores - right[:, None]) <= np.broadcast_to(rounding, right.shape)[:, None]
         return int((near & ~self.hits).any(1).sum())

@@ -51,9 +51,9 @@ todnet_4    | todnet 4.2       | VSE++ without TOD-Net      | coco | 1k        |
 todnet_5    | todnet 5.8       | GXN                        | coco | 1k        | 1000 | 68.5 - 97.9 56.6 - 94.5 -
 todnet_6    | todnet 5.13      | TOD-Net + DSVE-loc         | coco | 1k        | 1000 | 72.6 93.4 97.3 58.6 88.4 94.6 84.2
 todnet_6    | todnet 6.14      | TOD-Net + BERT             | coco | 1k        | 1000 | 78.1 96.0 98.6 63.6 90.6 95.8 87.1
-twobranch_1 | twobranch 1.a1   | CCA baseline               | flickr30k_entities | phrase | - | - 64.52 70.77
-twobranch_1 | twobranch 1.c4   | Similarity Network         | flickr30k_entities | phrase | - | 51.05 70.30 75.04
-twobranch_1 | twobranch 1.fc1  | Similarity Network         | flickr30k_entities | phrase | - | 36.61 - -
+twobranch_1 | twobranch 1.a1   | CCA baseline               | f30k_entities | phrase | - | - 64.52 70.77
+twobranch_1 | twobranch 1.c4   | Similarity Network         | f30k_entities | phrase | - | 51.05 70.30 75.04
+twobranch_1 | twobranch 1.fc1  | Similarity Network         | f30k_entities | phrase | - | 36.61 - -
 twobranch_2 | twobranch 2.a8   | Two-way Nets               | f30k | 1k        | 1000 | 49.8 67.5 - 36.0 55.6 -
 twobranch_2 | twobranch 2.b6   | Embedding Network          | f30k | 1k        | 1000 | 43.2 71.6 79.8 31.7 61.3 72.4
 twobranch_2 | twobranch 2.d1   | Similarity Network         | f30k | 1k        | 1000 | 16.6 38.8 51.0 7.4 23.5 33.3

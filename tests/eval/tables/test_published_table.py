@@ -19,12 +19,14 @@ from pydantic import ValidationError
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.tables.printed import published_rows
 from vse.eval.tables.published_table import compared, write_compared
 from vse.eval.tables.summary import summary
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
 from vse.train.experiment import ExperimentConfig, changed_settings, load_experiment
 from vse.train.kinds import Kind
 
@@ -70,7 +72,14 @@ class Results:
 
 
 @pytest.fixture
-def result(tmp_path: Path) -> Results:
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """Images are counted from 0; as many as the papers have are called their test splits."""
+    made = {n: sha256_json(list(range(n))) for n in (1000, 2000, 5000)}
+    (tmp_path / "published").mkdir()
+    splits = {"coco": {"karpathy": list(made.values())}, "f30k": {"karpathy": made[1000], "entities": made[2000]}}
+    splits["f30k_entities"] = {"entities": made[1000]}
+    (tmp_path / "published" / "splits.yaml").write_text(yaml.dump(splits))
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     return Results(tmp_path)
 
 
@@ -216,6 +225,43 @@ def test_figures_of_another_data_set_are_shown_without_differences(result: Resul
     assert same["i2t_r1_difference"].notna().any()
 
 
+def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest.LogCaptureFixture) -> None:
+    """The two-branch paper's Flickr30K is another split than Karpathy's, and its images of COCO are known to nobody."""
+    karpathy = result("twobranch", "f30k", 1000, 2, protocol=["auto", "sentence"])
+    row = line(compared("twobranch_2", [karpathy]), "twobranch 2.b4")
+    assert (row["split"], row["our_split"], row["our_images"]) == ("entities", "karpathy", 1000)
+    assert row["i2t_r1_ours"] > 0
+    assert np.isnan(row["i2t_r1_difference"])
+    assert (
+        f"{karpathy}: no difference from twobranch 2.b4: its test images are the split 'entities', ours split 'karpathy'"
+        in (caplog.text)
+    )
+    entities = result("twobranch", "f30k_entities", 1000, 2)
+    row = line(compared("twobranch_2", [entities]), "twobranch 2.b4")
+    assert (row["dataset"], row["our_dataset"], row["our_split"]) == ("f30k", "f30k_entities", "entities")
+    assert row["i2t_r1_difference"] == pytest.approx(measured(entities, "1k")["i2t"]["r1"] - 40.5)
+    coco = result("twobranch", "coco", 5000)
+    row = line(compared("twobranch_3", [coco]), "twobranch 3.b1")
+    assert (row["split"], row["our_split"]) == ("random", "karpathy")
+    assert np.isnan(row["i2t_r1_difference"])
+    assert "its test images are drawn at random and not published, ours split 'karpathy'" in caplog.text
+
+
+def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Callable[..., Path]) -> None:
+    few = line(compared("vsepp_4", [result("vsepp_10c_rv", n_images=1001)]), "vsepp 4.4")
+    assert (few["split"], few["our_split"]) == ("karpathy", sha256_json(list(range(1001)))[:12])
+    assert few["i2t_r1_ours"] > 0
+    assert np.isnan(few["i2t_r1_difference"])
+
+    def forget(content: dict[str, Any]) -> None:
+        del content["split_identity"]
+        content["sha256"] = content_sha256(content)
+
+    older = line(compared("vsepp_4", [edit(result("vsepp_10c_rv"), forget)]), "vsepp 4.4")
+    assert older["our_split"] == ""
+    assert np.isnan(older["i2t_r1_difference"])
+
+
 def test_the_rows_of_a_run_are_those_that_its_settings_name(result: Results) -> None:
     own = settings("vsepp_10c_rv", rows=["vsepp 4.2"], name="mine")
     assert filled(compared("vsepp_4", [result("mine", config=own)])) == ["vsepp 4.2"]
@@ -324,7 +370,7 @@ def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(result: Resu
     assert "--protocol sentence" in refused("twobranch_4", result("twobranch", "f30k"))
     few = refused("twobranch_4", result("twobranch", "coco", 50, 2, protocol="sentence"))
     assert "lacks the protocol sentence-1k, which twobranch 4.c1 asks for (there is sentence); it takes 1000 images" in few
-    phrase = refused("twobranch_1", result("mine", "flickr30k_entities", config={"rows": ["twobranch 1.b1"]}))
+    phrase = refused("twobranch_1", result("mine", "f30k_entities", config={"rows": ["twobranch 1.b1"]}))
     assert "lacks the protocol phrase" in phrase
 
 
@@ -394,16 +440,13 @@ def test_latex_compiles(tmp_path: Path, result: Results) -> None:
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 
-def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(
-    tmp_path: Path, result: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(tmp_path: Path, result: Results) -> None:
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.3"]}))
-    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     assert filled(compared("ace_1", [result("mine")])) == ["ace 1.3"]
 
 
-def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
+def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Results) -> None:
     (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
     target = printed.metrics["i2t_r1"]
     assert target is not None
