@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -105,6 +106,11 @@ class Result(BaseModel):
     cross_check: dict[str, dict[str, Any]] = {}
     sha256: str | None = None
 
+    @property
+    def shown_name(self) -> str:
+        """What tables call the model; see :func:`shown_name`."""
+        return shown_name(self.experiment, self.provenance)
+
 
 class ComparedMetric(BaseModel):
     """A metric of two models on the same queries: how far they are apart, and whether the test images explain it."""
@@ -136,6 +142,7 @@ class Comparison(BaseModel):
     sha256: str
 
 
+_CHANGE = re.compile(r"([\w.]+): .* -> (.*)", re.DOTALL)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 _Protocol = TypeVar("_Protocol")
 
@@ -148,6 +155,31 @@ def read_result(path: Path) -> Result:
 def read_comparison(path: Path) -> Comparison:
     """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
     return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
+
+
+def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
+    """What to call a model: what ``vse-train --name`` gave or, without it, its experiment and the settings that were changed.
+
+    ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Which features it read is no part of the name.
+    """
+    config = provenance.get("config")
+    label = config.get("label") if isinstance(config, Mapping) else None
+    return str(label) if label else experiment + changes_suffix(provenance)
+
+
+def changes_suffix(provenance: Mapping[str, Any]) -> str:
+    """``[margin=0.1]`` for the settings in which a run is not its preset; empty without any."""
+    changes = [match.groups() for text in changed_settings_of(provenance) if (match := _CHANGE.match(text))]
+    shown = {key: value for key, value in changes if not key.endswith("feature")}
+    last = [key.rpartition(".")[2] for key in shown]
+    names = [name if last.count(name) == 1 else key for key, name in zip(shown, last, strict=True)]
+    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, shown.values(), strict=True))}]" if names else ""
+
+
+def changed_settings_of(provenance: Mapping[str, Any]) -> list[str]:
+    """``loss.margin: 0.2 -> 0.1`` for every setting in which a run is not its preset, as far as the file says."""
+    noted = provenance.get("changed_settings")
+    return [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:

@@ -166,7 +166,7 @@ def summary_line(result: Result, protocol: str) -> str:
         parts.append(
             f"rsum {mean_and_std(shown.rsum)[0]:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
         )
-    return f"{result.dataset} {result.experiment} {protocol}: {', '.join(parts)}"
+    return f"{result.dataset} {result.shown_name} {protocol}: {', '.join(parts)}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from vse.eval.defaults import FOLDED
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.files.split_identity import split_name
 from vse.eval.ranking.metrics import FOLD
+from vse.eval.tables.names import described
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
 from vse.eval.tables.summary import NO_INTERVAL, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
@@ -162,10 +163,12 @@ def _of_test_split(measured: Measured) -> None:
 def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
     line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images, "split": row.split}
-    line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": "", "changed": ""}
+    line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
+    line |= {"method": "", "feature": "", "run": "", "changed": ""}
     if measured:
+        about = described(measured.path, measured.result)
         line |= {
-            "experiment": measured.result.experiment,
+            **{name: about[name] for name in ("experiment", "method", "feature", "run")},
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
         }
         line |= {"our_dataset": measured.result.dataset, "our_images": measured.images, "our_split": measured.split}
@@ -198,8 +201,8 @@ def _latex(table: pd.DataFrame) -> str:
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
     lines = []
     for row in table.to_dict("records"):
-        described = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*described, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
+        texts = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
+        lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
             lines.append([*_described(row), *ours])
@@ -224,4 +227,4 @@ def _described(row: Mapping[Hashable, Any]) -> list[str]:
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     as_many = str(row["our_images"]) == str(row["images"])
     protocol = row["protocol"] if as_many else f"{row['protocol']}, {row['our_images']} images"
-    return ["", f"ours: {row['experiment']}", setting, row["our_dataset"], protocol]
+    return ["", f"ours: {row['method']}", setting, row["our_dataset"], protocol]

@@ -19,13 +19,16 @@ from vse.eval.files.results import (
     without_comparisons,
 )
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
+from vse.eval.tables.names import ABOUT, described
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
-_DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+_DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds", *ABOUT)
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
 _DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
 NO_INTERVAL = (math.nan, math.nan)
+_LONG = 30  # characters of a text that stays in one line
+_SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
@@ -39,14 +42,15 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     too; without that row, in a row of their own.
     """
     rows = []
-    for result in map(read_result, without_comparisons(results)):
+    for path in without_comparisons(results):
+        result = read_result(path)
         protocols = distinct(result.protocols, result.n_images)
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
             if {whole, captions} <= set(protocols):
                 both, sentence = protocols[whole], protocols.pop(captions)
                 added = {"s2s": sentence.s2s, "ci95": both.ci95 | sentence.ci95}
                 protocols[whole] = both.model_copy(update=added)
-        rows += [_row(result, name, protocol) for name, protocol in protocols.items()]
+        rows += [_row(path, result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
     return pd.DataFrame(rows)
@@ -59,14 +63,14 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     if out.suffix != ".tex":
         return write_table(table, out)
     metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
-    described = ["experiment", *(name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1)]
+    texts = ["method", *(name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1)]
     lines = []
     for row in table.to_dict("records"):
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
-        lines.append([*(str(row[name]) for name in described), *cells])
-    titles = [("", name) for name in described] + [title_of(name) for name in metrics]
+        lines.append([*(str(row[name]) for name in texts), *cells])
+    titles = [("", name) for name in texts] + [title_of(name) for name in metrics]
     same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
-    return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
+    return write_text(out, as_latex(lines, titles, len(texts), [", ".join(same)]))
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -79,17 +83,18 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
 def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
     """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
 
-    ``notes`` become comments above.
+    ``notes`` become comments above. A table wider than the text is scaled to it; texts of more than 30 characters are broken.
     """
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
-    aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
+    long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
+    aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
     comments = [f"% {note}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs}", *comments, text])
+    return "\n".join(["% \\usepackage{booktabs,graphicx}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
 
 
 def title_of(metric: str) -> tuple[str, str]:
@@ -106,9 +111,10 @@ def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: st
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
-def _row(result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
-    row: dict[str, Any] = {"dataset": result.dataset, "experiment": result.experiment, "split": result.split}
+def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
+    row: dict[str, Any] = {"dataset": result.dataset, "experiment": "", "split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
+    row |= described(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):
         metric = protocol.metric(column)

@@ -95,6 +95,13 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
 OF_THE_TWO_BRANCH_PAPER = [name for name in EXPERIMENTS if any("twobranch" in row for row in load_experiment(name).rows)]
 
 
+def test_every_experiment_has_a_title_of_its_own() -> None:
+    titles = [load_experiment(name).title for name in EXPERIMENTS]
+    assert all(titles)
+    assert len(set(titles)) == len(titles)
+    assert load_experiment("vsepp_resnet_ft_rv").title == "VSE++ (ResNet, FT, RC+rV)"
+
+
 @pytest.mark.parametrize("name", OF_THE_TWO_BRANCH_PAPER)
 def test_the_two_branch_paper_trains_on_restval_of_coco_and_of_no_other_data_set(name: str) -> None:
     on_coco = load_experiment(name, "coco")

@@ -168,7 +168,7 @@ def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp
     done = snakemake("results/tables/todnet_6.csv", "results/tables/todnet_6.tex")
     assert done.returncode == 0, done.stderr
     lines = (tmp_path / "results/tables/todnet_6.csv").read_text().splitlines()
-    assert lines[3].startswith("todnet 6.3,SCO,10 regions,coco,1k,1000,,,,,,,,69.90,,,,,,,92.90,")
+    assert lines[3].startswith("todnet 6.3,SCO,10 regions,coco,1k,1000,,,,,,,,,,,69.90,,,,,,,92.90,")
     assert "toprule" in (tmp_path / "results/tables/todnet_6.tex").read_text()
 
 

@@ -279,9 +279,11 @@ def test_changed_settings_are_named(result: Results) -> None:
     config = settings("vsepp_10c_rv")
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == ""
+    assert (row["experiment"], row["method"], row["feature"]) == ("vsepp_10c_rv", "VSE++ (10C+rV)", "fc7_10c")
     config = settings("vsepp_10c_rv", loss={"margin": 0.1}, train={"precision": "bf16", "memory_gb": 9.0})
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == "loss.margin: 0.2 -> 0.1; train.precision: fp32 -> bf16"
+    assert row["experiment"] == "vsepp_10c_rv[margin=0.1, precision=bf16]"
     config = settings("vsepp_10c_rv", "demo")
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
     assert row["changed"] == "", "what the data set's preset changes is not the user's change"
@@ -409,14 +411,14 @@ def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path,
     ours = measured(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
     lines = texts["vsepp_4"].splitlines()
     k = next(k for k, text in enumerate(lines) if text.startswith("4.4 & VSE++ & 10C+rV & coco & 1k & 51.3 & 82.2"))
-    assert lines[k + 1].startswith(" & ours: vsepp\\_10c\\_rv & seeds 0 1, changed settings & coco & 1k & ")
+    assert lines[k + 1].startswith(" & ours: VSE++ (10C+rV)[margin=0.1] & seeds 0 1, changed settings & coco & 1k & ")
     assert f"& {ours['mean']:.1f} $\\pm$ {ours['std']:.1f} &" in lines[k + 1]
     sign = "$-$" if ours["mean"] < 51.3 else "+"
     assert lines[k + 2].startswith(f" & difference &  &  &  & {sign}{abs(ours['mean'] - 51.3):.1f} & ")
     assert lines[k + 3].startswith("4.5 & Order++")
     assert "% vsepp 4.4: Faghri et al., BMVC 2018, Table 4, row 4.4" in lines
     assert "ours: my\\_100\\%\\_\\&\\_best & seed 0 & coco" in texts["todnet_1"]
-    assert "ours: twobranch & seed 0 & f30k & sentence, 50 images & " in texts["twobranch_4"]
+    assert "ours: Embedding Network & seed 0 & f30k & sentence, 50 images & " in texts["twobranch_4"]
     assert "difference" not in texts["twobranch_4"]
     assert "& 51.05 & 70.30 & 75.04 \\\\" in texts["twobranch_1"], "as many digits as were printed"
     for text in texts.values():
