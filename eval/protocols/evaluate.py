@@ -54,6 +54,20 @@ def evaluate(
     :func:`vse.eval.search.approximate.approximate_recalls`).
     """
     check_out(out, files)
+    return write_json(out, evaluated(files, out, protocol, cross_check, bootstrap, together, index, index_parameters))
+
+
+def evaluated(
+    files: Sequence[Path],
+    out: Path,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    bootstrap: int = SAMPLES,
+    together: bool = False,
+    index: str | None = None,
+    index_parameters: str = "",
+) -> dict[str, Any]:
+    """The content of the result file ``out``, which is not written; see :func:`evaluate`."""
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     runs = [ensemble(files, sentence)] if together else read_seeds(files)
     for path, run in zip(files, runs, strict=False):
@@ -84,7 +98,7 @@ def evaluate(
         **({"ensemble": _members(files)} if together else {}),
         "provenance": {**_provenance(first), "embeddings": [file_reference(path, out) for path in files]},
     }
-    return write_json(out, {**result, "sha256": content_sha256(result)})
+    return {**result, "sha256": content_sha256(result)}
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:

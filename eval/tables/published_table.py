@@ -17,7 +17,7 @@ from vse.eval.files.split_identity import split_name
 from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.names import described
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
-from vse.eval.tables.summary import NO_INTERVAL, as_latex, metric_cell, title_of, write_table
+from vse.eval.tables.summary import NO_INTERVAL, Cells, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 from vse.pipeline.presets import known_presets, load_plan
@@ -87,7 +87,7 @@ def compared(table: str, results: Sequence[Path], dataset: str | None = None) ->
 
 def write_compared(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`compared` returned as ``.csv`` or, by its suffix, as ``.tex`` (booktabs); returns ``out``."""
-    return write_text(out, _latex(table)) if out.suffix == ".tex" else write_table(table, out)
+    return write_text(out, as_latex(compared_cells(table))) if out.suffix == ".tex" else write_table(table, out)
 
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
@@ -191,10 +191,11 @@ def _significant(published: float, low: float, high: float) -> str:
     return "no" if low <= published <= high else "yes"
 
 
-def _latex(table: pd.DataFrame) -> str:
-    """A printed row, under it ours if there is one, and under that the difference if it has a meaning.
+def compared_cells(table: pd.DataFrame) -> Cells:
+    """What is shown of :func:`compared` to people.
 
-    A difference is in parentheses where the printed value lies within our 95% interval.
+    A printed row, under it ours if there is one, and under that the difference if it has a meaning, in parentheses where the
+    printed value lies within our 95% interval.
     """
     metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
     tenths = table[[f"{name}_published" for name in metrics]] * 10
@@ -213,7 +214,7 @@ def _latex(table: pd.DataFrame) -> str:
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
     if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
         notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
-    return as_latex(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
+    return Cells(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:

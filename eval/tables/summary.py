@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -60,8 +60,11 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`summary` returned as ``.csv``, all of it, or as ``.tex``: recalls, Med r and rsum, each with its
     standard deviation if there is one; returns ``out``.
     """
-    if out.suffix != ".tex":
-        return write_table(table, out)
+    return write_text(out, as_latex(summary_cells(table))) if out.suffix == ".tex" else write_table(table, out)
+
+
+def summary_cells(table: pd.DataFrame) -> Cells:
+    """What is shown of a :func:`summary` to people."""
     metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
     texts = ["method", *(name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1)]
     lines = []
@@ -70,7 +73,7 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
         lines.append([*(str(row[name]) for name in texts), *cells])
     titles = [("", name) for name in texts] + [title_of(name) for name in metrics]
     same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
-    return write_text(out, as_latex(lines, titles, len(texts), [", ".join(same)]))
+    return Cells(lines, titles, len(texts), [", ".join(same)])
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -80,11 +83,44 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
-def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
-    """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
+class Cells(NamedTuple):
+    """A table as people read it.
 
-    ``notes`` become comments above. A table wider than the text is scaled to it; texts of more than 30 characters are broken.
+    Attributes
+    ----------
+    lines : of cells; the first ``n_texts`` columns are texts, the others numbers
+    titles : of each column a group (blank: none) and a name
+    notes : on the whole table
     """
+
+    lines: Sequence[Sequence[object]]
+    titles: Sequence[tuple[str, str]]
+    n_texts: int
+    notes: Sequence[str]
+
+
+def as_text(cells: Cells) -> str:
+    """A table for a terminal, which is Markdown, too; the notes stand below."""
+    short = {title: direction for direction, title in _DIRECTIONS.items()}
+    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
+    lines = [header, *([str(cell) for cell in line] for line in cells.lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
+    lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
+    rows = [
+        " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
+        for line in lines
+    ]
+    notes = [note for note in cells.notes if note]
+    return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
+
+
+def as_latex(cells: Cells) -> str:
+    """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
+
+    A table wider than the text is scaled to it; texts of more than 30 characters are broken.
+    """
+    lines, titles, n_texts, notes = cells
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)

@@ -273,6 +273,20 @@ def test_the_command_takes_several_protocols(tmp_path: Path, capsys: pytest.Capt
     assert sentence == f"demo vsepp sentence: s2s R@1/5/10 {r1} / {r5} / {r10}"
 
 
+def test_without_a_file_to_write_the_metrics_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", made(noise=2)), tmp_path / "r.json"
+    printed = []
+    for more in (["--out", str(out)], []):
+        with pytest.raises(SystemExit) as stop:
+            eval_main([str(file), *more])
+        assert stop.value.code == 0
+        printed.append(capsys.readouterr())
+    assert printed[0].out == f"{out}\n"
+    assert printed[1].out.startswith("demo vsepp full: i2t R@1/5/10 ")
+    assert printed[1].out == printed[0].err.splitlines(keepends=True)[-1]
+    assert sorted(tmp_path.iterdir()) == [file, out]
+
+
 def test_what_has_no_captions_to_compare_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
     sentence = ("--protocol", "sentence", "--out", tmp_path / "r.json")
     scores = write_embeddings(tmp_path / "s.h5", made(captions=None, scores=np.zeros((30, 150), np.float32)))

@@ -131,6 +131,26 @@ def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_pa
     )
 
 
+def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        table_main(["vsepp_4"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| row | system  | setting | data set | protocol | i2t R@1 | i2t R@5 |")
+    assert lines[5].startswith("| 4.4 | VSE++   | 10C+rV  | coco     | 1k       |    51.3 |    82.2 |")
+    assert lines[-1] == "vsepp 4.5: Faghri et al., BMVC 2018, Table 4, row 4.5"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_latex_table_is_scaled_to_the_page_and_long_texts_are_broken(tmp_path: Path) -> None:
+    text = write_compared(compared("twobranch_2", []), tmp_path / "t.tex").read_text()
+    start, table = text.split("\\begin{tabular}")
+    assert start.splitlines()[0] == "% \\usepackage{booktabs,graphicx}"
+    assert start.splitlines()[-1] == "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+    assert table.startswith("{lp{4.5cm}p{4.5cm}llrrrrrr}\n")
+    assert table.endswith("\\end{tabular}}\n")
+
+
 def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
     path = result("vsepp_10c_rv")
     table = compared("vsepp_4", [path])
@@ -433,12 +453,13 @@ def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path,
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles(tmp_path: Path, result: Results) -> None:
     names = list(latex(tmp_path, result))
-    lines = ["\\documentclass{article}", "\\usepackage[landscape,paperwidth=30in]{geometry}", "\\usepackage{booktabs}"]
+    lines = ["\\documentclass{article}", "\\usepackage{booktabs,graphicx}"]
     lines += ["\\begin{document}", *(f"\\noindent\\input{{{name}.tex}}\n\\par" for name in names), "\\end{document}"]
     (tmp_path / "all.tex").write_text("\n".join(lines))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+    assert "Overfull \\hbox" not in done.stdout, "wider than the page"
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 

@@ -166,6 +166,21 @@ def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     assert "nan" not in text.lower()
 
 
+def test_without_a_file_to_write_the_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [trained(tmp_path / "a.json"), trained(tmp_path / "b.json", changed_settings=CHANGED)]
+    with pytest.raises(SystemExit) as stop:
+        table_main(["summary", *map(str, files)])
+    assert stop.value.code == 0
+    header, rule, first, second, blank, note = capsys.readouterr().out.splitlines()
+    assert header.startswith("| method                 | i2t R@1 | i2t R@5 |")
+    assert rule.startswith("| ---------------------- | ------: |")
+    assert first.startswith("| VSE++ (1C)             |    20.0 |    50.0 |")
+    assert second.startswith("| VSE++ (1C)[margin=0.1] |    20.0 |    50.0 |")
+    assert len(header) == len(rule) == len(first) == len(second)
+    assert (blank, note) == ("", "dataset demo, split test, protocol full")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
+
+
 def test_the_command_writes_sentence_columns(tmp_path: Path) -> None:
     result = made(tmp_path / "a.json", ["full", "sentence"], n_seeds=2)
     with pytest.raises(SystemExit) as stop:
