@@ -23,7 +23,7 @@ _FILE = click.Path(path_type=Path)
     default=("auto",),
     show_default=True,
     help="May be repeated. auto: full, 1k if there are 1,000 images, cxc and eccv on the test set of COCO if eccv-caption "
-    "is installed; sentence: captions query captions.",
+    "is installed; sentence: captions query captions; sentence-1k: over folds of 1,000 images.",
 )
 @click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each metric.")
 @click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
@@ -35,7 +35,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
-@click.option("--out", type=_FILE, help="The file to write (JSON).  [required; with --compare: results/DATASET_A_vs_B.json]")
+@click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
 def eval_command(
     files: tuple[Path, ...],
@@ -51,8 +51,8 @@ def eval_command(
 ) -> None:
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
-    FILES hold embeddings, or scores of all pairs. With --compare they are two models, or as many seeds of two; with
-    --ensemble one model made of several.
+    Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs. With --compare they
+    are two models, or as many seeds of two; with --ensemble one model made of several.
     """
     if comparing and (ensemble or index):
         raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
@@ -60,17 +60,15 @@ def eval_command(
         raise UserError("--index-parameters are those of an index: name it with --index")
     if comparing:
         lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap, unfinished)
-    elif out is None:
-        raise click.UsageError("Missing option '--out'.")
     else:
         samples = SAMPLES if bootstrap is None else bootstrap
         if 0 < samples < 100:
             raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
         lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
-    *for_people, written = lines
+    *for_people, last = lines
     for line in for_people:
-        click.echo(line, err=True)
-    click.echo(written)
+        click.echo(line, err=out is not None or comparing)
+    click.echo(last)
 
 
 def _compare(
@@ -91,7 +89,7 @@ def _compare(
 
 def _evaluate(
     files: tuple[Path, ...],
-    out: Path,
+    out: Path | None,
     protocol: tuple[str, ...],
     cross_check: bool,
     samples: int,
@@ -100,42 +98,52 @@ def _evaluate(
     index_parameters: str,
     unfinished: bool,
 ) -> list[str]:
-    """Evaluate a model; returns a line per protocol and of the index, and the file that was written."""
-    from vse.eval.files.results import read_result
-    from vse.eval.protocols.evaluate import evaluate, index_line, summary_line
+    """Evaluate a model; returns a line per protocol and of the index, and the file that was written, if one was."""
+    from vse.eval.files.results import Result, read_result
+    from vse.eval.protocols.evaluate import evaluate, evaluated, index_line, summary_line
 
-    written = evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
-    result = read_result(written)
+    settings = (protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
+    if out is None:
+        result, written = Result.model_validate(evaluated(files, Path("result.json"), *settings)), []
+    else:
+        written = [str(evaluate(files, out, *settings))]
+        result = read_result(out)
     lines = [summary_line(result, name) for name in result.protocols]
-    return [*lines, *([index_line(result.index)] if index else []), str(written)]
+    return [*lines, *([index_line(result.index)] if index else []), *written]
 
 
 @click.command("vse-table")
 @click.argument("name", type=click.Choice([*TABLES, *published_tables()]))
 @click.argument("results", nargs=-1, type=_FILE)
 @click.option("--dataset", help="Of a published table: take our results on this data set, not on that of each row.")
-@click.option("--out", type=_FILE, required=True, help="The table to write, .csv or .tex.")
-def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out: Path) -> None:
+@click.option("--out", type=_FILE, help="The table to write, .csv or .tex.  [default: none, it is printed]")
+def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out: Path | None) -> None:
     """Make a table of result files.
 
     summary has a row per result and protocol; significance one per metric of files that vse-eval --compare wrote. Any
     other NAME is a published table, printed numbers and ours side by side; what no result was given for stays blank.
     """
-    check_out(out, results)
+    if out is not None:
+        check_out(out, results)
     if name in TABLES and (dataset or not results):
         raise UserError(f"{name} takes no --dataset" if results else f"{name} needs result files")
     if name == "summary":
-        from vse.eval.tables.summary import summary, write_summary
+        from vse.eval.tables.summary import as_text, summary, summary_cells, write_summary
 
-        click.echo(write_summary(summary(results), out))
+        table = summary(results)
+        click.echo(as_text(summary_cells(table)) if out is None else write_summary(table, out))
     elif name == "significance":
-        from vse.eval.tables.significance import significance, write_significance
+        from vse.eval.tables.significance import significance, significance_cells, write_significance
+        from vse.eval.tables.summary import as_text
 
-        click.echo(write_significance(significance(results), out))
+        table = significance(results)
+        click.echo(as_text(significance_cells(table)) if out is None else write_significance(table, out))
     else:
-        from vse.eval.tables.published_table import compared, write_compared
+        from vse.eval.tables.published_table import compared, compared_cells, write_compared
+        from vse.eval.tables.summary import as_text
 
-        click.echo(write_compared(compared(name, results, dataset), out))
+        table = compared(name, results, dataset)
+        click.echo(as_text(compared_cells(table)) if out is None else write_compared(table, out))
 
 
 @click.command("vse-report")

@@ -6,7 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-PROTOCOLS = ("1k", "full", "sentence", *COCO_PROTOCOLS)
+FOLDED = ("1k", "sentence-1k")  # over consecutive folds of 1,000 images
+PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 SAMPLES = 1000  # of the test images, for intervals
 COMPARED = 10_000  # of the test images, for p-values
 TABLES = ("summary", "significance")  # that are no published ones

@@ -1,4 +1,4 @@
-"""Vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, sections 4.3 and 5.3)."""
+"""Vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3)."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import click
 
+import vse
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.provenance import running
 
@@ -17,8 +18,10 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
 
     Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM where a command handles it.
+    SIGTERM where a command handles it. Every command has ``--version``.
     """
+    if not any(parameter.name == "version" for parameter in command.params):
+        click.version_option(vse.__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
         _log_to_stderr()

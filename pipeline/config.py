@@ -25,6 +25,8 @@ class ExperimentPlan(Settings):
 
     name: str
     about: str = Field("", description="what the experiment is, in a sentence")
+    title: str = Field("", description="what LaTeX tables call the method, e.g. VSE++ (1C); none: the preset's name")
+    label: str | None = Field(None, description="what tables call the run (vse-train --name); none: its preset and changes")
     rows: list[str] = Field(default_factory=list, description="rows of published tables that this is, e.g. vsepp 1.6")
     seeds: list[int] = Field(default=[0], min_length=1, description="seeds that the workflow trains and averages over")
     feature: str = Field("fc7", description="the feature preset whose cache is read")
@@ -39,7 +41,7 @@ class ExperimentPlan(Settings):
 
     def content(self) -> dict[str, Any]:
         """The settings that determine the trained weights."""
-        content = self.model_dump(mode="json", exclude={"about", "rows", "seeds", "protocols"})
+        content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
         for group, name in _HOW:
             if isinstance(content.get(group), dict):
                 content[group].pop(name, None)

@@ -24,7 +24,7 @@ try:
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-_OF_ITS_OWN = ("about", "rows")  # what a preset does not inherit: it is neither that row of a table nor described so
+_OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
 
 
 @dataclass(frozen=True)

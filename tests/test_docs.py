@@ -11,14 +11,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import click
 import pytest
 
+import vse
 from tests.docs import experiments
 from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, pages
 from tests.docs.world import World
+from vse.train.experiment import load_experiment
 
 # Commands that no test here runs, by how they begin.
 SKIPPED = {
@@ -129,6 +132,30 @@ def test_what_is_not_run_is_still_there() -> None:
             assert any(line.startswith("snakemake ") for line in block.commands), f"{block.page}:{block.line}"
         if block.says("same output") is not None:
             assert block.output, f"{block.page}:{block.line}: there is no output to compare"
+
+
+def test_a_training_that_the_docs_change_uses_the_loss_that_they_set() -> None:
+    """With a few epochs on the demo, whose preset starts with another loss, the one that was set would never be used."""
+    typed = [line for block in ALL if block.says("fails") is None for line in block.commands]
+    changed = 0
+    for line in (line for line in typed if line.startswith("vse-train ") and "/demo_" in line):
+        words = shlex.split(line)
+        sets = [value for option, value in pairwise(words) if option == "--set"]
+        names = [value for option, value in pairwise(words) if option == "--experiment" and not value.endswith(".yaml")]
+        if any(item.startswith("loss.") for item in sets):
+            config = load_experiment((*names, "vsepp")[0], "demo", sets)
+            assert config.warmup.epochs < config.train.epochs, line
+            changed += 1
+    assert changed >= 3
+
+
+@pytest.mark.parametrize("script", console_scripts())
+def test_every_command_says_its_version(script: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module, _, name = console_scripts()[script].partition(":")
+    with pytest.raises(SystemExit) as stop:
+        getattr(importlib.import_module(module), name)(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"{script} {vse.__version__}\n"
 
 
 @pytest.mark.parametrize("script", console_scripts())

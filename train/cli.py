@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from vse.pipeline.command import entry_point
+from vse.pipeline.errors import UserError
 from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
@@ -29,6 +30,7 @@ class _WithExperiments(click.Command):
 @click.option("--features", type=_FILE, required=True, help="The feature cache to train on.")
 @click.option("--experiment", default="vsepp", show_default=True, help="A preset of config/experiments, or a YAML file.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. loss.margin=0.1.")
+@click.option("--name", "label", help="What tables call this run.  [default: the experiment and what --set changed]")
 @click.option("--seed", default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
 @click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
@@ -52,6 +54,7 @@ def train_command(
     features: Path,
     experiment: str,
     sets: tuple[str, ...],
+    label: str | None,
     seed: int,
     out: Path | None,
     captions: Path | None,
@@ -78,6 +81,8 @@ def train_command(
     from vse.train.run.inputs import InputPaths
     from vse.train.training import Existing, Extras, train
 
+    if label is not None and not (label.strip() and label.isprintable()):
+        raise UserError(f"--name {label!r}: a name is a line of printable text")
     leads = os.environ.get("RANK", "0") == "0"
     if not leads:
         logging.getLogger("vse").setLevel(logging.WARNING)
@@ -90,7 +95,7 @@ def train_command(
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
     run = train(
         features,
-        config,
+        config.model_copy(update={"label": label}),
         seed=seed,
         out=out,
         device=device,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -13,6 +14,7 @@ from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
 from vse.eval.files.embeddings import Embeddings
+from vse.eval.files.split_identity import SplitIdentity
 from vse.eval.ranking.metrics import FOLD
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_json
@@ -102,12 +104,19 @@ class Result(BaseModel):
     n_captions: StrictInt
     seeds: Annotated[list[StrictInt | None], Len(1)]
     protocols: dict[str, ProtocolMetrics]
+    split_identity: SplitIdentity | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}
     trained_on: str | None = None
     unfinished: list[dict[str, str]] = []
+    cross_check: dict[str, dict[str, Any]] = {}
     sha256: str | None = None
+
+    @property
+    def shown_name(self) -> str:
+        """What tables call the model; see :func:`shown_name`."""
+        return shown_name(self.experiment, self.provenance)
 
 
 class ComparedMetric(BaseModel):
@@ -140,6 +149,7 @@ class Comparison(BaseModel):
     sha256: str
 
 
+_CHANGE = re.compile(r"([\w.]+): .* -> (.*)", re.DOTALL)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 _Protocol = TypeVar("_Protocol")
 
@@ -154,6 +164,31 @@ def read_comparison(path: Path) -> Comparison:
     return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
+def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
+    """What to call a model: what ``vse-train --name`` gave or, without it, its experiment and the settings that were changed.
+
+    ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Which features it read is no part of the name.
+    """
+    config = provenance.get("config")
+    label = config.get("label") if isinstance(config, Mapping) else None
+    return str(label) if label else experiment + changes_suffix(provenance)
+
+
+def changes_suffix(provenance: Mapping[str, Any]) -> str:
+    """``[margin=0.1]`` for the settings in which a run is not its preset; empty without any."""
+    changes = [match.groups() for text in changed_settings_of(provenance) if (match := _CHANGE.match(text))]
+    shown = {key: value for key, value in changes if not key.endswith("feature")}
+    last = [key.rpartition(".")[2] for key in shown]
+    names = [name if last.count(name) == 1 else key for key, name in zip(shown, last, strict=True)]
+    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, shown.values(), strict=True))}]" if names else ""
+
+
+def changed_settings_of(provenance: Mapping[str, Any]) -> list[str]:
+    """``loss.margin: 0.2 -> 0.1`` for every setting in which a run is not its preset, as far as the file says."""
+    noted = provenance.get("changed_settings")
+    return [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []
+
+
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
     """A metric and its standard deviation over seeds; NaN is what is not known."""
     if isinstance(metric, OverSeeds):
@@ -162,9 +197,10 @@ def mean_and_std(metric: Metric | None) -> tuple[float, float]:
 
 
 def distinct(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """The protocols of a result or a comparison, but ``1k`` where its one fold is the whole split, as ``full`` is."""
-    repeated = n_images <= FOLD and "full" in protocols
-    return {name: protocol for name, protocol in protocols.items() if name != "1k" or not repeated}
+    """The protocols of a result or a comparison, but those whose one fold is the whole split where that is there, too."""
+    folded = {"1k": "full", "sentence-1k": "sentence"}
+    repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
+    return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
 def without_comparisons(paths: Sequence[Path]) -> list[Path]:

@@ -19,8 +19,9 @@ import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
+from vse.eval.files.split_identity import split_identity
 from vse.eval.protocols.ensemble import ensemble, members_of
-from vse.eval.protocols.protocols import named_protocols, protocols_of, queries_of
+from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
@@ -45,9 +46,9 @@ def evaluate(
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
-    split), ``sentence`` (captions query captions, over the whole split), ``cxc`` or ``eccv`` (see
-    :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With several seeds
-    every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside the metrics stand their 95%
+    split), ``sentence`` (captions query captions, over the whole split), ``sentence-1k`` (the same over the folds), ``cxc`` or
+    ``eccv`` (see :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With
+    several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
     intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
     With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
@@ -57,16 +58,36 @@ def evaluate(
     ``unfinished``; then the result names them.
     """
     check_out(out, files)
+    return write_json(
+        out, evaluated(files, out, protocol, cross_check, bootstrap, together, index, index_parameters, unfinished)
+    )
+
+
+def evaluated(
+    files: Sequence[Path],
+    out: Path,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    bootstrap: int = SAMPLES,
+    together: bool = False,
+    index: str | None = None,
+    index_parameters: str = "",
+    unfinished: bool = False,
+) -> dict[str, Any]:
+    """The content of the result file ``out``, which is not written; see :func:`evaluate`."""
+    sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     read = members_of(files) if together else read_seeds(files)
     not_finished = unfinished_runs(read, out, unfinished)
-    runs = [ensemble(files, "sentence" in named_protocols(protocol), read)] if together else read
+    runs = [ensemble(files, sentence, read)] if together else read
     for path, run in zip(files, runs, strict=False):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
     tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
     protocols: dict[str, Any] = {}
+    checks: dict[str, Any] = {}
     for name in names:
-        folds = all_queries(files, runs, name, cross_check)
+        queries = all_queries(files, runs, name, cross_check)
+        folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
             protocols[name]["ci95"] = intervals(folds, bootstrap)
@@ -77,16 +98,18 @@ def evaluate(
         "split": first.split,
         **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
         **({"unfinished": not_finished} if not_finished else {}),
+        "split_identity": split_identity(first).model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
         "protocols": protocols,
+        "cross_check": checks,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": _members(files, read)} if together else {}),
         "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
     }
-    return write_json(out, {**result, "sha256": content_sha256(result)})
+    return {**result, "sha256": content_sha256(result)}
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
@@ -138,7 +161,7 @@ def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol
     return [name for name in served[0] if all(name in others for others in served)]
 
 
-def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[list[Fold]]:
+def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[ProtocolQueries]:
     """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
     queries = []
     for path, run in zip(files, runs, strict=False):
@@ -147,6 +170,18 @@ def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries
+
+
+def _checked(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
+    """Whether ranks were compared with FAISS: with what, how many queries and ties over all folds and seeds; or why not."""
+    agreements = [agreement for of_run in queries for agreement in of_run.agreements]
+    if not agreements:
+        return {"checked": False, "why": queries[0].unchecked}
+    counts = {
+        name: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].queries}
+        for name in ("queries", "ties")
+    }
+    return {"checked": True, "against": agreements[0].against, **counts}
 
 
 def _warn_of_lengths(path: Path, run: Embeddings) -> None:
@@ -178,7 +213,7 @@ def summary_line(result: Result, protocol: str) -> str:
         ["not finished"] if result.unfinished else []
     )
     said = f" ({', '.join(facts)})" if facts else ""
-    return f"{result.dataset} {result.experiment}{said} {protocol}: {', '.join(parts)}"
+    return f"{result.dataset} {result.shown_name}{said} {protocol}: {', '.join(parts)}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:
@@ -213,6 +248,9 @@ def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> 
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:
     """The metrics of one seed."""
     per_fold = [fold_metrics(fold) for fold in folds]
+    if protocol == "sentence-1k":
+        n_queries = sum(len(fold["s2s"].images) for fold in folds)
+        return {"folds": len(per_fold), **averaged(per_fold), "n_queries": n_queries, "per_fold": per_fold}
     if protocol == "1k":
         return {"folds": len(per_fold), **averaged(per_fold), "per_fold": per_fold}
     if protocol == "sentence":

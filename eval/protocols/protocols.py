@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, PROTOCOLS
+from vse.eval.defaults import COCO_PROTOCOLS, FOLDED, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.protocols.coco import coco_fold, is_coco_test
-from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of, metrics
-from vse.eval.ranking.ranks import Ranks, ranks_from_blocks
+from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of
+from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.eval.ranking.sentences import sentence_ranks
-from vse.eval.search.cross_check import check_against_candidates, check_against_search, check_sentences_against_search
+from vse.eval.search.cross_check import (
+    BY_SEARCH,
+    Agreement,
+    check_against_candidates,
+    check_against_search,
+    check_sentences_against_search,
+)
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
+
+
+class ProtocolQueries(NamedTuple):
+    """What became of the queries of a protocol, fold by fold, and how these folds were checked; why not, if they were not."""
+
+    folds: list[Fold]
+    agreements: list[Agreement]
+    unchecked: str = ""
 
 
 def named_protocols(asked: str | Sequence[str]) -> list[str]:
@@ -38,12 +52,14 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     set of COCO, if their package is installed.
     """
     n_images, n_asking = len(run.image_ids), len(np.unique(run.image_of_caption()))
-    if "1k" in asked and n_images < FOLD:
-        raise UserError(f"the protocol 1k needs {FOLD} images, there are {n_images}")
+    for name in FOLDED:
+        if name in asked and n_images < FOLD:
+            raise UserError(f"the protocol {name} needs {FOLD} images, there are {n_images}")
     if "1k" in asked and n_asking < n_images:
         raise UserError(f"the protocol 1k needs images with captions, and {n_images - n_asking} have none")
-    if "sentence" in asked and run.captions is None:
-        raise UserError("the protocol sentence needs caption embeddings, and the file has none")
+    for name in ("sentence", "sentence-1k"):
+        if name in asked and run.captions is None:
+            raise UserError(f"the protocol {name} needs caption embeddings, and the file has none")
     if "auto" in asked:
         asked = [*asked, "full", *(["1k"] if n_images >= FOLD and n_asking == n_images else [])]
         if is_coco_test(_coco_ids(run), run.caption_ids):
@@ -51,62 +67,66 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     return [name for name in PROTOCOLS if name in asked]
 
 
-def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> list[Fold]:
-    """What became of the queries of a protocol, fold by fold; all but ``1k`` have one.
+def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> ProtocolQueries:
+    """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
 
-    With ``cross_check`` FAISS searches the embeddings, too; scores of pairs it cannot search.
+    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search.
     """
-    if protocol == "sentence":
-        return [_sentences(run, cross_check)]
     if protocol in COCO_PROTOCOLS:
-        return [coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())]
-    if protocol == "full":
-        return [_fold(run, cross_check)]
-    image_of_caption, folds = run.image_of_caption(), []
-    for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
-        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
-        folds.append(_fold(run.select(np.arange(start, start + FOLD), captions), cross_check=False))
-    return folds
+        folds = [coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())]
+        return ProtocolQueries(folds, [], "its right answers are no captions' own images")
+    of_fold = _sentences if protocol.startswith("sentence") else _both_directions
+    done = [of_fold(part, cross_check) for part in (_thousands(run) if protocol in FOLDED else [run])]
+    folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
+    if agreements:
+        _log_agreement(protocol, folds, agreements)
+        return ProtocolQueries(folds, agreements)
+    return ProtocolQueries(folds, [], "FAISS does not search scores of pairs" if cross_check else "--no-cross-check")
 
 
 def _coco_ids(run: Embeddings) -> NDArray[np.int64]:
     return run.image_ids if run.coco_ids is None else run.coco_ids
 
 
-def _sentences(run: Embeddings, cross_check: bool) -> Fold:
+def _thousands(run: Embeddings) -> Iterator[Embeddings]:
+    """Consecutive folds of 1,000 images with their captions; what is left of the last thousand is left out."""
+    image_of_caption = run.image_of_caption()
+    for start in range(0, len(run.image_ids) // FOLD * FOLD, FOLD):
+        captions = np.flatnonzero((image_of_caption >= start) & (image_of_caption < start + FOLD))
+        yield run.select(np.arange(start, start + FOLD), captions)
+
+
+def _sentences(run: Embeddings, cross_check: bool) -> tuple[Fold, Agreement | None]:
+    """The captions of a run, or of a fold of it, that query its other captions."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
-    if cross_check:
-        recalls = check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS)
-        log.info("FAISS agrees with the exact ranks (R@1 %.1f s2s)", recalls["r1"])
-    return {"s2s": Queries.ranked(exact.ranks, image_of_caption[exact.queries])}
+    fold = {"s2s": Queries.ranked(exact.ranks, image_of_caption[exact.queries])}
+    return fold, check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS) if cross_check else None
 
 
-def _fold(run: Embeddings, cross_check: bool) -> Fold:
-    """The queries of all images and captions of a run, or of some consecutive images of it and all their captions."""
+def _both_directions(run: Embeddings, cross_check: bool) -> tuple[Fold, Agreement | None]:
+    """The queries of all images and captions of a run, or of a fold of it."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks())
-    if cross_check and run.vectors is not None:
-        _cross_check(run.vectors, image_of_caption, ranks, run.similarity)
-    return fold_of(ranks, image_of_caption)
+    fold, vectors = fold_of(ranks, image_of_caption), run.vectors
+    if not cross_check or vectors is None:
+        return fold, None
+    if run.similarity == "cosine":
+        return fold, check_against_search(*vectors, image_of_caption, ranks, RECALLS)
+    return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity)
 
 
-def _cross_check(
-    vectors: tuple[NDArray[np.float32], NDArray[np.float32]],
-    image_of_caption: NDArray[np.int64],
-    ranks: Ranks,
-    similarity: str,
-) -> None:
-    """Compare the exact ranks with a search by FAISS, and log that they agree."""
-    images, captions = vectors
-    if similarity == "cosine":
-        recalls = check_against_search(images, captions, image_of_caption, ranks, RECALLS)
-        log.info("FAISS agrees with the exact ranks (R@1 %.1f i2t, %.1f t2i)", recalls["i2t"]["r1"], recalls["t2i"]["r1"])
+def _log_agreement(protocol: str, folds: Sequence[Fold], agreements: Sequence[Agreement]) -> None:
+    """Say in a line that FAISS agrees with the exact ranks; R@1 are means over the folds."""
+    found = {
+        direction: np.mean([agreement.recalls[direction]["r1"] for agreement in agreements])
+        for direction in agreements[0].recalls
+    }
+    if agreements[0].against == BY_SEARCH:
+        recalls = ", ".join(f"{recall:.1f} {direction}" for direction, recall in found.items())
+        log.info("%s: FAISS agrees with the exact ranks (R@1 %s)", protocol, recalls)
         return
-    recalls = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, similarity)
-    exact: dict[str, Any] = metrics(ranks)
-    compared = ", ".join(
-        f"{direction} {recalls[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
-    )
-    log.info("candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", compared)
+    exact = {direction: np.mean([fold[direction].values["r1"].mean() for fold in folds]) for direction in found}
+    recalls = ", ".join(f"{direction} {recall:.1f}, exact {exact[direction]:.1f}" for direction, recall in found.items())
+    log.info("%s: candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", protocol, recalls)

@@ -149,6 +149,8 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
         return f"1,000 images, {f'mean of {protocol.folds} folds' if protocol.folds != 1 else 'one fold'}"
     if name == "full":
         return f"all {result.n_images:,} images and {result.n_captions:,} captions"
+    if name == "sentence-1k":
+        return f"{_TITLES['sentence']}, {_title('1k', result, protocol)}"
     return _TITLES.get(name, name)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,6 +18,26 @@ from vse.eval.search.top_k import CANDIDATES, search
 # Times both lengths, or times a sum of squares: float32 sums of the same terms in another order differ by less.
 _ROUNDING = 1e-5
 _PAIRS = 4096  # scored at once
+BY_SEARCH, BY_CANDIDATES = "an exact search by FAISS", "candidates of FAISS, re-ranked by exact scores"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What FAISS found, which agrees with the exact ranks.
+
+    Attributes
+    ----------
+    against : what the ranks were compared with
+    recalls : of each direction R@K by FAISS
+    queries : of each direction how many were compared
+    ties : for how many of these a negative that FAISS found ties with the right answer, up to rounding: FAISS puts the two in
+        any order, the ranks put the negative first, so that these queries alone may differ
+    """
+
+    against: str
+    recalls: dict[str, dict[str, float]]
+    queries: dict[str, int]
+    ties: dict[str, int]
 
 
 def check_against_search(
@@ -23,8 +46,8 @@ def check_against_search(
     image_of_caption: NDArray[np.int64],
     ranks: Ranks,
     ks: tuple[int, ...],
-) -> dict[str, dict[str, float]]:
-    """R@K of both directions by FAISS, after checking query by query that it agrees with the exact ranks.
+) -> Agreement:
+    """What FAISS finds in both directions, after checking query by query that it agrees with the exact ranks.
 
     An image without a caption is found by captions and is no query itself: ``ranks.i2t`` is of the images that have any.
     FAISS breaks ties as it likes, the ranks break them against the model: a query may differ at K if, up to rounding, its
@@ -33,26 +56,26 @@ def check_against_search(
     """
     depth = max(ks) + 1
     asking = np.unique(image_of_caption)
-    positions = {
-        "i2t": _first_positions(*search(captions, images[asking], depth), asking, image_of_caption),
-        "t2i": _first_positions(*search(images, captions, depth), image_of_caption, np.arange(len(images))),
+    results = {
+        "i2t": _Results(*search(captions, images[asking], depth), asking, image_of_caption),
+        "t2i": _Results(*search(images, captions, depth), image_of_caption, np.arange(len(images))),
     }
     right = _products_of_pairs(images, captions, image_of_caption)
-    longest = _longest(images) * _longest(captions)
+    rounding = _ROUNDING * _longest(images) * _longest(captions)
     scores = {"i2t": _best_own(right, image_of_caption)[asking], "t2i": right}
     exact = {"i2t": ranks.i2t, "t2i": ranks.t2i}
-    return {
-        direction: _agreed_recalls(
-            direction, exact[direction], *positions[direction], scores[direction], _ROUNDING * longest, ks
-        )
-        for direction in positions
-    }
+    return Agreement(
+        BY_SEARCH,
+        {name: _agreed_recalls(name, exact[name], results[name], scores[name], rounding, ks) for name in results},
+        {name: len(exact[name]) for name in results},
+        {name: results[name].ties(scores[name], rounding) for name in results},
+    )
 
 
 def check_sentences_against_search(
     captions: NDArray[np.float32], image_of_caption: NDArray[np.int64], exact_ranks: SentenceRanks, ks: tuple[int, ...]
-) -> dict[str, float]:
-    """R@K of captions that query captions by FAISS, after the same check as :func:`check_against_search`."""
+) -> Agreement:
+    """What FAISS finds for captions that query captions, after the same check as :func:`check_against_search`."""
     units = unit_rows(torch.from_numpy(captions)).numpy()
     queries, exact = exact_ranks
     # One more than needed, since each query finds itself; or, if many are equal to it, perhaps not.
@@ -60,19 +83,20 @@ def check_sentences_against_search(
     drop = rows == queries[:, None]
     drop[~drop.any(1), -1] = True
     scores, rows = (values[~drop].reshape(len(queries), -1) for values in (scores, rows))
-    position, scores = _first_positions(scores, rows, image_of_caption[queries], image_of_caption)
-    return _agreed_recalls("s2s", exact, position, scores, _best_other(units, image_of_caption)[queries], _ROUNDING, ks)
+    results, right = _Results(scores, rows, image_of_caption[queries], image_of_caption), _best_other(units, image_of_caption)
+    recalls = _agreed_recalls("s2s", exact, results, right[queries], _ROUNDING, ks)
+    ties = results.ties(right[queries], _ROUNDING)
+    return Agreement(BY_SEARCH, {"s2s": recalls}, {"s2s": len(queries)}, {"s2s": ties})
 
 
 def _agreed_recalls(
-    direction: str, exact: Rows, position: Rows, scores: Scores, right: Scores, rounding: float, ks: tuple[int, ...]
+    direction: str, exact: Rows, results: _Results, right: Scores, rounding: float, ks: tuple[int, ...]
 ) -> dict[str, float]:
     """R@K of one direction, if its exact ranks and the positions that FAISS found differ by nothing but ties.
 
-    ``exact``, ``position`` and ``right`` (the scores of the right answers) are (n_queries,), ``scores`` (n_queries,
-    depth) are those of all that FAISS found, best first.
+    ``exact`` and ``right`` (the scores of the right answers) are (n_queries,).
     """
-    recalls = {}
+    recalls, scores, position = {}, results.scores, results.positions()
     none = np.full(len(scores), -np.inf, np.float32)
     for k in ks:
         last, following = (scores[:, n] if n < scores.shape[1] else none for n in (k - 1, k))
@@ -93,8 +117,8 @@ def check_against_candidates(
     ks: tuple[int, ...],
     similarity: str,
     candidates: int = CANDIDATES,
-) -> dict[str, dict[str, float]]:
-    """R@K of both directions by re-ranked candidates, after checking query by query that no exact rank contradicts them.
+) -> Agreement:
+    """What re-ranked candidates give in both directions, after checking query by query that no exact rank contradicts them.
 
     Images without a caption are as in :func:`check_against_search`. A negative that scores higher than the right
     answer must be among those that the rank counts; all that the rank counts must tie with the right answer, score higher,
@@ -103,13 +127,14 @@ def check_against_candidates(
     """
     own, asking = np.arange(len(images)), np.unique(image_of_caption)
     right = _scores_of_pairs(images, captions, image_of_caption, similarity)
-    recalls: dict[str, dict[str, float]] = {}
+    agreement = Agreement(BY_CANDIDATES, {}, {}, {})
     for direction, corpus, queries, label, wanted, goal, exact in (
         ("i2t", captions, images[asking], image_of_caption, asking, _best_own(right, image_of_caption)[asking], ranks.i2t),
         ("t2i", images, captions, own, image_of_caption, right, ranks.t2i),
     ):
         scores, rows = search(corpus, queries, candidates, similarity, direction=direction, candidates=candidates)
-        negative = label[rows] != wanted[:, None]
+        results = _Results(scores, rows, wanted, label)
+        negative = ~results.hits
         unseen = len(corpus) - np.bincount(label)[wanted] - negative.sum(1)
         margin = _ROUNDING * np.abs(goal)
         least = (negative & (scores > (goal + margin)[:, None])).sum(1)
@@ -119,9 +144,28 @@ def check_against_candidates(
             query = int(np.flatnonzero(outside)[0])
             bounds = f"{least[query]} to {most[query]} by {rows.shape[1]} candidates"
             raise RuntimeError(f"{direction} query {query}: rank {exact[query]} by exact count, {bounds}")
-        position, _ = _first_positions(scores, rows, wanted, label)
-        recalls[direction] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
-    return recalls
+        position = results.positions()
+        agreement.recalls[direction] = {f"r{k}": 100.0 * float(np.mean(position < k)) for k in ks}
+        agreement.queries[direction], agreement.ties[direction] = len(exact), results.ties(goal, margin)
+    return agreement
+
+
+class _Results:
+    """What FAISS found: ``scores`` and ``rows`` (n_queries, depth), best first; ``hits`` are the right ones among them."""
+
+    def __init__(self, scores: Scores, rows: Rows, wanted: NDArray[np.int64], label: NDArray[np.int64]) -> None:
+        self.scores, self.rows = scores, rows
+        self.hits = label[rows] == wanted[:, None]
+
+    def positions(self) -> Rows:
+        """Where each query's right answer first stands; the number of results if nowhere."""
+        positions: Rows = np.where(self.hits.any(1), self.hits.argmax(1), self.rows.shape[1])
+        return positions
+
+    def ties(self, right: Scores, rounding: float | NDArray[np.floating[Any]]) -> int:
+        """For how many queries a negative scores as high as the right answer (n_queries,), up to rounding."""
+        near = np.abs(self.scores - right[:, None]) <= np.broadcast_to(rounding, right.shape)[:, None]
+        return int((near & ~self.hits).any(1).sum())
 
 
 def _scores_of_pairs(
@@ -167,9 +211,3 @@ def _best_other(captions: NDArray[np.float32], image_of_caption: NDArray[np.int6
         np.fill_diagonal(scores, -np.inf)
         best[own] = scores.max(1)
     return best
-
-
-def _first_positions(scores: Scores, rows: Rows, wanted: NDArray[np.int64], label: NDArray[np.int64]) -> tuple[Rows, Scores]:
-    """Where each query's right answer first stands among its results (their number if nowhere), and their scores."""
-    hits = label[rows] == wanted[:, None]
-    return np.where(hits.any(1), hits.argmax(1), rows.shape[1]), scores

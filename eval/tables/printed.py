@@ -14,12 +14,16 @@ from vse.eval.defaults import published_folder, published_tables
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.presets import known_presets, load_plan
 
-_DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "source")
+_DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One row as printed; ``images`` is how many test images a query is compared with, where that is known."""
+    """One row as printed.
+
+    ``images`` is how many test images a query is compared with, and ``split`` the name of the test split
+    (``config/published/splits.yaml``), where these are known. A split that nobody published is ``random``.
+    """
 
     paper: str
     row: str
@@ -28,6 +32,7 @@ class PublishedRow:
     dataset: str
     protocol: str
     images: int | None
+    split: str
     metrics: Mapping[str, float | None]
     source: str
 
@@ -35,6 +40,11 @@ class PublishedRow:
     def key(self) -> str:
         """How the presets of experiments name the row: ``vsepp 1.6``."""
         return f"{self.paper} {self.row}"
+
+    @property
+    def datasets(self) -> tuple[str, str]:
+        """The data sets that results of the row may be of: a split may have one of its own, such as ``f30k_entities``."""
+        return self.dataset, f"{self.dataset}_{self.split}"
 
 
 @cache

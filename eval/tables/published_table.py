@@ -11,10 +11,13 @@ from typing import Any
 
 import pandas as pd
 
+from vse.eval.defaults import FOLDED
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
+from vse.eval.files.split_identity import split_name
 from vse.eval.ranking.metrics import FOLD
+from vse.eval.tables.names import described
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
-from vse.eval.tables.summary import NO_INTERVAL, as_latex, metric_cell, title_of, write_table
+from vse.eval.tables.summary import NO_INTERVAL, Cells, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 from vse.pipeline.presets import known_presets, load_plan
@@ -39,12 +42,21 @@ class Measured:
     @property
     def images(self) -> int:
         """How many images a query was compared with."""
-        return FOLD if self.protocol == "1k" else self.result.n_images
+        return FOLD if self.protocol in FOLDED else self.result.n_images
+
+    @property
+    def split(self) -> str:
+        """Which images ours are of: the split's name or, without one, the first digits of the hash of their ids."""
+        identity = self.result.split_identity
+        if identity is None:
+            return ""
+        return split_name(self.result.dataset, identity.sha256) or identity.sha256[:12]
 
     @property
     def comparable(self) -> bool:
-        """Whether a difference from the printed metrics has a meaning: of the same data set, among as many images."""
-        return self.result.dataset == self.row.dataset and self.images == self.row.images
+        """Whether a difference from the printed metrics has a meaning: of the same test images, among as many of them."""
+        same_split = self.result.dataset in self.row.datasets and bool(self.row.split) and self.split == self.row.split
+        return same_split and self.images == self.row.images
 
     def interval(self, name: str) -> tuple[float, float]:
         """The 95% interval of a metric's mean, NaN where there is none: one fold of several has no interval of its own."""
@@ -65,7 +77,7 @@ def compared(table: str, results: Sequence[Path], dataset: str | None = None) ->
     difference, and whether that is significant: whether the printed value lies outside of our interval.
 
     A result is of the rows that its experiment names, if its data set is theirs or, where one is given, ``dataset``. What
-    was not measured is NaN or blank, and so is a difference between unlike data sets or numbers of images.
+    was not measured is NaN or blank, and so is a difference between unlike test splits or numbers of images.
     """
     rows = published_rows(table)
     measured = _by_row(table, rows, results, dataset)
@@ -75,7 +87,7 @@ def compared(table: str, results: Sequence[Path], dataset: str | None = None) ->
 
 def write_compared(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`compared` returned as ``.csv`` or, by its suffix, as ``.tex`` (booktabs); returns ``out``."""
-    return write_text(out, _latex(table)) if out.suffix == ".tex" else write_table(table, out)
+    return write_text(out, as_latex(compared_cells(table))) if out.suffix == ".tex" else write_table(table, out)
 
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
@@ -97,6 +109,7 @@ def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], d
             other = by_row.setdefault(measured.row.key, measured)
             if other is not measured:
                 raise UserError(f"{path} and {other.path} are both of the row {measured.row.key}; give one of them")
+        _warn_of_split([measured for measured in by_row.values() if measured.path == path])
     if results and not by_row:
         names = ", ".join(name for _, name in experiments_of(table)) or "none of the presets"
         raise UserError(f"no result is of a row of {table}; its rows are the experiments {names}")
@@ -121,11 +134,23 @@ def _rows_of(result: Result) -> tuple[set[str], list[str]]:
 def _of_dataset(path: Path, result: Result, rows: Sequence[PublishedRow], dataset: str | None) -> list[PublishedRow]:
     """Those of a result's rows that are of its data set, of which there must be one if there are rows at all."""
     asked = list(dict.fromkeys(dataset or row.dataset for row in rows))
-    if rows and result.dataset not in asked:
+    own = [row for row in rows if result.dataset in ([dataset] if dataset else row.datasets)]
+    if rows and not own:
         of = f"{', '.join(row.key for row in rows)} of {' and '.join(asked)}"
         hint = "" if dataset else f" (--dataset {result.dataset} makes a table of that instead)"
         raise UserError(f"{path}: made from the data set {result.dataset!r}, and the table asks for {of}{hint}")
-    return [row for row in rows if (dataset or row.dataset) == result.dataset]
+    return own
+
+
+def _warn_of_split(of_result: Sequence[Measured]) -> None:
+    """A line for the rows of a result whose differences are left blank because the test images are others."""
+    for measured in of_result:
+        row, ours = measured.row, measured.split
+        if measured.comparable or measured.result.dataset not in row.datasets or measured.images != row.images:
+            continue
+        theirs = {"": "not known", "random": "drawn at random and not published"}.get(row.split, f"the split {row.split!r}")
+        known = f"split {ours!r}" if ours else "not recorded; evaluate again"
+        log.warning("%s: no difference from %s: its test images are %s, ours %s", measured.path, row.key, theirs, known)
 
 
 def _of_test_split(measured: Measured) -> None:
@@ -133,7 +158,7 @@ def _of_test_split(measured: Measured) -> None:
     if result.split != "test":
         raise UserError(f"{path}: made from the split {result.split!r}, and the table asks for the test split")
     if protocol not in result.protocols:
-        few = protocol == "1k" and result.n_images < FOLD
+        few = protocol in FOLDED and result.n_images < FOLD
         what = f"it takes {FOLD} images, not {result.n_images}" if few else f"evaluate again with --protocol {protocol}"
         there = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol}, which {measured.row.key} asks for (there is {there}); {what}")
@@ -141,14 +166,16 @@ def _of_test_split(measured: Measured) -> None:
 
 def _line(row: PublishedRow, measured: Measured | None) -> dict[str, Any]:
     line: dict[str, Any] = {"row": row.key, "system": row.system, "setting": row.setting}
-    line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images}
-    line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "changed": ""}
+    line |= {"dataset": row.dataset, "protocol": row.protocol, "images": row.images, "split": row.split}
+    line |= {"experiment": "", "seeds": "", "our_dataset": "", "our_images": None, "our_split": ""}
+    line |= {"method": "", "feature": "", "run": "", "changed": ""}
     if measured:
+        about = described(measured.path, measured.result)
         line |= {
-            "experiment": measured.result.experiment,
+            **{name: about[name] for name in ("experiment", "method", "feature", "run")},
             "seeds": " ".join("?" if seed is None else str(seed) for seed in measured.result.seeds),
         }
-        line |= {"our_dataset": measured.result.dataset, "our_images": measured.images}
+        line |= {"our_dataset": measured.result.dataset, "our_images": measured.images, "our_split": measured.split}
         line["changed"] = "; ".join(measured.changed)
     for name, printed in row.metrics.items():
         mean, deviation = measured.metric(name) if measured else (math.nan, math.nan)
@@ -168,18 +195,19 @@ def _significant(published: float, low: float, high: float) -> str:
     return "no" if low <= published <= high else "yes"
 
 
-def _latex(table: pd.DataFrame) -> str:
-    """A printed row, under it ours if there is one, and under that the difference if it has a meaning.
+def compared_cells(table: pd.DataFrame) -> Cells:
+    """What is shown of :func:`compared` to people.
 
-    A difference is in parentheses where the printed value lies within our 95% interval.
+    A printed row, under it ours if there is one, and under that the difference if it has a meaning, in parentheses where the
+    printed value lies within our 95% interval.
     """
     metrics = [name.removesuffix("_published") for name in map(str, table) if name.endswith("_published")]
     tenths = table[[f"{name}_published" for name in metrics]] * 10
     digits = 2 if (tenths - tenths.round()).abs().gt(1e-6).any(axis=None) else 1
     lines = []
     for row in table.to_dict("records"):
-        described = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
-        lines.append([*described, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
+        texts = [row["row"].partition(" ")[2], *(row[name] for name in ("system", "setting", "dataset", "protocol"))]
+        lines.append([*texts, *(metric_cell(row[f"{name}_published"], digits) for name in metrics)])
         if row["experiment"]:
             ours = (metric_cell(row[f"{name}_ours"], digits, row[f"{name}_std"]) for name in metrics)
             lines.append([*_described(row), *ours])
@@ -190,7 +218,7 @@ def _latex(table: pd.DataFrame) -> str:
     notes = [f"{row}: {source}" for row, source in zip(table["row"], table["source"], strict=True)]
     if (table[[f"{name}_significant" for name in metrics]] == "no").any(axis=None):
         notes.append("(in parentheses): a difference whose printed value lies within our 95% interval")
-    return as_latex(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
+    return Cells(lines, titles + [title_of(name) for name in metrics], len(titles), notes)
 
 
 def _difference(row: Mapping[Hashable, Any], name: str, digits: int) -> str:
@@ -204,4 +232,4 @@ def _described(row: Mapping[Hashable, Any]) -> list[str]:
     setting = f"{seeds}, changed settings" if row["changed"] else seeds
     as_many = str(row["our_images"]) == str(row["images"])
     protocol = row["protocol"] if as_many else f"{row['protocol']}, {row['our_images']} images"
-    return ["", f"ours: {row['experiment']}", setting, row["our_dataset"], protocol]
+    return ["", f"ours: {row['method']}", setting, row["our_dataset"], protocol]

@@ -23,7 +23,7 @@ from vse.eval.files.results import (
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import NAMES
-from vse.eval.tables.summary import as_latex, metric_cell, write_table
+from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
 from vse.pipeline.provenance import made
@@ -65,7 +65,10 @@ def compare(
     not_finished = unfinished_runs([run for side in runs for run in side], out, unfinished)
     compared: dict[str, Any] = {}
     for name in names:
-        a, b = (all_queries(paths, side, name, cross_check) for paths, side in zip(sides, runs, strict=True))
+        a, b = (
+            [of_run.folds for of_run in all_queries(paths, side, name, cross_check)]
+            for paths, side in zip(sides, runs, strict=True)
+        )
         compared[name] = differences(a, b, samples)
     result = {
         "version": COMPARISON_VERSION,
@@ -107,27 +110,35 @@ def write_significance(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`significance` returned as ``.csv`` or ``.tex``, where a difference that is not significant is in
     parentheses; returns ``out``.
     """
-    p = [f"{value:.4f}" if value >= 0.001 else "<0.001" for value in table["p"]]
     if out.suffix != ".tex":
         return write_table(table.assign(p=[f"{value:.4f}" for value in table["p"]]), out)
-    models = table[["dataset", "a", "b"]].drop_duplicates()
-    if len(models) > 1:
+    if len(table[["dataset", "a", "b"]].drop_duplicates()) > 1:
         raise UserError(f"{out}: a LaTeX table is of one pair of models; give one comparison, or write .csv")
-    a, b = (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
+    return write_text(out, as_latex(significance_cells(table)))
+
+
+def significance_cells(table: pd.DataFrame) -> Cells:
+    """What is shown of :func:`significance` to people; of several pairs of models each line names its own."""
+    models = table[["dataset", "a", "b"]].drop_duplicates()
+    several = len(models) > 1
+    a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
     shown = table[["protocol", "way", "figure"]].copy()
+    if several:
+        shown.insert(0, "models", [f"{row.dataset} {row.a} - {row.b}" for row in table.itertuples()])
     shown[a] = [metric_cell(value, 1) for value in table["a_figure"]]
     shown[b] = [metric_cell(value, 1) for value in table["b_figure"]]
     cells = ((metric_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
     shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
     shown["95% interval"] = interval
-    shown["p"] = p
+    shown["p"] = [f"{value:.4f}" if value >= 0.001 else "<0.001" for value in table["p"]]
     notes = [
-        f"{models['dataset'].iloc[0]}: paired bootstrap (interval) and randomisation test (p, two-sided) over test images",
+        f"{', '.join(models['dataset'].unique())}: paired bootstrap (interval) and randomisation test (p, two-sided) "
+        "over test images",
         f"(in parentheses): not significant, p is {ALPHA} or more; not corrected for how many metrics there are",
     ]
-    return write_text(out, as_latex(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 3, notes))
+    return Cells(shown.to_numpy().tolist(), [("", str(name)) for name in shown], 4 if several else 3, notes)
 
 
 def difference_lines(comparison: Comparison) -> list[str]:

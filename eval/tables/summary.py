@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -19,14 +19,28 @@ from vse.eval.files.results import (
     without_comparisons,
 )
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
+from vse.eval.tables.names import ABOUT, described
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
-_DESCRIBED = ("dataset", "experiment", "trained_on", "unfinished", "split", "protocol", "n_images", "n_captions", "seeds")
+_DESCRIBED = (
+    "dataset",
+    "experiment",
+    "trained_on",
+    "unfinished",
+    "split",
+    "protocol",
+    "n_images",
+    "n_captions",
+    "seeds",
+    *ABOUT,
+)
 _SAID = ("trained_on", "unfinished")  # of results that have something to say there
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
 _DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
 NO_INTERVAL = (math.nan, math.nan)
+_LONG = 30  # characters of a text that stays in one line
+_SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
@@ -37,17 +51,19 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
     standard deviation. The columns ``trained_on`` and ``unfinished`` are there if a result was tested on another data set than
     it was trained on, or is of a run that did not finish. A test set of one fold has one row, ``full``, since ``1k`` would
-    repeat it. The metrics of captions that query captions stand in the row ``full``, too, which is also over the whole split;
-    without one, in a row of their own.
+    repeat it. The metrics of captions that query captions stand in the row ``full``, too, which is also over the whole split,
+    or in ``1k`` if theirs are folds, too; without that row, in a row of their own.
     """
     rows = []
-    for result in map(read_result, without_comparisons(results)):
+    for path in without_comparisons(results):
+        result = read_result(path)
         protocols = distinct(result.protocols, result.n_images)
-        if {"full", "sentence"} <= set(protocols):
-            full, sentence = protocols["full"], protocols.pop("sentence")
-            added = {"s2s": sentence.s2s, "ci95": full.ci95 | sentence.ci95}
-            protocols["full"] = full.model_copy(update=added)
-        rows += [_row(result, name, protocol) for name, protocol in protocols.items()]
+        for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
+            if {whole, captions} <= set(protocols):
+                both, sentence = protocols[whole], protocols.pop(captions)
+                added = {"s2s": sentence.s2s, "ci95": both.ci95 | sentence.ci95}
+                protocols[whole] = both.model_copy(update=added)
+        rows += [_row(path, result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
         raise UserError("no result among the files, so there is no table")
     table = pd.DataFrame(rows)
@@ -58,18 +74,21 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
     """Write what :func:`summary` returned as ``.csv``, all of it, or as ``.tex``: recalls, Med r and rsum, each with its
     standard deviation if there is one; returns ``out``.
     """
-    if out.suffix != ".tex":
-        return write_table(table, out)
+    return write_text(out, as_latex(summary_cells(table))) if out.suffix == ".tex" else write_table(table, out)
+
+
+def summary_cells(table: pd.DataFrame) -> Cells:
+    """What is shown of a :func:`summary` to people."""
     metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
-    described = ["experiment", *(name for name in _SAID if name in table)]
-    described += [name for name in ("dataset", "protocol", "seeds") if table[name].nunique() > 1]
+    texts = ["method", *(name for name in _SAID if name in table)]
+    texts += [name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1]
     lines = []
     for row in table.to_dict("records"):
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
-        lines.append([*(str(row[name]) for name in described), *cells])
-    titles = [("", name) for name in described] + [title_of(name) for name in metrics]
+        lines.append([*(str(row[name]) for name in texts), *cells])
+    titles = [("", name) for name in texts] + [title_of(name) for name in metrics]
     same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
-    return write_text(out, as_latex(lines, titles, len(described), [", ".join(same)]))
+    return Cells(lines, titles, len(texts), [", ".join(same)])
 
 
 def write_table(table: pd.DataFrame, out: Path) -> Path:
@@ -79,20 +98,54 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
-def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
-    """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
+class Cells(NamedTuple):
+    """A table as people read it.
 
-    ``notes`` become comments above.
+    Attributes
+    ----------
+    lines : of cells; the first ``n_texts`` columns are texts, the others numbers
+    titles : of each column a group (blank: none) and a name
+    notes : on the whole table
     """
+
+    lines: Sequence[Sequence[object]]
+    titles: Sequence[tuple[str, str]]
+    n_texts: int
+    notes: Sequence[str]
+
+
+def as_text(cells: Cells) -> str:
+    """A table for a terminal, which is Markdown, too; the notes stand below."""
+    short = {title: direction for direction, title in _DIRECTIONS.items()}
+    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
+    lines = [header, *([str(cell) for cell in line] for line in cells.lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
+    lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
+    rows = [
+        " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
+        for line in lines
+    ]
+    notes = [note for note in cells.notes if note]
+    return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
+
+
+def as_latex(cells: Cells) -> str:
+    """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
+
+    A table wider than the text is scaled to it; texts of more than 30 characters are broken.
+    """
+    lines, titles, n_texts, notes = cells
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
-    aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
+    long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
+    aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
     comments = [f"% {note}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs}", *comments, text])
+    return "\n".join(["% \\usepackage{booktabs,graphicx}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
 
 
 def title_of(metric: str) -> tuple[str, str]:
@@ -109,11 +162,12 @@ def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: st
     return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
-def _row(result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
-    row: dict[str, Any] = {"dataset": result.dataset, "experiment": result.experiment}
+def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:
+    row: dict[str, Any] = {"dataset": result.dataset, "experiment": ""}
     row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
     row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
+    row |= described(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):
         metric = protocol.metric(column)

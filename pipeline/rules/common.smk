@@ -19,8 +19,12 @@ except UserError as error:
 GPUS = int(SETTINGS.device != "cpu")
 
 
+# A name with an underscore, such as f30k_entities, is a data set's if there is a preset of that name.
+DATASETS = "|".join([*(name for name in presets.known_presets("datasets") if "_" in name), "[^_/]+"])
+
+
 wildcard_constraints:
-    dataset=r"[^_/]+",
+    dataset=DATASETS,
     feature=r"[^/.]+",
     experiment=r"[^/.]+",
     seed=r"\d+",

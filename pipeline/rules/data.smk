@@ -21,6 +21,6 @@ rule prepare:
     log:
         "logs/data_{dataset}.log",
     wildcard_constraints:
-        dataset=r"(?!demo/)[^_/]+",
+        dataset=rf"(?!demo/)(?:{DATASETS})",
     shell:
         "vse-data prepare {wildcards.dataset} 2>&1 | tee {log}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,9 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.train.conftest import COMMAND
+from vse.eval.cli import eval_main, table_main
 from vse.features.shards import shards_folder
 from vse.pipeline.preset_files import described_presets
-from vse.train.cli import train_command, train_main
+from vse.train.cli import embed_main, train_command, train_main
 
 
 def test_bad_usage_is_one_line(cache: Path, tmp_path: Path, own_cache: Path, fails: Callable[..., str]) -> None:
@@ -31,6 +35,35 @@ def test_an_unknown_device_is_one_line(cache: Path, tmp_path: Path, fails: Calla
     assert "--device foo: not usable here" in fails(
         train_main, "--features", cache, "--out", tmp_path / "r", "--device", "foo"
     )
+
+
+@pytest.mark.parametrize(("name", "shown"), [([], "vsepp[margin=0.1, "), (["--name", "half the margin"], "half the margin")])
+def test_a_run_with_a_changed_setting_has_another_name_in_tables(
+    name: list[str], shown: str, cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, result = tmp_path / "run", tmp_path / "r.json"
+    for main, arguments in (
+        (train_main, ["--features", cache, "--out", run, *COMMAND, "--set", "loss.margin=0.1", *name]),
+        (embed_main, [run]),
+        (eval_main, [run / "test.h5", "--out", result, "--bootstrap", "0"]),
+        (table_main, ["summary", result, "--out", tmp_path / "t.csv"]),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == 0
+    (row,) = csv.DictReader((tmp_path / "t.csv").read_text().splitlines())
+    assert row["experiment"].startswith(shown)
+    assert (row["feature"], row["run"]) == ("tiny", str(run))
+    assert "loss.margin: 0.2 -> 0.1" in row["settings"]
+    assert f"demo {row['experiment']} full: " in capsys.readouterr().err
+    assert json.loads(result.read_text())["experiment"] == "vsepp", "the preset whose row it may be"
+
+
+def test_a_name_is_a_line_of_text(cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    for name in ("", " ", "two\nlines", "\x1b[31mred"):
+        assert "a name is a line of printable text" in fails(
+            train_main, "--features", cache, "--out", tmp_path, "--name", name
+        )
 
 
 HELP = """

@@ -34,8 +34,14 @@ ROWS = [
     *(f"vsepp 3.{row}" for row in range(8, 18)),
     *(f"vsepp 4.{row}" for row in (2, 3, 4, 5)),
     *(f"twobranch 2.{row}" for row in ("a4", "a5", "a6", "a7", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "d1")),
-    *(f"twobranch 3.{row}" for row in ("b1", "b2", "b3", "c1", "d1")),
+    *(f"twobranch 3.{row}" for row in ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "d1")),
     *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
+    # The same models in other tables.
+    "twobranch 5.1",
+    "ace 1.2",
+    "todnet 1.1",
+    "todnet 4.2",
+    "todnet 5.7",
 ]
 
 
@@ -45,7 +51,7 @@ def test_every_row_of_the_papers_is_one_experiment() -> None:
 
 
 def test_a_preset_that_extends_a_row_is_not_that_row() -> None:
-    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10"]
+    assert load_experiment("vsepp").rows == ["vsepp 1.6", "vsepp 3.10", "ace 1.2"]
     assert load_experiment("vsepp_effnet").rows == []
 
 
@@ -84,6 +90,23 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert lstm.model.image_encoder == full.model.image_encoder
     assert lstm.model.caption_encoder.head == LayersSettings(widths=[1024, 512])
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
+
+
+OF_THE_TWO_BRANCH_PAPER = [name for name in EXPERIMENTS if any("twobranch" in row for row in load_experiment(name).rows)]
+
+
+def test_every_experiment_has_a_title_of_its_own() -> None:
+    titles = [load_experiment(name).title for name in EXPERIMENTS]
+    assert all(titles)
+    assert len(set(titles)) == len(titles)
+    assert load_experiment("vsepp_resnet_ft_rv").title == "VSE++ (ResNet, FT, RC+rV)"
+
+
+@pytest.mark.parametrize("name", OF_THE_TWO_BRANCH_PAPER)
+def test_the_two_branch_paper_trains_on_restval_of_coco_and_of_no_other_data_set(name: str) -> None:
+    on_coco = load_experiment(name, "coco")
+    assert (on_coco.train.restval, on_coco.protocols) == (True, ["auto", "sentence", "sentence-1k"])
+    assert not any(load_experiment(name, dataset).train.restval for dataset in (None, "f30k", "f8k", "demo"))
 
 
 @pytest.mark.parametrize(

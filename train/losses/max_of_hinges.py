@@ -12,7 +12,11 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class MaxOfHinges(RankingLoss):
-    """Of each query only the hardest negative costs (VSE++ paper, Eq. 6)."""
+    """Of each query only the hardest negative costs (VSE++ paper, Eq. 6).
+
+    Negatives that tie for the hardest share the gradient in equal parts, as the derivative of ``amax`` has it; the authors'
+    code, whose maximum takes one of them, gives it all to that one. The loss is the same.
+    """
 
     name: Literal["max"] = "max"
 

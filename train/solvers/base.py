@@ -57,7 +57,9 @@ class TrainConfig(Settings):
     min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")
     validate_every: PositiveInt = Field(1, description="epochs between validations; the last epoch is always validated")
     validate_images: PositiveInt | None = Field(
-        None, description="validate on the first so many images of the split, the same ones in every run; none: on all"
+        None,
+        description="validate on the first so many images of the split, the same in every run (1000 in the code of VSE++); "
+        "none: on all",
     )
     early_stop: PositiveInt | None = Field(None, description="stop after so many epochs without a better validation rsum")
     on_collapse: Literal["stop", "warn"] = Field(

@@ -1,4 +1,4 @@
-"""The hardest negatives of an epoch, for people to look at (the VSE++ paper discusses such examples in its appendix A)."""
+"""The hardest negatives of an epoch, for people to look at (the VSE++ paper shows such examples: section 3.7, Fig. 3)."""
 
 from __future__ import annotations
 

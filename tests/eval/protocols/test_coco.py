@@ -80,7 +80,7 @@ def theirs() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("protocol", ["full", "1k", "cxc"])
 def test_recalls_equal_the_packages(protocol: str) -> None:
     name = {"full": "coco_5k", "1k": "coco_1k", "cxc": "cxc"}[protocol]
-    folds = [fold_metrics(fold) for fold in queries_of(coco(), protocol)]
+    folds = [fold_metrics(fold) for fold in queries_of(coco(), protocol).folds]
     for direction in ("i2t", "t2i"):
         for k in (1, 5, 10):
             ours = np.mean([fold[direction][f"r{k}"] for fold in folds])
@@ -90,7 +90,7 @@ def test_recalls_equal_the_packages(protocol: str) -> None:
 
 @pytest.mark.slow
 def test_precisions_equal_the_packages() -> None:
-    (fold,) = queries_of(coco(), "eccv")
+    (fold,) = queries_of(coco(), "eccv").folds
     ours = fold_metrics(fold)
     for direction in ("i2t", "t2i"):
         for name in ("map_at_r", "rprecision", "r1"):
@@ -104,7 +104,7 @@ def test_blocks_and_a_matrix_of_scores_give_the_same() -> None:
     assert run.images is not None
     assert run.captions is not None
     dense = replace(run, scores=run.images @ run.captions.T, images=None, captions=None)
-    ours = [fold_metrics(queries_of(one, "eccv")[0]) for one in (run, dense)]
+    ours = [fold_metrics(queries_of(one, "eccv").folds[0]) for one in (run, dense)]
     assert ours[0]["i2t"] == pytest.approx(ours[1]["i2t"], rel=1e-4)
     assert ours[0]["t2i"] == pytest.approx(ours[1]["t2i"], rel=1e-4)
 
@@ -120,7 +120,7 @@ def test_a_sixth_caption_changes_nothing() -> None:
         caption_image_ids=np.append(run.caption_image_ids, 0),
         captions=np.vstack([run.captions, run.images[1]]),  # it would be the first answer to the second image
     )
-    assert fold_metrics(queries_of(more, "eccv")[0]) == fold_metrics(queries_of(run, "eccv")[0])
+    assert fold_metrics(queries_of(more, "eccv").folds[0]) == fold_metrics(queries_of(run, "eccv").folds[0])
 
 
 def test_other_images_are_no_candidates() -> None:
@@ -133,7 +133,7 @@ def test_other_images_are_no_candidates() -> None:
         coco_ids=np.append(run.coco_ids, 9_000_000 + np.arange(100)),
         images=np.vstack([run.images, run.images[:100]]),  # each would tie with an image of COCO
     )
-    assert fold_metrics(queries_of(more, "eccv")[0]) == fold_metrics(queries_of(run, "eccv")[0])
+    assert fold_metrics(queries_of(more, "eccv").folds[0]) == fold_metrics(queries_of(run, "eccv").folds[0])
 
 
 def slow_positions(scores: list[float], right: set[int]) -> list[int]:

@@ -97,6 +97,60 @@ def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
     assert found["i2t"]["medr"] == pytest.approx(np.mean([slow["i2t"]["medr"] for slow in folds]))
 
 
+def test_sentence_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
+    run = made(n_images=2100, n_each=2, noise=2)
+    assert run.captions is not None
+    found = evaluated(tmp_path, run, protocol=["sentence", "sentence-1k"])["protocols"]["sentence-1k"]
+    assert (found["folds"], found["n_queries"]) == (2, 4000)
+    for fold, start in zip(found["per_fold"], (0, 2000), strict=True):
+        captions = run.captions[start : start + 2000].astype(np.float64)
+        cosines = captions @ captions.T
+        ranks = [
+            sum(score >= cosines[query, query ^ 1] for other, score in enumerate(cosines[query]) if other // 2 != query // 2)
+            for query in range(2000)
+        ]
+        assert fold["s2s"] == pytest.approx(direction_metrics(np.array(ranks)))
+    assert found["s2s"]["r1"] == pytest.approx(np.mean([fold["s2s"]["r1"] for fold in found["per_fold"]]))
+
+
+def test_a_result_says_what_its_ranks_were_compared_with(tmp_path: Path) -> None:
+    """In the folds as over the whole split: how many queries over all folds and seeds, and for how many a negative ties."""
+    runs = [made(n_images=2100, n_each=2, seed=seed) for seed in (0, 1)]
+    found = evaluated(tmp_path, *runs, protocol=["auto", "sentence", "sentence-1k"])["cross_check"]
+    for check in found.values():
+        assert (check["checked"], check["against"]) == (True, "an exact search by FAISS")
+        assert all(n < check["queries"][direction] / 100 for direction, n in check["ties"].items())
+    assert {name: check["queries"] for name, check in found.items()} == {
+        "1k": {"i2t": 4000, "t2i": 8000},
+        "full": {"i2t": 4200, "t2i": 8400},
+        "sentence": {"s2s": 8400},
+        "sentence-1k": {"s2s": 8000},
+    }
+
+
+@pytest.mark.parametrize(
+    ("make", "against"), [(made, "an exact search by FAISS"), (made_order, "candidates of FAISS, re-ranked by exact scores")]
+)
+def test_ties_are_counted(make: Callable[..., Embeddings], against: str, tmp_path: Path) -> None:
+    run = make(noise=0.3)
+    assert run.images is not None
+    assert run.captions is not None
+    run.images[7], run.captions[35:40] = run.images[3], run.captions[15:20]
+    found = evaluated(tmp_path, run)["cross_check"]["full"]
+    assert found == {"checked": True, "against": against, "queries": {"i2t": 30, "t2i": 150}, "ties": {"i2t": 2, "t2i": 10}}
+
+
+def test_a_result_says_why_its_ranks_were_not_compared(tmp_path: Path) -> None:
+    run = made()
+    assert run.images is not None
+    assert run.captions is not None
+    scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
+    why = {"checked": False, "why": "FAISS does not search scores of pairs"}
+    assert evaluated(tmp_path, scores)["cross_check"] == {"full": why}
+    out = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json", cross_check=False, bootstrap=0)
+    assert json.loads(out.read_text())["cross_check"] == {"full": {"checked": False, "why": "--no-cross-check"}}
+
+
 def test_several_seeds_give_mean_and_standard_deviation(tmp_path: Path) -> None:
     runs = [made(seed=seed, noise=2) for seed in (0, 1, 2)]
     found = evaluated(tmp_path, *runs)
@@ -219,6 +273,20 @@ def test_the_command_takes_several_protocols(tmp_path: Path, capsys: pytest.Capt
     assert sentence == f"demo vsepp sentence: s2s R@1/5/10 {r1} / {r5} / {r10}"
 
 
+def test_without_a_file_to_write_the_metrics_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", made(noise=2)), tmp_path / "r.json"
+    printed = []
+    for more in (["--out", str(out)], []):
+        with pytest.raises(SystemExit) as stop:
+            eval_main([str(file), *more])
+        assert stop.value.code == 0
+        printed.append(capsys.readouterr())
+    assert printed[0].out == f"{out}\n"
+    assert printed[1].out.startswith("demo vsepp full: i2t R@1/5/10 ")
+    assert printed[1].out == printed[0].err.splitlines(keepends=True)[-1]
+    assert sorted(tmp_path.iterdir()) == [file, out]
+
+
 def test_what_has_no_captions_to_compare_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
     sentence = ("--protocol", "sentence", "--out", tmp_path / "r.json")
     scores = write_embeddings(tmp_path / "s.h5", made(captions=None, scores=np.zeros((30, 150), np.float32)))
@@ -247,7 +315,7 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
     exact = evaluated(tmp_path, run)["protocols"]["full"]
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_embeddings(*map(torch.from_numpy, (run.images, run.captions, image_of_caption)))
-    found = check_against_search(run.images, run.captions, image_of_caption, ranks, RECALLS)
+    found = check_against_search(run.images, run.captions, image_of_caption, ranks, RECALLS).recalls
     for direction in ("i2t", "t2i"):
         assert found[direction] == pytest.approx({f"r{k}": exact[direction][f"r{k}"] for k in RECALLS})
     wrong = Ranks(np.zeros(30, np.int64), np.zeros(150, np.int64))

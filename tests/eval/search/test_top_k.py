@@ -90,7 +90,7 @@ def test_what_cannot_be_searched_is_named() -> None:
 def test_candidates_do_not_contradict_the_exact_ranks(n_each: int, candidates: int) -> None:
     images, captions, image_of_caption = made(n_each=n_each)
     ranks = exact_ranks(images, captions, image_of_caption)
-    found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates)
+    found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates).recalls
     exact = metrics(ranks)
     for direction in ("i2t", "t2i"):
         for name, recall in found[direction].items():
@@ -108,7 +108,7 @@ def test_ties_and_duplicates_do_not_trouble_the_check() -> None:
             images, captions, image_of_caption, exact_ranks(images, captions, image_of_caption), RECALLS, "order", candidates
         )
     ones = np.ones_like(images), np.ones_like(captions), image_of_caption
-    found = check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order")
+    found = check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order").recalls
     assert set(found) == {"i2t", "t2i"}
 
 
@@ -151,9 +151,9 @@ def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndar
 def test_an_image_without_a_caption_is_found_but_asks_nothing(similarity: str) -> None:
     images, captions, image_of_caption, ranks = with_lonely_images(similarity)
     if similarity == "cosine":
-        found = check_against_search(images, captions, image_of_caption, ranks, RECALLS)
+        found = check_against_search(images, captions, image_of_caption, ranks, RECALLS).recalls
     else:
-        found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order")
+        found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order").recalls
     exact = metrics(ranks)
     for direction in ("i2t", "t2i"):
         assert found[direction] == pytest.approx({name: exact[direction][name] for name in found[direction]})
@@ -175,5 +175,5 @@ def test_ties_do_not_trouble_the_check_beside_images_without_captions() -> None:
     images = np.float32([1, 20, 3, 1, 1, 500, 1, 7000, 1])[:, None] * np.ones((9, 4), np.float32)
     captions = np.ones((12, 4), np.float32)
     above = np.array([(images[:, 0] >= images[own, 0]).sum() - 1 for own in image_of_caption])
-    found = check_against_search(images, captions, image_of_caption, Ranks(np.full(4, 9), above), (1, 5))
+    found = check_against_search(images, captions, image_of_caption, Ranks(np.full(4, 9), above), (1, 5)).recalls
     assert found["t2i"]["r1"] == 25, "the longest image is before all others"

@@ -19,12 +19,14 @@ from pydantic import ValidationError
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.tables.printed import published_rows
 from vse.eval.tables.published_table import compared, write_compared
 from vse.eval.tables.summary import summary
 from vse.pipeline import presets
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
 from vse.train.experiment import ExperimentConfig, changed_settings, load_experiment
 from vse.train.kinds import Kind
 
@@ -70,7 +72,14 @@ class Results:
 
 
 @pytest.fixture
-def result(tmp_path: Path) -> Results:
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
+    """Images are counted from 0; as many as the papers have are called their test splits."""
+    made = {n: sha256_json(list(range(n))) for n in (1000, 2000, 5000)}
+    (tmp_path / "published").mkdir()
+    splits = {"coco": {"karpathy": list(made.values())}, "f30k": {"karpathy": made[1000], "entities": made[2000]}}
+    splits["f30k_entities"] = {"entities": made[1000]}
+    (tmp_path / "published" / "splits.yaml").write_text(yaml.dump(splits))
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
     return Results(tmp_path)
 
 
@@ -120,6 +129,26 @@ def test_a_table_without_results_has_the_printed_figures_alone(name: str, tmp_pa
         .isna()
         .all(axis=None)
     )
+
+
+def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        table_main(["vsepp_4"])
+    assert stop.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("| row | system  | setting | data set | protocol | i2t R@1 | i2t R@5 |")
+    assert lines[5].startswith("| 4.4 | VSE++   | 10C+rV  | coco     | 1k       |    51.3 |    82.2 |")
+    assert lines[-1] == "vsepp 4.5: Faghri et al., BMVC 2018, Table 4, row 4.5"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_latex_table_is_scaled_to_the_page_and_long_texts_are_broken(tmp_path: Path) -> None:
+    text = write_compared(compared("twobranch_2", []), tmp_path / "t.tex").read_text()
+    start, table = text.split("\\begin{tabular}")
+    assert start.splitlines()[0] == "% \\usepackage{booktabs,graphicx}"
+    assert start.splitlines()[-1] == "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+    assert table.startswith("{lp{4.5cm}p{4.5cm}llrrrrrr}\n")
+    assert table.endswith("\\end{tabular}}\n")
 
 
 def test_a_result_fills_its_row_and_no_other(result: Results) -> None:
@@ -176,15 +205,15 @@ def test_among_more_or_fewer_images_there_is_no_difference(result: Results) -> N
 
 
 def test_sentence_figures_go_to_the_rows_of_their_data_set(result: Results) -> None:
-    paths = [result("twobranch", name, n, 2, protocol=["auto", "sentence"]) for name, n in (("f30k", 1000), ("coco", 1200))]
+    sentences = ["auto", "sentence", "sentence-1k"]
+    paths = [result("twobranch", name, n, 2, protocol=sentences) for name, n in (("f30k", 1000), ("coco", 2100))]
     table = compared("twobranch_4", paths)
     assert filled(table) == ["twobranch 4.f1", "twobranch 4.c1"]
-    for key, path in zip(filled(table), paths, strict=True):
-        assert line(table, key)["s2s_r5_ours"] == measured(path, "sentence")["s2s"]["r5"]
-    assert line(table, "twobranch 4.f1")["s2s_r5_difference"] == pytest.approx(
-        measured(paths[0], "sentence")["s2s"]["r5"] - 81.4
-    )
-    assert np.isnan(line(table, "twobranch 4.c1")["s2s_r5_difference"]), "the paper has 1,000 test images"
+    for key, path, protocol in zip(filled(table), paths, sentences[1:], strict=True):
+        row = line(table, key)
+        assert (row["protocol"], row["our_images"]) == (protocol, 1000), "on COCO as the mean over folds"
+        assert row["s2s_r5_ours"] == measured(path, protocol)["s2s"]["r5"]
+    assert measured(paths[1], "sentence")["s2s"]["r5"] < measured(paths[1], "sentence-1k")["s2s"]["r5"]
 
 
 def test_a_repeated_row_is_filled_in_both_tables(result: Results) -> None:
@@ -210,10 +239,47 @@ def test_figures_of_another_data_set_are_shown_without_differences(result: Resul
     assert list(table["our_dataset"]) == ["", *["demo"] * 4]
     assert set(table["dataset"]) == {"coco"}
     assert table[[name for name in table if str(name).endswith("_difference")]].isna().all(axis=None)
-    both = compared("twobranch_4", [result("twobranch", "demo", 50, 2, protocol="sentence")], "demo")
+    both = compared("twobranch_4", [result("twobranch", "demo", 1000, 2, protocol=["sentence", "sentence-1k"])], "demo")
     assert filled(both) == ["twobranch 4.f1", "twobranch 4.c1"]
     same = compared("vsepp_4", [result("vsepp_10c_rv")], "coco")
     assert same["i2t_r1_difference"].notna().any()
+
+
+def test_a_difference_is_of_the_same_test_images(result: Results, caplog: pytest.LogCaptureFixture) -> None:
+    """The two-branch paper's Flickr30K is another split than Karpathy's, and its images of COCO are known to nobody."""
+    karpathy = result("twobranch", "f30k", 1000, 2, protocol=["auto", "sentence"])
+    row = line(compared("twobranch_2", [karpathy]), "twobranch 2.b4")
+    assert (row["split"], row["our_split"], row["our_images"]) == ("entities", "karpathy", 1000)
+    assert row["i2t_r1_ours"] > 0
+    assert np.isnan(row["i2t_r1_difference"])
+    assert (
+        f"{karpathy}: no difference from twobranch 2.b4: its test images are the split 'entities', ours split 'karpathy'"
+        in (caplog.text)
+    )
+    entities = result("twobranch", "f30k_entities", 1000, 2)
+    row = line(compared("twobranch_2", [entities]), "twobranch 2.b4")
+    assert (row["dataset"], row["our_dataset"], row["our_split"]) == ("f30k", "f30k_entities", "entities")
+    assert row["i2t_r1_difference"] == pytest.approx(measured(entities, "1k")["i2t"]["r1"] - 40.5)
+    coco = result("twobranch", "coco", 5000)
+    row = line(compared("twobranch_3", [coco]), "twobranch 3.b1")
+    assert (row["split"], row["our_split"]) == ("random", "karpathy")
+    assert np.isnan(row["i2t_r1_difference"])
+    assert "its test images are drawn at random and not published, ours split 'karpathy'" in caplog.text
+
+
+def test_test_images_without_a_name_are_those_of_no_row(result: Results, edit: Callable[..., Path]) -> None:
+    few = line(compared("vsepp_4", [result("vsepp_10c_rv", n_images=1001)]), "vsepp 4.4")
+    assert (few["split"], few["our_split"]) == ("karpathy", sha256_json(list(range(1001)))[:12])
+    assert few["i2t_r1_ours"] > 0
+    assert np.isnan(few["i2t_r1_difference"])
+
+    def forget(content: dict[str, Any]) -> None:
+        del content["split_identity"]
+        content["sha256"] = content_sha256(content)
+
+    older = line(compared("vsepp_4", [edit(result("vsepp_10c_rv"), forget)]), "vsepp 4.4")
+    assert older["our_split"] == ""
+    assert np.isnan(older["i2t_r1_difference"])
 
 
 def test_the_rows_of_a_run_are_those_that_its_settings_name(result: Results) -> None:
@@ -233,9 +299,11 @@ def test_changed_settings_are_named(result: Results) -> None:
     config = settings("vsepp_10c_rv")
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == ""
+    assert (row["experiment"], row["method"], row["feature"]) == ("vsepp_10c_rv", "VSE++ (10C+rV)", "fc7_10c")
     config = settings("vsepp_10c_rv", loss={"margin": 0.1}, train={"precision": "bf16", "memory_gb": 9.0})
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", config=config)]), "vsepp 4.4")
     assert row["changed"] == "loss.margin: 0.2 -> 0.1; train.precision: fp32 -> bf16"
+    assert row["experiment"] == "vsepp_10c_rv[margin=0.1, precision=bf16]"
     config = settings("vsepp_10c_rv", "demo")
     row = line(compared("vsepp_4", [result("vsepp_10c_rv", "demo", config=config)], "demo"), "vsepp 4.4")
     assert row["changed"] == "", "what the data set's preset changes is not the user's change"
@@ -253,7 +321,7 @@ def test_results_of_other_tables_are_left_out_and_said(result: Results, caplog: 
     ):
         compared("vsepp_4", [other])
     with pytest.raises(UserError, match="its rows are the experiments none of the presets"):
-        compared("ace_1", [other])
+        compared("todnet_6", [other])
 
 
 def scale(content: dict[str, Any]) -> None:
@@ -322,7 +390,9 @@ def test_what_the_table_does_not_ask_for_is_refused_with_the_reason(result: Resu
     assert "lacks the protocol 1k, which vsepp 4.4 asks for (there is full); evaluate again with --protocol 1k" in lacking
     assert "it takes 1000 images, not 50" in refused("vsepp_4", result("vsepp_10c_rv", n_images=50))
     assert "--protocol sentence" in refused("twobranch_4", result("twobranch", "f30k"))
-    phrase = refused("twobranch_1", result("mine", "flickr30k_entities", config={"rows": ["twobranch 1.b1"]}))
+    few = refused("twobranch_4", result("twobranch", "coco", 50, 2, protocol="sentence"))
+    assert "lacks the protocol sentence-1k, which twobranch 4.c1 asks for (there is sentence); it takes 1000 images" in few
+    phrase = refused("twobranch_1", result("mine", "f30k_entities", config={"rows": ["twobranch 1.b1"]}))
     assert "lacks the protocol phrase" in phrase
 
 
@@ -347,7 +417,7 @@ def latex(folder: Path, result: Results) -> dict[str, str]:
     """Every table as LaTeX: some with figures of one seed, of several, with changed settings, of another data set."""
     result_files = {
         "vsepp_4": [result("vsepp_10c_rv", seeds=(0, 1), config=settings("vsepp_10c_rv", loss={"margin": 0.1}))],
-        "twobranch_4": [result("twobranch", "coco", 50, 2, protocol="sentence")],
+        "twobranch_4": [result("twobranch", "f30k", 50, 2, protocol="sentence")],
         "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
     }
     names = published_tables()
@@ -361,14 +431,14 @@ def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path,
     ours = measured(tmp_path / "coco_vsepp_10c_rv.json", "1k")["i2t"]["r1"]
     lines = texts["vsepp_4"].splitlines()
     k = next(k for k, text in enumerate(lines) if text.startswith("4.4 & VSE++ & 10C+rV & coco & 1k & 51.3 & 82.2"))
-    assert lines[k + 1].startswith(" & ours: vsepp\\_10c\\_rv & seeds 0 1, changed settings & coco & 1k & ")
+    assert lines[k + 1].startswith(" & ours: VSE++ (10C+rV)[margin=0.1] & seeds 0 1, changed settings & coco & 1k & ")
     assert f"& {ours['mean']:.1f} $\\pm$ {ours['std']:.1f} &" in lines[k + 1]
     sign = "$-$" if ours["mean"] < 51.3 else "+"
     assert lines[k + 2].startswith(f" & difference &  &  &  & {sign}{abs(ours['mean'] - 51.3):.1f} & ")
     assert lines[k + 3].startswith("4.5 & Order++")
     assert "% vsepp 4.4: Faghri et al., BMVC 2018, Table 4, row 4.4" in lines
     assert "ours: my\\_100\\%\\_\\&\\_best & seed 0 & coco" in texts["todnet_1"]
-    assert "ours: twobranch & seed 0 & coco & sentence, 50 images & " in texts["twobranch_4"]
+    assert "ours: Embedding Network & seed 0 & f30k & sentence, 50 images & " in texts["twobranch_4"]
     assert "difference" not in texts["twobranch_4"]
     assert "& 51.05 & 70.30 & 75.04 \\\\" in texts["twobranch_1"], "as many digits as were printed"
     for text in texts.values():
@@ -383,25 +453,23 @@ def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path,
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles(tmp_path: Path, result: Results) -> None:
     names = list(latex(tmp_path, result))
-    lines = ["\\documentclass{article}", "\\usepackage[landscape,paperwidth=30in]{geometry}", "\\usepackage{booktabs}"]
+    lines = ["\\documentclass{article}", "\\usepackage{booktabs,graphicx}"]
     lines += ["\\begin{document}", *(f"\\noindent\\input{{{name}.tex}}\n\\par" for name in names), "\\end{document}"]
     (tmp_path / "all.tex").write_text("\n".join(lines))
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace", check=False)
     assert done.returncode == 0, done.stdout[-3000:]
+    assert "Overfull \\hbox" not in done.stdout, "wider than the page"
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 
-def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(
-    tmp_path: Path, result: Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(tmp_path: Path, result: Results) -> None:
     (tmp_path / "experiments").mkdir()
-    (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.2"]}))
-    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
-    assert filled(compared("ace_1", [result("mine")])) == ["ace 1.2"]
+    (tmp_path / "experiments" / "mine.yaml").write_text(yaml.dump({"extends": "vsepp", "rows": ["ace 1.3"]}))
+    assert filled(compared("ace_1", [result("mine")])) == ["ace 1.3"]
 
 
-def test_a_difference_within_our_interval_is_marked(tmp_path: Path) -> None:
+def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Results) -> None:
     (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
     target = printed.metrics["i2t_r1"]
     assert target is not None

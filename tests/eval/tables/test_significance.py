@@ -99,6 +99,20 @@ def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.Capture
     assert "% demo: paired bootstrap (interval) and randomisation test" in text
 
 
+def test_without_a_file_to_write_the_table_is_printed(
+    models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [str(compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
+    for files, start in ((pairs[1:], "| protocol | way | figure"), (pairs, "| models")):
+        with pytest.raises(SystemExit) as stop:
+            table_main(["significance", *files])
+        assert stop.value.code == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith(start)
+        assert len([line for line in lines if line.startswith("| ")]) == 2 + 12 * len(files)
+    assert any(line.startswith("| demo vsepp - vse0 ") for line in lines)
+
+
 def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     written = compare(models[:2], samples=100)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.train.losses.slow_losses import RANKING, ranking_loss, slow_query
+from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.losses.ranking import Ranking, RankingLoss, negative_pairs
 
 DTYPES = [torch.float32, torch.float64]
@@ -50,6 +51,15 @@ def slow_cost(loss: RankingLoss, ranking: Ranking) -> Tensor:
             loss, row[positive], [score for score, is_negative in zip(row, counts, strict=True) if is_negative]
         )
     return total
+
+
+def test_negatives_that_tie_for_the_hardest_share_the_gradient() -> None:
+    """The reference takes one of them; the loss is the same."""
+    scores = torch.tensor([[0.5, 0.4, 0.4, 0.1]], dtype=torch.float64, requires_grad=True)
+    ranking = Ranking(scores, torch.tensor([0]), torch.tensor([[False, True, True, True]]))
+    loss, gradient = with_gradient(MaxOfHinges().cost(*ranking), scores)
+    assert loss.item() == pytest.approx(0.2 - 0.5 + 0.4)
+    assert gradient.tolist() == [[-1.0, 0.5, 0.5, 0.0]]
 
 
 def with_gradient(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

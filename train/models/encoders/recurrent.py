@@ -40,7 +40,11 @@ class RecurrentSettings(EncoderSettings):
 
 
 class Gru(RecurrentSettings):
-    """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, Eq. 2 and section 3)."""
+    """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, section 3).
+
+    The paper's Eq. 2 projects that state, g(c) = W_g psi(c); the authors' code has no such projection, and neither has this
+    unless ``head`` is one, such as ``head: { widths: [1024] }``.
+    """
 
     name: Literal["gru"] = "gru"
     network: ClassVar = nn.GRU
