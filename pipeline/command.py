@@ -10,6 +10,7 @@ from contextlib import suppress
 import click
 
 from vse.pipeline.errors import Interrupted, UserError
+from vse.pipeline.plain_text import printable
 
 
 def entry_point(command: click.Command) -> Callable[..., None]:
@@ -43,7 +44,7 @@ class _Echo(logging.Handler):
     """Write log lines to the current standard error, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+        click.echo(printable(self.format(record)), err=True)
 
 
 def _log_to_stderr() -> None:
@@ -54,5 +55,5 @@ def _log_to_stderr() -> None:
 
 
 def _fail(command: click.Command, message: str) -> None:
-    click.echo(f"{command.name}: error: {' '.join(message.split())}", err=True)
+    click.echo(f"{command.name}: error: {printable(message)}", err=True)
     sys.exit(2)

@@ -21,6 +21,7 @@ from vse.eval.files.results import (
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
+from vse.pipeline.plain_text import csv_cell, printable
 
 _DESCRIBED = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
@@ -71,20 +72,23 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
-    return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+    texts = {name: column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
 def as_latex(lines: Sequence[Sequence[object]], titles: Sequence[tuple[str, str]], n_texts: int, notes: Sequence[str]) -> str:
     """Lines under two rows of titles (one if the first is blank), for booktabs; the first ``n_texts`` columns are texts.
 
-    ``notes`` become comments above.
+    ``notes`` become comments above. Texts may come from data: each stays on its line, and is escaped.
     """
+    lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    titles = [(printable(group), printable(title)) for group, title in titles]
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
     aligned = "l" * n_texts + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
-    comments = [f"% {note}" for note in notes if note]
+    comments = [f"% {printable(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
     return "\n".join(["% \\usepackage{booktabs}", *comments, text])
