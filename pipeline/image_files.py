@@ -22,9 +22,9 @@ class BadImage(UserError):
 
 def read_bytes(path: Path) -> bytes:
     """Bytes of an image file; :class:`BadImage` if it is not there, or is not a plain file."""
-    if not path.is_file():
-        raise BadImage(f"{path}: no such image file")
     try:
+        if not path.is_file():
+            raise BadImage(f"{path}: no such image file")
         return path.read_bytes()
     except OSError as error:
         raise BadImage(f"{path}: {error.strerror}") from None

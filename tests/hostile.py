@@ -6,30 +6,47 @@ import io
 import json
 import os
 import signal
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
+Command = Callable[[list[str]], None]
 LONGEST = 2000  # characters of a line: a few lines of a terminal
 PATIENCE = 120  # seconds, after which a command hangs
 
 
-def refused(command: Callable[[list[str]], None], *arguments: object) -> str:
+def refused(command: Command, *arguments: object) -> str:
     """The one line with which a command refuses what it is given; anything else fails the test."""
+    error = refused_or_done(command, *arguments)
+    assert error is not None, "the command takes it"
+    return error
+
+
+def refused_or_done(command: Command, *arguments: object) -> str | None:
+    """The one line with which a command refuses what it is given, or None if it takes it; no third way is allowed."""
     stdout, stderr = io.StringIO(), io.StringIO()
     with hanging_is_an_error(), redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as stop:
         command([str(argument) for argument in arguments])
     lines = stderr.getvalue().splitlines()
+    if stop.value.code == 0:
+        return None
     errors = [line for line in lines if "error:" in line]
     assert stop.value.code == 2, stderr.getvalue()[-LONGEST:]
     assert errors == lines[-1:], "there is one line of error, and it is the last"
     assert len(errors[0]) <= LONGEST
-    assert errors[0].isprintable(), "what was read is not obeyed by the terminal"
+    assert not obeyed(errors[0]), "what was read is not obeyed by the terminal"
     assert not stdout.getvalue()
     return errors[0]
+
+
+def obeyed(line: str) -> list[str]:
+    """The characters of a line that a terminal would obey."""
+    return [c for c in line if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in "\u202a\u202b\u202d\u202e\u2066"]
 
 
 @contextmanager
@@ -124,3 +141,32 @@ def spoilt_json(path: Path, keys: tuple[str | int, ...], value: Any) -> Path:
         place[keys[-1]] = value
     path.write_text(json.dumps(content))
     return path
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from([*WRONG_VALUES.values()]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def places(content: Any, keys: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """The keys that lead to every value of JSON content."""
+    if keys:
+        yield keys
+    inner = content.items() if isinstance(content, dict) else enumerate(content[:2]) if isinstance(content, list) else ()
+    for key, value in inner:
+        yield from places(value, (*keys, key))
+
+
+@st.composite
+def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
+    """The content of a file with a few bytes changed, a piece taken out, or its end cut off."""
+    how = draw(st.sampled_from(["change", "take out", "cut"]))
+    start = draw(st.integers(0, len(content) - 1))
+    if how == "cut":
+        return content[:start]
+    if how == "take out":
+        return content[:start] + content[start + draw(st.integers(1, 64)) :]
+    patch = draw(st.binary(min_size=1, max_size=8))
+    return content[:start] + patch + content[start + len(patch) :]

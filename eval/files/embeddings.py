@@ -23,6 +23,7 @@ from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddi
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
+from vse.pipeline.hdf5_files import open_hdf5, own_data
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _SCORES = ("scores", "scores_i2t", "scores_t2i")
@@ -164,14 +165,12 @@ def read_embeddings(path: Path) -> Embeddings:
 
     Matrices that lie in the file as one piece of float32 are mapped, so that they may be larger than memory.
     """
-    try:
-        with h5py.File(path, "r") as file:
-            items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
-            arrays = {name: _array(path, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
-            stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
-    except OSError as error:
-        reason = "no such file" if not path.exists() else f"not a readable HDF5 file ({error})"
-        raise UserError(f"{path}: {reason}") from None
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    with open_hdf5(path, "a readable HDF5 file of embeddings") as file:
+        items = {name: own_data(file, name) for name in (*_IDS, "coco_ids", *_MATRICES)}
+        arrays = {name: _array(path, item) for name, item in items.items() if item is not None}
+        stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
     attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
