@@ -111,7 +111,10 @@ def read_record(path: Path) -> Shard | None:
         return None
     content = read_json(record)
     try:
-        return TypeAdapter(Shard).validate_python(content)
+        shard = TypeAdapter(Shard).validate_python(content)
+        if not all(type(item.get("id")) is int for item in shard.skipped):
+            raise ValueError("images that were left out lack their ids")
+        return shard
     except ValueError:
         raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
 
