@@ -10,6 +10,7 @@ from vse.eval.defaults import COMPARED, PROTOCOLS, QUERIES, SAMPLES, TABLES, pub
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
+from vse.pipeline.plain_text import printable
 
 _FILE = click.Path(path_type=Path)
 
@@ -67,7 +68,7 @@ def eval_command(
         lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
     *for_people, last = lines
     for line in for_people:
-        click.echo(line, err=out is not None or comparing)
+        click.echo(printable(line), err=out is not None or comparing)
     click.echo(last)
 
 

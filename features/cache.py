@@ -35,6 +35,10 @@ from vse.features.shards import (
 )
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
+from vse.pipeline.input_files import is_name, is_path, reading
+
+_ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
 _OF_ROWS = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
@@ -183,7 +187,7 @@ def open_cache(path: Path) -> FeatureCache:
         feature=attributes["feature"],
         kind=attributes["kind"],
         key=attributes["key"],
-        provenance=json.loads(attributes["provenance"]),
+        provenance=attributes["provenance"],
         captions=path.parent / attributes["captions"],
         ids=ids,
         offsets=offsets,
@@ -237,7 +241,7 @@ def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, ski
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)
         file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
-        with h5py.File(files[0], "r", locking=False) as first:
+        with open_hdf5(files[0], "a readable shard") as first:
             names = [name for name in ("features", *RAGGED, *PER_ROW) if name in first]
             if "offsets" in first:
                 file.create_dataset("offsets", data=_joined_offsets([read_rows(f, "offsets")[0] for f in files]))
@@ -249,9 +253,10 @@ def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, ski
 def _virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
     shapes = []
     for path in shards:
-        with h5py.File(path, "r", locking=False) as shard:
-            shapes.append(shard[name].shape)
-            dtype = shard[name].dtype
+        with open_hdf5(path, "a readable shard") as shard:
+            data = required_data(shard, name)
+            shapes.append(data.shape)
+            dtype = data.dtype
     row_shape = max(shapes)[1:]  # a shard without rows may not know it
     layout = h5py.VirtualLayout(shape=(sum(shape[0] for shape in shapes), *row_shape), dtype=dtype)
     start = 0
@@ -268,24 +273,55 @@ def _joined_offsets(parts: Sequence[Ids]) -> Ids:
 
 
 def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, ...], np.dtype[Any]]:
-    if not path.is_file():
+    if not path.exists():
         raise UserError(f"{path}: no such feature cache; make it with vse-extract or snakemake --cores all {path}")
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            attributes = dict(file.attrs.items())
-            if attributes.get("format") != FORMAT or attributes.get("version") != VERSION:
-                raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
-            missing = {"dataset", "feature", "kind", "key", "captions", "provenance"} - attributes.keys()
-            if missing:
-                raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
-            arrays = {name: file[name][:] for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
-            arrays.setdefault("skipped_ids", np.empty(0, np.int64))
-            json.loads(attributes["provenance"])
-            if "sources" not in file or not isinstance(file["features"], h5py.Dataset):
-                raise KeyError("features or sources")
-            return attributes, arrays, file["features"].shape, file["features"].dtype
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a readable feature cache ({error})") from None
+    with open_hdf5(path, "a readable feature cache") as file:
+        attributes = {name: file.attrs[name] for name in ("format", "version", *_ATTRIBUTES) if name in file.attrs}
+        if str(attributes.get("format")) != FORMAT or str(attributes.get("version")) != str(VERSION):
+            raise UserError(f"{path}: not a feature cache of version {VERSION} (format {attributes.get('format')!r})")
+        missing = set(_ATTRIBUTES) - attributes.keys()
+        if missing:
+            raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
+        attributes["provenance"] = json.loads(attributes["provenance"])
+        _check_attributes(attributes)
+        arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
+        arrays.setdefault("skipped_ids", np.empty(0, np.int64))
+        _check_offsets(arrays.get("offsets"))
+        required_data(file, "sources")
+        features = required_data(file, "features", virtual=True)
+        if features.ndim < 2 or features.dtype not in (np.float16, np.float32):
+            raise ValueError(f"its features are {features.dtype} {features.shape}")
+        return attributes, arrays, features.shape, features.dtype
+
+
+def _check_attributes(attributes: Mapping[str, Any]) -> None:
+    """:class:`ValueError` names an attribute that is not what caches have; some become parts of paths."""
+    provenance = attributes["provenance"]
+    fits = {
+        "dataset": is_name(attributes["dataset"]),
+        "feature": is_name(attributes["feature"]),
+        "kind": attributes["kind"] in ("image", "text") if isinstance(attributes["kind"], str) else False,
+        "key": isinstance(attributes["key"], str),
+        "captions": is_path(attributes["captions"]),
+        "provenance": isinstance(provenance, dict)
+        and all(isinstance(provenance.get(name, {}), dict) for name in ("config", "counts")),
+    }
+    for name, fit in fits.items():
+        if not fit:
+            raise ValueError(f"its attribute {name} is not that of a cache")
+
+
+def _integers(file: h5py.File, name: str) -> Ids:
+    data = required_data(file, name)
+    if data.ndim != 1 or data.dtype.kind != "i":
+        raise ValueError(f"its {name} are {data.dtype} {data.shape}")
+    values: Ids = data[:].astype(np.int64)
+    return values
+
+
+def _check_offsets(offsets: Ids | None) -> None:
+    if offsets is not None and (not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any()):
+        raise ValueError("its offsets do not ascend from 0")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
@@ -293,11 +329,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     file = shards_folder(path) / "manifest.json"
     manifest: dict[str, Any] = read_json(file)
     try:
-        entries = [(e["file"], e["sha256"], e["bytes"], e["rows"]) for e in manifest["shards"]]
-        fields = [manifest["key"], manifest["shard_key"], *entries]
+        texts = [manifest["key"], manifest["shard_key"], *(entry["sha256"] for entry in manifest["shards"])]
+        counts = [entry[name] for entry in manifest["shards"] for name in ("bytes", "rows")]
+        files = [entry["file"] for entry in manifest["shards"]]
+        sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
+        sound = sound and bool(files) and all(map(is_name, files))
     except (TypeError, KeyError):
-        fields = []
-    if not fields:
+        sound = False
+    if not sound:
         raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
     return manifest
 
@@ -310,25 +349,30 @@ def _locate(
         raise UserError(f"{path}: this shard is missing; {again}: only what is missing is made")
     if path.stat().st_size != entry["bytes"]:
         raise UserError(f"{path}: {path.stat().st_size} bytes, {entry['bytes']} expected; delete it and extract it again")
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            if file.attrs["key"] != key:
-                raise UserError(f"{path}: made with other settings than the cache; run the same extraction again")
-            features, rows = file["features"], entry["rows"]
-            n_vectors = int(file["offsets"][-1]) if ragged else rows
-            other = n_vectors and (features.shape != (n_vectors, *shape[1:]) or features.dtype != dtype)
-            if other or len(file["ids"]) != rows:
-                raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
-            return {name: _stored(path, file[name]) for name in ("features", *RAGGED, *PER_ROW) if name in file}
-    except (OSError, KeyError) as error:
-        raise UserError(f"{path}: not a readable shard ({error}); delete it and extract it again") from None
+    with reading(path, "a readable shard; delete it and extract it again"), h5py.File(path, "r", locking=False) as file:
+        if file.attrs["key"] != key:
+            raise UserError(f"{path}: made with other settings than the cache; run the same extraction again")
+        features, rows = required_data(file, "features"), entry["rows"]
+        n_vectors = int(_integers(file, "offsets")[-1]) if ragged else rows
+        other = n_vectors and (features.shape != (n_vectors, *shape[1:]) or features.dtype != dtype)
+        if other or len(required_data(file, "ids")) != rows:
+            raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
+        lengths = {"features": n_vectors, **dict.fromkeys(RAGGED, n_vectors), **dict.fromkeys(PER_ROW, rows)}
+        stored = {name: _stored(path, data) for name in lengths if (data := own_data(file, name)) is not None}
+        wrong = [name for name, array in stored.items() if len(array.shape) < 1 or array.shape[0] != lengths[name]]
+        if wrong:
+            raise ValueError(f"its {wrong[0]} are of shape {stored[wrong[0]].shape} for {lengths[wrong[0]]} rows")
+        return stored
 
 
 def _stored(path: Path, data: h5py.Dataset) -> Stored:
     offset = data.id.get_offset()
     if offset is None and data.size:
         raise UserError(f"{path}: its {data.name[1:]} are not contiguous; delete it and extract it again")
-    return Stored(path, offset or 0, data.shape, data.dtype)
+    stored = Stored(path, offset or 0, data.shape, data.dtype)
+    if stored.offset + stored.nbytes > path.stat().st_size:
+        raise UserError(f"{path}: its {data.name[1:]} end after the file; delete it and extract it again")
+    return stored
 
 
 def _write_failures(cache: Path, skipped: Sequence[Mapping[str, Any]]) -> None:

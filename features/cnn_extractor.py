@@ -16,6 +16,7 @@ from vse.features.crops import crops_of, normalized
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.pipeline.errors import UserError
+from vse.pipeline.input_files import reading
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):
@@ -91,10 +92,12 @@ def rebuild_extractor(
     settings = made.get("config", {})
     if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
-    weights = "random" if trained else made["weights"]
-    config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)
+    with reading(cache.path, "a cache of a CNN's vectors, by its provenance"):
+        weights = "random" if trained else made["weights"]
+        expected = made.get("weights_sha256")
+        config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)
     extractor = CnnExtractor(config, weights_dir, device)
-    if not trained and extractor.weights_sha256 != made["weights_sha256"]:
+    if not trained and extractor.weights_sha256 != expected:
         raise UserError(
             f"{cache.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
         )

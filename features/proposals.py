@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +14,8 @@ from vse.features.cache import open_cache
 from vse.features.rows import FORMAT
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
+from vse.pipeline.hdf5_files import open_hdf5, required_data
+from vse.pipeline.input_files import reading
 
 Floats = NDArray[np.float32]
 _LOCK = threading.Lock()  # selective search draws from the C library's one generator
@@ -131,25 +132,24 @@ def opencv() -> Any:
 
 def _from_json(path: Path) -> dict[int, Floats]:
     content = read_json(path)
-    try:
+    with reading(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
         return {int(identity): np.asarray(boxes, np.float32).reshape(-1, 4) for identity, boxes in content.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f'{path}: needs {{"<image id>": [[x1, y1, x2, y2], ...]}} ({error})') from None
 
 
 def _from_hdf5(path: Path) -> dict[int, Floats]:
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            of_cache = file.attrs.get("format") == FORMAT
-            if not of_cache:
-                ids, offsets, boxes = file["ids"][:], file["offsets"][:], np.asarray(file["boxes"][:], np.float32)
-    except (OSError, KeyError) as error:
-        raise UserError(f"{path}: no boxes to be read from it ({error})") from None
+    with open_hdf5(path, "a file that boxes can be read from") as file:
+        of_cache = str(file.attrs.get("format")) == FORMAT
+        if not of_cache:
+            ids, offsets, boxes = (required_data(file, name)[:] for name in ("ids", "offsets", "boxes"))
+            boxes = np.asarray(boxes, np.float32)
+            if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (ids, offsets)):
+                raise ValueError("its ids and offsets must be 1-D integer arrays")
     if of_cache:
         cache = open_cache(path)
         if cache.offsets is None or any("boxes" not in shard for shard in cache.shards):
             raise UserError(f"{path}: a cache without boxes")
         ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].map() for shard in cache.shards])
-    if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes):
+    ascending = len(offsets) and offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all()
+    if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes) or not ascending:
         raise UserError(f"{path}: {len(ids)} ids, {len(offsets)} offsets and {len(boxes)} boxes do not fit together")
     return {int(i): boxes[start:end] for i, start, end in zip(ids, offsets[:-1], offsets[1:], strict=True)}

@@ -16,10 +16,12 @@ from typing import Any
 import h5py
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from vse.features.rows import FORMAT, VERSION, Identity, Rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, write_bytes, write_json
+from vse.pipeline.hdf5_files import open_hdf5, required_data
 from vse.pipeline.presets import changed_fields
 
 RAGGED = ("boxes", "scores")  # beside features: one entry per region
@@ -110,15 +112,18 @@ def read_record(path: Path) -> Shard | None:
         return None
     content = read_json(record)
     try:
-        return Shard(**{**content, "identity": Identity(**content["identity"])})
-    except (TypeError, KeyError):
+        shard = TypeAdapter(Shard).validate_python(content)
+        if not all(type(item.get("id")) is int for item in shard.skipped):
+            raise ValueError("images that were left out lack their ids")
+        return shard
+    except ValueError:
         raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
 
 
 def read_rows(path: Path, *names: str) -> list[NDArray[Any]]:
     """Whole datasets of a shard or a cache. No lock is asked for, so that read-only file systems will do."""
-    with h5py.File(path, "r", locking=False) as file:
-        return [file[name][:] for name in names]
+    with open_hdf5(path, "a readable shard or cache") as file:
+        return [required_data(file, name)[:] for name in names]
 
 
 def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:

@@ -11,7 +11,11 @@ import click
 
 import vse
 from vse.pipeline.errors import Interrupted, UserError
+from vse.pipeline.input_files import reason_of
+from vse.pipeline.plain_text import printable
 from vse.pipeline.provenance import running
+
+_LONGEST = 1500  # characters of an error, a few lines of a terminal
 
 
 def entry_point(command: click.Command) -> Callable[..., None]:
@@ -33,6 +37,12 @@ def entry_point(command: click.Command) -> Callable[..., None]:
             _fail(command, error.format_message())
         except UserError as error:
             _fail(command, str(error))
+        except OSError as error:  # a full disk, a missing permission, a name that is too long
+            if error.errno is None:
+                raise
+            _fail(command, ": ".join(str(part) for part in (error.filename, error.strerror) if part))
+        except MemoryError as error:
+            _fail(command, f"not enough memory ({reason_of(error)})")
         except Interrupted as stop:
             with suppress(OSError):  # Ctrl-C may have ended the program that reads our output, too
                 click.echo(f"{command.name}: {stop}", err=True)
@@ -49,7 +59,7 @@ class _Echo(logging.Handler):
     """Write log lines to the current standard error, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(self.format(record), err=True)
+        click.echo(printable(self.format(record)), err=True)
 
 
 def _log_to_stderr() -> None:
@@ -60,5 +70,8 @@ def _log_to_stderr() -> None:
 
 
 def _fail(command: click.Command, message: str) -> None:
-    click.echo(f"{command.name}: error: {' '.join(message.split())}", err=True)
+    text = printable(message)
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    click.echo(f"{command.name}: error: {text}", err=True)
     sys.exit(2)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 class Settings(BaseModel):
     """A frozen group of settings; an unknown key is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     renamed: ClassVar[Mapping[str, str]] = {}  # settings that have another name now: model.order_form, for example
 
 

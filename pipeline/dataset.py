@@ -15,6 +15,7 @@ from typing import Any
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import read_json_and_sha256
+from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
 from vse.pipeline.phrases import Phrase, read_phrases
 from vse.pipeline.vocabulary import tokenize
 
@@ -86,13 +87,16 @@ def load_dataset_file(path: Path) -> Dataset:
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
-    if not isinstance(name, str) or not name:
-        raise UserError(f"{path}: 'dataset' must name the data set")
+    if not is_name(name):
+        raise UserError(
+            f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {LONGEST_NAME} bytes, "
+            "without slashes, control characters or a dot in front"
+        )
     try:
         entries = content.pop("images")[::-1]
         images = tuple(_image(path, entries.pop()) for _ in range(len(entries)))  # each entry is freed once it is read
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {error!r}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {reason_of(error)}") from None
     if not images:
         raise UserError(f"{path}: no images")
     _unique(path, "imgid", (image.imgid for image in images))
@@ -128,8 +132,11 @@ def _share_words(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _image(path: Path, entry: dict[str, Any]) -> Image:
-    imgid = int(entry["imgid"])
-    file = Path(entry.get("filepath") or "", entry["filename"])
+    imgid = _id(entry, "imgid")
+    folder, name = entry.get("filepath") or "", entry["filename"]
+    if not is_path(folder) or not is_path(name) or not name:
+        raise UserError(f"{path}: image {imgid}: 'filename' and 'filepath' must name a file")
+    file = Path(folder, name)
     if file.is_absolute() or ".." in file.parts:
         raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
     if entry["split"] not in SPLITS:
@@ -137,13 +144,15 @@ def _image(path: Path, entry: dict[str, Any]) -> Image:
     captions = tuple(_caption(path, imgid, sentence) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
         raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
-    cocoid = int(entry["cocoid"]) if entry.get("cocoid") is not None else None
+    cocoid = _id(entry, "cocoid") if entry.get("cocoid") is not None else None
     return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
 
 
 def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
-    sentid, raw = int(sentence["sentid"]), str(sentence["raw"])
-    if int(sentence.get("imgid", imgid)) != imgid:
+    sentid, raw = _id(sentence, "sentid"), sentence["raw"]
+    if not isinstance(raw, str):
+        raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
+    if sentence.get("imgid", imgid) != imgid:
         raise UserError(f"{path}: caption {sentid} lies under image {imgid} but says image {sentence['imgid']}")
     tokens = sentence["tokens"] if "tokens" in sentence else tokenize(raw)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
@@ -152,6 +161,13 @@ def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
         raise UserError(f"{path}: caption {sentid} of image {imgid} is empty")
     phrases = read_phrases(sentence.get("phrases"), len(tokens), f"{path}: caption {sentid}")
     return Caption(sentid, imgid, raw, tuple(tokens), phrases)
+
+
+def _id(entry: dict[str, Any], key: str) -> int:
+    value = entry[key]
+    if type(value) is not int:
+        raise ValueError(f"{key} must be an integer")
+    return value
 
 
 def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import math
 import os
+import re
 import stat
 import tempfile
 import time
@@ -15,9 +17,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.input_files import reading
 from vse.pipeline.locks import PLACE, is_locked, lock
 from vse.pipeline.read_once import ReadOnce
 
+_LARGEST = 2**63 - 1
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ABANDONED = 24 * 3600  # seconds without a change after which a temporary file of a writer elsewhere counts as abandoned
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -116,11 +121,33 @@ def read_json_and_sha256(path: Path, object_hook: Callable[[dict[str, Any]], Any
 
 
 def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The content of a JSON file that was read from ``path``; :class:`UserError` if it is not JSON."""
-    try:
-        return json.loads(content.decode(), object_hook=object_hook)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error})") from None
+    """The content of a JSON file that was read from ``path``; :class:`UserError` if it is not JSON.
+
+    Nor is what Python alone takes for JSON: NaN, infinities, numbers that become infinite, integers beyond 64 bits, and half a
+    surrogate pair, which is no text.
+    """
+    with reading(path, "valid JSON"):
+        text = content.decode()
+        parsed = json.loads(text, object_hook=object_hook, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(parsed, ensure_ascii=False).encode()
+        return parsed
+
+
+def _integer(text: str) -> int:
+    """An integer of JSON; :class:`ValueError` if no array could hold it."""
+    number = int(text)
+    if abs(number) > _LARGEST:
+        raise ValueError(f"the integer {text} is beyond 64 bits")
+    return number
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; :class:`ValueError` if it is none, or too large."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def sha256_file(path: Path) -> str:

@@ -18,12 +18,17 @@ from typing import Any
 import yaml
 
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.input_files import LONGEST_NAME, check_input, is_name, reading
 
 try:
     from yaml import CSafeLoader as SafeLoader  # of libyaml: ten times as fast
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
+_MOST_NODES = 100_000  # of a YAML text, those that aliases repeat counted each time
+_LARGEST = 2**63 - 1
+_DEEPEST = 50  # nested lists and mappings
+_MOST_LAYERS = 50  # presets that extend one another
 _OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
 
 
@@ -53,6 +58,8 @@ def described_presets(kind: str) -> list[tuple[str, str]]:
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
     """The settings of a preset as layers: first those of what it ``extends`` in the end, last its own."""
     preset = _find(kind, name)
+    if len(extended_by) > _MOST_LAYERS:
+        raise UserError(f"{preset.path}: extends more than {_MOST_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
         raise UserError(f"{preset.path}: extends itself ({' -> '.join(p.name for p in (*extended_by, preset))})")
     own = {**deepcopy(dict(preset.settings)), "name": preset.name}
@@ -67,10 +74,43 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; a key that is given twice in one mapping is an error."""
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    check_input(path)
+    with reading(path, "valid YAML"):
+        return parse_yaml(path.read_text(encoding="utf-8"))
+
+
+def parse_yaml(text: str) -> Any:
+    """The content of a YAML text; any :class:`Exception` says that there is none.
+
+    Its size and depth are bounded before anything is built: aliases of aliases can stand for billions of nodes.
+    """
+    _check_size(text)
+    return yaml.load(text, _Loader)
+
+
+def _check_size(text: str) -> None:
+    sizes: dict[str, int] = {}  # of the nodes that aliases may name
+    opened: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in sizes:
+                problem = f"the alias {event.anchor!r} names nothing before it"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            total += sizes[event.anchor]
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                opened.append((event.anchor, total))
+            elif event.anchor is not None:
+                sizes[event.anchor] = 1
+            total += 1
+        if total > _MOST_NODES or len(opened) > _DEEPEST:
+            limit = f"more than {_MOST_NODES} values" if total > _MOST_NODES else f"nested deeper than {_DEEPEST} levels"
+            raise yaml.YAMLError(f"{limit}, aliases counted as what they stand for")
 
 
 class _Loader(SafeLoader):
@@ -81,7 +121,22 @@ class _Loader(SafeLoader):
                 if key.value in given:
                     raise yaml.MarkedYAMLError(problem=f"{key.value!r} is given twice", problem_mark=key.start_mark)
                 given.add(key.value)
-        return super().construct_mapping(node, deep)
+        content = super().construct_mapping(node, deep)
+        others = [key for key in content if not isinstance(key, str)]
+        if others:
+            problem = f"the key {others[0]} is no text; put it in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        return content
+
+
+def _integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
+    number: int = loader.construct_yaml_int(node)
+    if abs(number) > _LARGEST:
+        raise yaml.MarkedYAMLError(problem="an integer beyond 64 bits", problem_mark=node.start_mark)
+    return number
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def _folders(kind: str) -> list[Path]:
@@ -136,9 +191,12 @@ def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
         return {path.stem: Preset(path.stem, path, content)}
     family = content["presets"]
     if len(content) > 1:
-        raise UserError(
-            f"{path}: a file with presets: has nothing beside them, so {sorted(content.keys() - {'presets'})} is wrong"
-        )
+        others = sorted(str(key) for key in content if key != "presets")
+        raise UserError(f"{path}: a file with presets: has nothing beside them, so {others} is wrong")
     if not isinstance(family, dict) or not all(isinstance(settings or {}, dict) for settings in family.values()):
         raise UserError(f"{path}: presets: is a YAML mapping of names to settings")
+    wrong = [name for name in family if not is_name(name)]
+    if wrong:
+        what = f"a text of at most {LONGEST_NAME} bytes, without slashes or a dot in front"
+        raise UserError(f"{path}: {wrong[0]!r} is not the name of a preset: {what}")
     return {str(name): Preset(str(name), path, settings or {}) for name, settings in family.items()}

@@ -10,7 +10,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.config import DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
@@ -18,7 +17,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.parts import Registry, default_part, group_of, registry_of
 from vse.pipeline.preset_files import described_presets as described_presets
 from vse.pipeline.preset_files import known_presets as known_presets
-from vse.pipeline.preset_files import preset_layers, read_yaml
+from vse.pipeline.preset_files import parse_yaml, preset_layers, read_yaml
 
 _Schema = TypeVar("_Schema", bound=Settings)
 _FIXED = ("name", "extractor")  # of a preset as a whole: no setting
@@ -102,8 +101,8 @@ def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence
         if not equals:
             raise UserError(f"--set takes key=value, got {item!r}")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = parse_yaml(text)
+        except Exception:  # odd dates and endless integers are others than YAML's own
             raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for name in reversed(key.split(".")):
             value = {name: value}

@@ -11,6 +11,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.input_files import check_input
 
 
 class ReadOnce:
@@ -22,7 +23,7 @@ class ReadOnce:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = check_input(path)
         try:  # without waiting: a FIFO would have it wait for a writer
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ import click
 
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
+from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
@@ -205,7 +206,7 @@ def search_command(
     )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
-        click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.photo or hit.image_id), *caption]))
+        click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
     if html is not None:
         log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
 

@@ -25,6 +25,8 @@ from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddi
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
+from vse.pipeline.hdf5_files import own_data
+from vse.pipeline.input_files import reading
 from vse.pipeline.read_once import ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
@@ -181,14 +183,11 @@ def read_embeddings(path: Path) -> Embeddings:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     source = ReadOnce(path)
-    try:
-        with h5py.File(source.stream, "r") as file:
-            items = {name: file.get(name) for name in (*_IDS, "coco_ids", *_MATRICES)}
-            arrays = {name: _array(source, item) for name, item in items.items() if isinstance(item, h5py.Dataset)}
-            stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
-            content_sha256 = file.attrs.get(SUM)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:  # h5py's of a damaged file
-        raise UserError(f"{path}: not a readable HDF5 file ({error})") from None
+    with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
+        items = {name: own_data(file, name, path=path) for name in (*_IDS, "coco_ids", *_MATRICES)}
+        arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
+        stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
+        content_sha256 = file.attrs.get(SUM)
     attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}

@@ -22,6 +22,7 @@ from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
 from vse.eval.tables.names import ABOUT, described
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
+from vse.pipeline.plain_text import csv_cell, printable
 
 _DESCRIBED = (
     "dataset",
@@ -95,7 +96,8 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
-    return write_text(out, table.to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+    texts = {name: column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
 class Cells(NamedTuple):
@@ -118,7 +120,7 @@ def as_text(cells: Cells) -> str:
     """A table for a terminal, which is Markdown, too; the notes stand below."""
     short = {title: direction for direction, title in _DIRECTIONS.items()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
-    lines = [header, *([str(cell) for cell in line] for line in cells.lines)]
+    lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
     lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
@@ -126,23 +128,26 @@ def as_text(cells: Cells) -> str:
         " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
         for line in lines
     ]
-    notes = [note for note in cells.notes if note]
+    notes = [printable(note) for note in cells.notes if note]
     return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
 
 
 def as_latex(cells: Cells) -> str:
     """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
 
-    A table wider than the text is scaled to it; texts of more than 30 characters are broken.
+    A table wider than the text is scaled to it; texts of more than 30 characters are broken. Texts may come from data: each
+    stays on its line, and is escaped.
     """
     lines, titles, n_texts, notes = cells
+    lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    titles = [(printable(group), printable(title)) for group, title in titles]
     grouped = any(group for group, _ in titles)
     columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
     frame = pd.DataFrame(lines, columns=columns)
     long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
     aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
     text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
-    comments = [f"% {note}" for note in notes if note]
+    comments = [f"% {printable(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
     return "\n".join(["% \\usepackage{booktabs,graphicx}", *comments, _SCALED, text.rstrip("\n") + "}", ""])

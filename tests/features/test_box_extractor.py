@@ -173,9 +173,10 @@ def test_a_cache_of_given_boxes_is_refused_when_the_file_changed(demo: Path, box
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"0": [[1, 2, 3]]}', "b.json: needs"),
-        ("[1]", "b.json: needs"),
-        ('{"0": [[1, 2, 3, NaN]]}', "the boxes of image 0 are not rows of four numbers"),
+        ('{"0": [[1, 2, 3]]}', "b.json: not of the form"),
+        ("[1]", "b.json: not of the form"),
+        ('{"0": [[1, 2, 3, NaN]]}', "NaN is not a finite number"),
+        ('{"0": [[1, 2, 3, 1e39]]}', "the boxes of image 0 are not rows of four numbers"),
         ('{"0": [[200, 2, 300, 4]]}', r"image 0: the box \[200.0, 2.0, 300.0, 4.0\] .* 128 x 128"),
         ('{"0": [[9, 9, 9, 20]]}', "holds nothing of the image"),
         ("{", "not valid JSON"),

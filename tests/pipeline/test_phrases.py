@@ -61,7 +61,7 @@ FAULTS: dict[str, tuple[object, str]] = {
     "a type that is no string": (PHRASE | {"types": [3]}, "'types' must be a list of strings"),
     "boxes that are no list": (PHRASE | {"boxes": "all"}, "'boxes' must be a list of [x1, y1, x2, y2]"),
     "three numbers": (PHRASE | {"boxes": [[1, 2, 3]]}, "the box [1, 2, 3] must be four numbers, x1, y1, x2, y2"),
-    "infinity": (PHRASE | {"boxes": [[1, 2, 3, float("inf")]]}, "must be four numbers, x1, y1, x2, y2"),
+    "a number that is text": (PHRASE | {"boxes": [[1, 2, 3, "4"]]}, "must be four numbers, x1, y1, x2, y2"),
     "no width": (PHRASE | {"boxes": [[3, 2, 3, 9]]}, "the box [3, 2, 3, 9] is empty: x2 must be greater than x1"),
     "upside down": (PHRASE | {"boxes": [[1, 9, 3, 2]]}, "the box [1, 9, 3, 2] is empty: x2 must be greater than x1"),
 }

@@ -13,6 +13,7 @@ import torch
 
 from vse.pipeline.dataset import Caption
 from vse.pipeline.files import write_text
+from vse.pipeline.plain_text import csv_cell
 from vse.train.losses.base import Ranking
 from vse.train.losses.hinges import hinge_costs
 
@@ -69,5 +70,5 @@ class HardNegatives:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows([*entry[:2], f"{entry[2]:.4g}", *entry[3:]] for entry in self.finished)
+        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(csv_cell, entry[3:])] for entry in self.finished)
         write_text(path, text.getvalue())

@@ -165,3 +165,15 @@ def test_the_table_has_a_row_for_each_finding(tmp_path: Path) -> None:
     rows = list(csv.reader(content.splitlines(keepends=True)))[1:]
     assert rows == [[f"{value:.4g}" if k == 2 else str(value) for k, value in enumerate(row)] for row in listing.finished]
     assert len(rows) == 2 * 5
+
+
+def test_a_caption_is_no_formula_and_no_other_row(tmp_path: Path) -> None:
+    texts = ['=HYPERLINK("http://x")', "+1", "@SUM(1)", "a\rb"]
+    listing = HardNegatives(4, [Caption(k, k, text, ()) for k, text in enumerate(texts)])
+    pairs = torch.arange(4)
+    listing.add(1, pairs.tolist(), rankings(torch.zeros(4, 4), negative_pairs(pairs, False)), MARGIN)
+    listing.end_epoch()
+    listing.write(tmp_path / "n.csv")
+    with (tmp_path / "n.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert {row["caption"] for row in rows} == {"'" + texts[0], "'+1", "'@SUM(1)", "a\nb"}

@@ -299,3 +299,20 @@ def test_a_cache_that_was_moved_is_missed_with_the_option_that_names_it(
     assert "no feature cache " in error
     assert "with which it was trained; if it was moved, give --features" in error
     assert len(search_split(moved, "a red circle", k=2, places=RunPlaces(features=own_cache))) == 2
+
+
+def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path: Path, capsys: Any, edit: Any) -> None:
+    def spoil(content: dict[str, Any]) -> None:
+        for image in content["images"]:
+            for sentence in image["sentences"]:
+                sentence["raw"] = "a \x1b[2Jdisc\n1\t0.9\tforged\r\x07\u202e."
+
+    edit(own_cache.parent.parent / "data" / "dataset.json", spoil)
+    run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    photo = next((own_cache.parent.parent / "data" / "images").glob("*.jpg"))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        search_main([str(run), str(photo), "-k", "3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["1", "2", "3"]
+    assert all(line.split("\t")[3:] == ["a disc 1 0.9 forged ."] for line in lines)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vse.pipeline.plain_text import csv_cell, printable
+
+
+@given(text=st.text() | st.text(alphabet="\x1b[]0123456789;mHJK\x07\x9b\\ \t\r\nab"))
+def test_a_terminal_gets_one_line_and_nothing_to_obey(text: str) -> None:
+    line = printable(text)
+    assert len(line.splitlines()) <= 1
+    assert line.encode().decode() == line
+    assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in line)
+
+
+@given(text=st.lists(st.text(alphabet="abcäß犬🐕.,'-", min_size=1), min_size=1).map(" ".join))
+def test_plain_text_stays_as_it_is(text: str) -> None:
+    assert printable(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\x1b[31mred\x1b[0m dog", "ared dog"),
+        ("a \x1b]0;another title\x07dog", "a dog"),
+        ("a \x1b]8;;http://x\x1b\\dog", "a dog"),
+        ("a\x1b]never closed", "a"),
+        ("a \x9b2Jdog", "a dog"),
+        ("a\tdog\nruns\r\naway\x0b\x0c\x85\u2028\u2029now", "a dog runs away now"),
+        ("right \u202eot tfel", "right ot tfel"),
+        ("back\x08space\x7f", "backspace"),
+        ("\ud800 alone", "\ufffd alone"),
+        ("zero\x00byte", "zerobyte"),
+        ("👩\u200d🚀", "👩\u200d🚀"),
+    ],
+)
+def test_what_would_be_obeyed_goes(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", '=HYPERLINK("http://x")'])
+def test_a_cell_of_text_is_no_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+def test_a_carriage_return_ends_no_row() -> None:
+    assert (csv_cell("\r=1"), csv_cell("a\r\nb\rc")) == ("'\n=1", "a\nb\nc")
+
+
+@pytest.mark.parametrize("value", ["a - b", "x=1", "", -1.5, None, 3, True])
+def test_other_cells_stay_as_they_are(value: object) -> None:
+    assert csv_cell(value) == value
