@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -10,6 +11,8 @@ from contextlib import suppress
 import click
 
 from vse.pipeline.errors import Interrupted, UserError
+
+_HOW_TO_WAIT = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
 def entry_point(command: click.Command) -> Callable[..., None]:
@@ -20,6 +23,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
     """
 
     def main(arguments: Sequence[str] | None = None) -> None:
+        sleep_while_waiting()
         _log_to_stderr()
         try:
             code = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
@@ -37,6 +41,16 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     main.__doc__ = command.help
     return main
+
+
+def sleep_while_waiting() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the environment says how they shall wait.
+
+    By default they spin, and a thread that spins keeps its core from the one that it waits for as soon as the machine has other
+    work (``benchmarks/waiting.py``). OpenMP reads this once, when torch is loaded.
+    """
+    if not os.environ.keys() & _HOW_TO_WAIT:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 class _Echo(logging.Handler):
