@@ -46,8 +46,8 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 def sleep_while_waiting() -> None:
     """Let OpenMP's threads sleep while they wait, unless the environment says how they shall wait.
 
-    By default they spin, and a thread that spins keeps its core from the one that it waits for as soon as the machine has other
-    work (``benchmarks/waiting.py``). OpenMP reads this once, when torch is loaded.
+    By default they spin, and on a machine with other work a thread that spins keeps the one that it waits for from its core
+    (``benchmarks/waiting.py``). OpenMP reads this once, when torch is loaded.
     """
     if not os.environ.keys() & _HOW_TO_WAIT:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
