@@ -58,9 +58,12 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     first = shards.read_record(shards.shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
     path = cache.merge_shards(out, n_shards, dataset_file, ids_of(items_of(load_dataset_file(dataset_file), kind)))
-    for what, count in cache.open_cache(path).provenance["counts"].items():
+    provenance = cache.open_cache(path).provenance
+    for what, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)
+    if ", " in (devices := str(provenance.get("device", ""))):
+        log.warning("%s: its shards were computed on several devices (%s), whose vectors differ by rounding", path, devices)
     return path
 
 

@@ -34,6 +34,13 @@ settings.register_profile(
 )
 settings.load_profile("vse")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, from the commands that tests start as well, unless only the tests marked ``gpu`` run (``-m gpu``)."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
 )

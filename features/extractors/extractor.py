@@ -93,6 +93,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of ``items``; see :meth:`Extractor.extract`."""
+        from vse.features.hardware import memory_guard
+
         vectors: list[Vectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
@@ -108,7 +110,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
                 if good:
-                    vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
+                    with memory_guard("lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"):
+                        vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
             raise UserError(f"not one of {len(items)} images can be read, the first: {skipped[0]['reason']}")
@@ -144,12 +147,18 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     config: NetworkSettings
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.hardware import pick_device, versions
+        from vse.features.hardware import describe_device, pick_device, versions
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
         self.config = config
         self.device = pick_device(device)
-        self.notes = {"weights": config.weights, "seed": config.seed, "versions": {**versions(), **library}}
+        self.notes = {
+            "weights": config.weights,
+            "seed": config.seed,
+            "device": describe_device(self.device),
+            "arithmetic": config.precision,
+            "versions": {**versions(), **library},
+        }
 
 
 def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:

@@ -245,3 +245,17 @@ def test_ids_of_the_cache_that_are_not_the_shards_are_found(own_cache: Path) -> 
         file["ids"][...] = np.roll(file["ids"][:], 1)
     with pytest.raises(UserError, match="the shards' ids are not the cache's ids"):
         verify_cache(own_cache)
+
+
+def test_shards_of_several_devices_are_joined_with_a_line_and_the_cache_knows_them(
+    own_cache: Path, edit: Callable[[Path, Callable[[Any], None]], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = own_cache.parent.parent / "data" / "dataset.json"
+    before = open_cache(own_cache)
+    assert (before.provenance["device"], before.provenance["arithmetic"]) == ("cpu", "fp32")
+    record = shard_path(own_cache, 1, 3).with_suffix(".json")
+    edit(record, lambda content: content["notes"].update(device="cuda (Test 9000)"))
+    after = open_cache(merge(dataset, own_cache, 3))
+    assert after.provenance["device"] == "cpu, cuda (Test 9000)"
+    assert after.key == before.key
+    assert "its shards were computed on several devices (cpu, cuda (Test 9000))" in caplog.text

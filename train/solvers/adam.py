@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
+from vse.features.hardware import memory_guard, moved
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
@@ -25,6 +26,10 @@ log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
+_OUT_OF_MEMORY = (
+    "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
+    "images.gradient_checkpointing=true where a CNN is trained"
+)
 
 
 class GradientSettings(SolverSettings):
@@ -104,7 +109,8 @@ class Trainer(Solver):
         learning_rate = self.settings.learning_rate * self.settings.decay ** (progress.epoch // self.settings.decay_after)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self._train(save)
+        with memory_guard(_OUT_OF_MEMORY):
+            self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
         if self.processes.first and self.validates(progress.epoch + 1):
@@ -205,7 +211,7 @@ class Trainer(Solver):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(part.to(self.device, non_blocking=True) for part in seen))
+            images = self.model.embed_images(*(moved(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.of(share))
 
     def _finite_loss(self) -> float:

@@ -195,3 +195,14 @@ def test_a_compiled_loss_and_cnn_give_the_same(sets: list[str], cache: Path, tmp
     compiled = state(tmp_path / "compiled")
     assert plain["rows"][0]["loss"] == pytest.approx(compiled["rows"][0]["loss"], rel=1e-4)
     assert plain["model"].keys() == compiled["model"].keys()
+
+
+def test_a_gpu_without_memory_is_one_line_with_what_to_lower(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 3 GiB")
+
+    monkeypatch.setattr(adam.Trainer, "step", full)
+    line = fails(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run")
+    assert "out of memory (CUDA out of memory); lower train.batch_size, or --set train.features_in_memory=false" in line
