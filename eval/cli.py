@@ -36,6 +36,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [required; with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    envvar="VSE_DEVICE",
+    help="Where FAISS searches: auto, cpu, cuda or cuda:N.",
+)
 def eval_command(
     files: tuple[Path, ...],
     protocol: tuple[str, ...],
@@ -46,6 +53,7 @@ def eval_command(
     index_parameters: str,
     out: Path | None,
     cross_check: bool,
+    device: str,
 ) -> None:
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
@@ -56,11 +64,15 @@ def eval_command(
         raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
+    if not comparing and out is None:
+        raise click.UsageError("Missing option '--out'.")
+    from vse.eval.search.gpu import use_device
+
+    use_device(device)
     if comparing:
         lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap)
-    elif out is None:
-        raise click.UsageError("Missing option '--out'.")
     else:
+        assert out is not None
         samples = SAMPLES if bootstrap is None else bootstrap
         if 0 < samples < 100:
             raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")

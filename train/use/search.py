@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
+from vse.eval.search.gpu import use_device
 from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
 from vse.eval.search.index_file import Indexed, ids_sha256, read_index, write_index
@@ -81,6 +82,7 @@ def search_split(
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
     trained = load_run(run, split, places, device)
+    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
     by_photo = isinstance(query, Path)
     if trained.model.pairwise:
         for option, file in (("--index", index), ("--corpus", corpus)):
