@@ -65,6 +65,26 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """In this block, if it is ``wanted``, torch gives the same bits every time on a GPU, too, at the price of speed.
+
+    :class:`UserError` for an operation that has no such algorithm.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS reads when it is first used
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    except RuntimeError as error:
+        if not wanted or "deterministic" not in str(error):
+            raise
+        raise UserError(f"train.deterministic: {str(error).split('. ')[0]}") from None
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
 def memory_guard(cure: str) -> Iterator[None]:
     """In this block a GPU that runs out of memory is a :class:`UserError` that ends with ``cure``, what to lower."""
     try:

@@ -44,7 +44,7 @@ class _WithExperiments(click.Command):
     help="List the N hardest negatives of each epoch and direction.",
 )
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard events as well.")
-@click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run where it was saved.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
 @_DEVICE
 @_THREADS

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
-from vse.features.hardware import memory_guard, moved
+from vse.features.hardware import deterministic_algorithms, memory_guard, moved
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
@@ -109,7 +109,7 @@ class Trainer(Solver):
         learning_rate = self.settings.learning_rate * self.settings.decay ** (progress.epoch // self.settings.decay_after)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        with memory_guard(_OUT_OF_MEMORY):
+        with memory_guard(_OUT_OF_MEMORY), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
