@@ -47,6 +47,8 @@ def extract_shards(
                 raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
             log.info("%s: finished, kept", path)
             continue
+        extractor.part = f"shard {index + 1} of {n_shards}"
+        log.info("%s: %d rows", extractor.described, len(mine))
         rows = extractor.extract(mine, skip_bad)
         _check_kind(extractor, rows)
         shards.write_shard(path, identity, rows, extractor.notes)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from vse.pipeline.demo_captions import DemoCaption, write_captions
 from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes, write_json
+from vse.pipeline.progress import progress_bar
 from vse.pipeline.vocabulary import tokenize
 
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
@@ -34,7 +34,7 @@ def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: st
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
     (out / "dataset.json").unlink(missing_ok=True)  # an earlier one must not describe images that are redrawn
     entries = []
-    for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
+    for imgid, split in enumerate(progress_bar(splits, desc="draw demo", unit="image")):
         rng = np.random.default_rng([seed, imgid])
         scene = compose_scene(rng)
         jpeg = io.BytesIO()

@@ -9,11 +9,11 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from vse.eval.search.exact import BLOCK, Corpus, TopK, blocks_of, merged
 from vse.eval.search.gpu import faiss_reason
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 
 EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
 TRAIN_LEAST = 65_536  # rows to train on, if there are so many, and
@@ -53,7 +53,7 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
         if not index.is_trained:
             trained_on = min(n_rows, max(TRAIN_LEAST, TRAIN_EACH * n_centroids))
             index.train(_sample(corpus, trained_on, seed))
-        with tqdm(total=n_rows, desc=f"index {name}", unit="row", disable=None) as progress:
+        with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in blocks_of(corpus, block):
                 index.add(rows)
                 progress.update(len(rows))

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
 from vse.features.extractors.settings import FeatureSettings, ImageSettings, NetworkSettings
 from vse.features.read_ahead import read_ahead
@@ -20,6 +19,7 @@ from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.pipeline.image_files import BadImage, decode, read_bytes
+from vse.pipeline.progress import progress_bar
 
 _Prepared = TypeVar("_Prepared")
 
@@ -33,7 +33,7 @@ class Extractor(ABC):
 
     ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
     when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
-    and ``notes`` tell where things came from.
+    and ``notes`` tell where things came from. ``part`` says which part of the feature is being made, for a person.
     """
 
     version: ClassVar[int] = 1
@@ -41,6 +41,7 @@ class Extractor(ABC):
     weights_sha256: str
     extra: Mapping[str, str] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
+    part: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -57,6 +58,11 @@ class Extractor(ABC):
             **self.extra,
         }
         return Identity(dataset.name, self.config.name, self.kind, content)
+
+    @property
+    def described(self) -> str:
+        """What is being made, for a person: ``extract fc7, shard 2 of 4``."""
+        return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
@@ -98,7 +104,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         vectors: list[Vectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
-        with tqdm(total=len(items), desc=f"extract {self.config.name}", unit="image", disable=None) as progress:
+        with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
             for batch in self._batches(read_ahead(items, self._load, self.config.workers, 2 * self.batch_size)):
                 good = []
                 for item, prepared, source in batch:

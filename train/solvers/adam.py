@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
 from vse.features.hardware import deterministic_algorithms, memory_guard, moved
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
@@ -137,12 +137,12 @@ class Trainer(Solver):
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
         rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
-        with tqdm(
+        with progress_bar(
             total=len(batches),
             initial=progress.step,
             desc=f"epoch {progress.epoch + 1}/{settings.epochs}",
             unit="batch",
-            disable=None if self.processes.first else True,
+            hidden=not self.processes.first,
         ) as bar:
             for batch, seen in zip(left, stream, strict=True):
                 self._totals += torch.stack(self.step(batch, seen, objective))
@@ -152,7 +152,7 @@ class Trainer(Solver):
                 bar.update()
                 if progress.step % _LOOK == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
-                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate)
+                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
                     save()
