@@ -38,6 +38,8 @@ def crops_of(
         width = height = config.resize
     else:
         width, height = scaled(image.size, config.resize)
+    if config.resize_mode == "library":
+        width, height = (config.resize * side // min(image.size) for side in image.size)
     small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
