@@ -13,6 +13,7 @@ from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
+_NO_MEMORY = "--device cpu does without it"
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def train_command(
     torchrun --nproc-per-node N -m vse.train --features ...
     """
     from vse.features.cache import open_cache
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.pipeline.presets import changed_fields
     from vse.train.experiment import load_experiment
     from vse.train.run.inputs import InputPaths
@@ -88,16 +89,17 @@ def train_command(
     changes = changed_fields(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    run = train(
-        features,
-        config,
-        seed=seed,
-        out=out,
-        device=device,
-        inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
-        existing=Existing(resume, overwrite),
-        extras=Extras(log_negatives, tensorboard),
-    )
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {_NO_MEMORY}"):
+        run = train(
+            features,
+            config,
+            seed=seed,
+            out=out,
+            device=device,
+            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
+            existing=Existing(resume, overwrite),
+            extras=Extras(log_negatives, tensorboard),
+        )
     if leads:
         click.echo(run)
 
@@ -122,11 +124,13 @@ def embed_command(
     threads: int | None,
 ) -> None:
     """Write the embeddings of a split, for vse-eval."""
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.embed import RunPlaces, embed_split
 
     use_threads(threads)
-    click.echo(embed_split(run, out or run / f"{split}.h5", split, RunPlaces(features, captions, caption_features), device))
+    places = RunPlaces(features, captions, caption_features)
+    with memory_guard(_NO_MEMORY):
+        click.echo(embed_split(run, out or run / f"{split}.h5", split, places, device))
 
 
 @click.command("vse-search")
@@ -170,25 +174,26 @@ def search_command(
     dataset.json knows no more.
     """
     from vse.eval.report.search_page import write_search_page
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.embed import RunPlaces
     from vse.train.use.search import search_split
 
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
-    hits = search_split(
-        run,
-        asked,
-        k,
-        split,
-        places=RunPlaces(features, captions, caption_features),
-        weights_dir=weights_dir,
-        device=device,
-        corpus=corpus,
-        index=index,
-        index_type=index_type,
-        index_parameters=index_parameters,
-    )
+    with memory_guard(_NO_MEMORY):
+        hits = search_split(
+            run,
+            asked,
+            k,
+            split,
+            places=RunPlaces(features, captions, caption_features),
+            weights_dir=weights_dir,
+            device=device,
+            corpus=corpus,
+            index=index,
+            index_type=index_type,
+            index_parameters=index_parameters,
+        )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", str(hit.photo or hit.image_id), *caption]))

@@ -236,3 +236,15 @@ def test_a_gpu_without_memory_is_one_line_with_what_to_lower(
     monkeypatch.setattr(adam.Trainer, "step", full)
     line = fails(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run")
     assert "out of memory (CUDA out of memory); lower train.batch_size, or --set train.features_in_memory=false" in line
+
+
+def test_a_gpu_without_memory_for_the_model_is_one_line(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr("vse.train.training.prepare_task", full)
+    line = fails(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run")
+    assert "the GPU is out of memory (CUDA out of memory); lower train.batch_size" in line
+    assert "--device cpu does without it" in line
