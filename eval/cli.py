@@ -38,6 +38,13 @@ _FILE = click.Path(path_type=Path)
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    envvar="VSE_DEVICE",
+    help="Where FAISS searches: auto, cpu, cuda or cuda:N.",
+)
 def eval_command(
     files: tuple[Path, ...],
     protocol: tuple[str, ...],
@@ -49,6 +56,7 @@ def eval_command(
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
+    device: str,
 ) -> None:
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
@@ -59,6 +67,9 @@ def eval_command(
         raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
+    from vse.eval.search.gpu import use_device
+
+    use_device(device)
     if comparing:
         lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap, unfinished)
     else:

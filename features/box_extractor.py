@@ -19,6 +19,7 @@ from vse.features.detector import load_detector, propose
 from vse.features.extractors.boxes import BoxesConfig
 from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.features.extractors.regions import RegionsConfig
+from vse.features.hardware import moved
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.pipeline.errors import UserError
 from vse.pipeline.read_once import Watched
@@ -93,8 +94,9 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
                 shorter=config.shorter, longer=config.longer, proposals=config.n_boxes,
             )  # fmt: skip
             detector = load_detector(proposer, weights_dir)
+            digest = weights_sha256(detector)
             self._detector = detector.to(self.device)
-            return {"proposer_sha256": weights_sha256(detector)}
+            return {"proposer_sha256": digest}
         return {}
 
     def _boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
@@ -115,7 +117,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """The same image with the boxes that the region-proposal network finds."""
         assert item.original is not None
         with torch.inference_mode():
-            proposals = propose(self._detector, item.original.to(self.device))
+            proposals = propose(self._detector, moved(item.original, self.device))
         height, width = proposals.size
         boxes = proposals.boxes.cpu().numpy() * np.asarray([item.size[0] / width, item.size[1] / height] * 2, np.float32)
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()

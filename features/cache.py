@@ -26,6 +26,7 @@ from vse.features.shards import (
     RAGGED,
     Shard,
     finished_shard,
+    joined_notes,
     read_record,
     read_rows,
     shard_path,
@@ -236,7 +237,7 @@ def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, ski
     with h5py.File(buffer, "w") as file:
         write_attributes(file, identity, key)
         file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
-        provenance = {**identity.content, **shards[0].notes, **digests, "counts": counts}
+        provenance = {**identity.content, **joined_notes(shards), **digests, "counts": counts}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)

@@ -14,7 +14,6 @@ import safetensors.torch
 import sklearn
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from tqdm import tqdm
 
 from vse.features.cache import FeatureCache
 from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
@@ -29,6 +28,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json, write_bytes
 from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
+from vse.pipeline.progress import progress_bar
 from vse.pipeline.read_once import Watched
 
 FORMAT = "vse-encoder-1"
@@ -58,7 +58,7 @@ class CaptionExtractor(Extractor):
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of captions, in order; those without a known word are zeros, and are counted."""
         chunk, parts = self.config.chunk, []
-        with tqdm(total=len(items), desc=f"extract {self.config.name}", unit="caption", disable=None) as progress:
+        with progress_bar(total=len(items), desc=self.described, unit="caption") as progress:
             for k in range(0, len(items), chunk):
                 vectors = self.encoder.encode([item.tokens for item in items[k : k + chunk]])
                 parts.append(vectors.numpy().astype(self.config.dtype))

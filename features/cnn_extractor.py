@@ -58,9 +58,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 
     def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
         """The vectors of each image of a batch."""
-        pixels = torch.stack(list(batch))
-        pixels = pixels.pin_memory() if self.device.type == "cuda" else pixels
-        return [Vectors(features) for features in self.features(pixels).cpu().numpy()]
+        return [Vectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
 
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
         """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8.

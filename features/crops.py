@@ -14,6 +14,7 @@ from torch import Tensor
 
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.extractors.extractor import UnfitSize
+from vse.features.hardware import moved
 from vse.pipeline.image_files import MAX_PIXELS
 
 MIN_SIDE = 16  # the stride of the maps that regions are read from
@@ -37,6 +38,8 @@ def crops_of(
         width = height = config.resize
     else:
         width, height = scaled(image.size, config.resize)
+    if config.resize_mode == "library":
+        width, height = (config.resize * side // min(image.size) for side in image.size)
     small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
@@ -75,7 +78,7 @@ def as_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
 
 def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
     """Pixels 0-255 (n, 3, height, width) as the network's input: minus the mean, over the deviation, channels last."""
-    images = pixels.to(device, non_blocking=True).to(torch.float32, memory_format=torch.channels_last)
+    images = moved(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
     return (images - shift) / scale

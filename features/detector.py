@@ -24,6 +24,7 @@ from vse.features.backbones import autocast, load_backbone, weights_sha256
 from vse.features.crops import as_tensor, scaled
 from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.features.extractors.regions import RegionsConfig
+from vse.features.hardware import moved
 from vse.pipeline.errors import UserError, did_you_mean
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
@@ -75,7 +76,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
     def _regions(self, pixels: Tensor) -> Vectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            kept, size = detect(self.detector, pixels.to(self.device), self.config)
+            kept, size = detect(self.detector, moved(pixels, self.device), self.config)
         scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept.boxes.device)
         boxes = clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
         features = kept.features.float()

@@ -49,6 +49,8 @@ def extract_shards(
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
                 log.info("%s: finished, kept", path)
                 continue
+            extractor.part = f"shard {index + 1} of {n_shards}"
+            log.info("%s: %d rows", extractor.described, len(mine))
             rows = extractor.extract(mine, skip_bad)
             _check_kind(extractor, rows)
             shards.write_shard(path, identity, rows, extractor.notes)
@@ -61,9 +63,12 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     kind = first.identity.kind if first is not None else "image"
     with only_writer(out):
         path = cache.merge_shards(out, n_shards, dataset_file, ids_of(items_of(load_dataset_file(dataset_file), kind)))
-    for what, count in cache.open_cache(path).provenance["counts"].items():
+    provenance = cache.open_cache(path).provenance
+    for what, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)
+    if ", " in (devices := str(provenance.get("device", ""))):
+        log.warning("%s: its shards were computed on several devices (%s), whose vectors differ by rounding", path, devices)
     return path
 
 

@@ -3,24 +3,94 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 
 import PIL
 import torch
+from torch import Tensor
 
 import vse
+from vse.features.gpu_leases import GpuLeases
 from vse.pipeline.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU if there is one; :class:`UserError` for a device that torch does not have here."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """``auto`` is a GPU if there is one; :class:`UserError` for a device that torch does not have here.
+
+    Of several GPUs ``auto`` and ``cuda`` are the first that no other command computes on, and ``cuda:1`` is that one. TF32,
+    which cuDNN's convolutions and recurrent networks take by default for float32, is switched off. Apple's GPUs are no part of
+    ``auto``, since they know no float64.
+    """
+    resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
-        device = torch.device(name)
+        device = torch.device(resolved)
+        if device.type == "cuda":
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+            device = _own_gpu(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
     return device
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    """That GPU, or a free one if it has no number, as the current one, so that no other gets a context."""
+    if torch.cuda.device_count() > 1:
+        if device.index is None:
+            device = torch.device("cuda", _leases().first_free())
+        elif device.index < torch.cuda.device_count():
+            _leases().take(device.index)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+@cache
+def _leases() -> GpuLeases:
+    return GpuLeases([str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())])
+
+
+def describe_device(device: torch.device) -> str:
+    """``cpu``, or a GPU by the name of its model."""
+    return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``; to a GPU it is copied from pinned memory, so that the copy runs beside the computation."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """In this block, if it is ``wanted``, torch gives the same bits every time on a GPU, too, at the price of speed.
+
+    :class:`UserError` for an operation that has no such algorithm.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS reads when it is first used
+    torch.use_deterministic_algorithms(wanted or before)
+    try:
+        yield
+    except RuntimeError as error:
+        if not wanted or "deterministic" not in str(error):
+            raise
+        raise UserError(f"train.deterministic: {str(error).split('. ')[0]}") from None
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@contextmanager
+def memory_guard(cure: str) -> Iterator[None]:
+    """In this block a GPU that runs out of memory is a :class:`UserError` that ends with ``cure``, what to lower."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"the GPU is out of memory ({str(error).split('. ')[0].strip()}); {cure}") from None
 
 
 def use_threads(threads: int | None) -> None:

@@ -16,13 +16,13 @@ from sklearn.decomposition import FastICA
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 from torch.nn.functional import normalize
-from tqdm import tqdm
 
 from vse.features.caption_encoders import CaptionEncoder, TokenLists
 from vse.features.extractors.hglmm import HglmmConfig
 from vse.features.mixture import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
 from vse.features.words import WordVectors
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def principal_components(
     centre = (total / count).float()
     covariance = torch.zeros(dim, dim, device=device)
     blocks = encoder.fisher_blocks(mixture, captions, chunk)
-    for block in tqdm(blocks, desc="covariance", total=-(-len(captions) // chunk), disable=None):
+    for block in progress_bar(blocks, desc="covariance", total=-(-len(captions) // chunk)):
         block -= centre
         covariance.addmm_(block.T, block, alpha=1 / (count - 1))
     n_components = min(n_components, dim, count - 1)

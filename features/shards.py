@@ -120,6 +120,12 @@ def read_record(path: Path) -> Shard | None:
         raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
 
 
+def joined_notes(shards: Sequence[Shard]) -> dict[str, Any]:
+    """The notes of the first of some shards; where these were computed on several devices, all of them."""
+    devices = sorted({str(shard.notes["device"]) for shard in shards if "device" in shard.notes})
+    return {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
+
+
 def read_rows(path: Path, *names: str) -> list[NDArray[Any]]:
     """Whole datasets of a shard or a cache. No lock is asked for, so that read-only file systems will do."""
     with open_hdf5(path, "a readable shard or cache") as file:

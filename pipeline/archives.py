@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from tqdm import tqdm
-
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 
 _CHUNK = 1 << 20
 _BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
@@ -48,7 +47,7 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
         clear_unpacked(target)
         with _opened(archive) as members:
             wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
-            for place, entry in tqdm(wanted.items(), desc=f"unpack {archive.name}", unit="file", disable=None):
+            for place, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
                 _copy(archive, entry, temporary / "content" / place)
         (temporary / "content").rename(target)
     except _BROKEN as error:

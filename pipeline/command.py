@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from vse.pipeline.provenance import running
 
 _LONGEST = 1500  # characters of an error, a few lines of a terminal
 
+_HOW_TO_WAIT = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+
 
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
@@ -28,6 +31,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         click.version_option(vse.__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
+        sleep_while_waiting()
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:
@@ -53,6 +57,16 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     main.__doc__ = command.help
     return main
+
+
+def sleep_while_waiting() -> None:
+    """Let OpenMP's threads sleep while they wait, unless the environment says how they shall wait.
+
+    By default they spin, and on a machine with other work a thread that spins keeps the one that it waits for from its core
+    (``benchmarks/waiting.py``). OpenMP reads this once, when torch is loaded.
+    """
+    if not os.environ.keys() & _HOW_TO_WAIT:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 class _Echo(logging.Handler):

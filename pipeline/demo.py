@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from vse.pipeline.demo_captions import DemoCaption, write_captions
 from vse.pipeline.demo_scenes import Scene, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, read_json, write_bytes, write_json
 from vse.pipeline.locks import only_writer
+from vse.pipeline.progress import progress_bar
 from vse.pipeline.vocabulary import tokenize
 
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
@@ -52,7 +52,7 @@ def _clear(out: Path, name: str) -> None:
 
 def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
     entries = []
-    for imgid, split in enumerate(tqdm(splits, desc="draw demo", unit="image", disable=None)):
+    for imgid, split in enumerate(progress_bar(splits, desc="draw demo", unit="image")):
         rng = np.random.default_rng([seed, imgid])
         scene = compose_scene(rng)
         jpeg = io.BytesIO()

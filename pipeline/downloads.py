@@ -7,13 +7,13 @@ import time
 from pathlib import Path, PurePath
 
 import requests
-from tqdm import tqdm
 
 from vse.pipeline.archives import clear_unpacked, unpack
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file
 from vse.pipeline.locks import only_writer
+from vse.pipeline.progress import progress_bar
 from vse.pipeline.sources import prepare_dataset
 
 ATTEMPTS = 5  # requests in a row without a new byte
@@ -127,7 +127,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
         total = extent.rpartition("/")[2]
         if total.isdigit() and int(total) != n_bytes:
             raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
-        bar = tqdm(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True, disable=None)
+        bar = progress_bar(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True)
         with part.open("ab" if continues else "wb") as stream, bar:
             for chunk in answer.iter_content(_CHUNK):
                 bar.update(stream.write(chunk[: n_bytes - stream.tell()]))

@@ -34,6 +34,21 @@ settings.register_profile(
 )
 settings.load_profile("vse")
 
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs, from the commands that tests start as well, unless only the tests marked ``gpu`` run (``-m gpu``)."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a GPU run only if they are asked for, since the others hide it."""
+    if config.option.markexpr != "gpu":
+        needing = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=needing)
+        items[:] = [item for item in items if item not in needing]
+
+
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +82,34 @@ def test_evaluation_does_without_torchvision(tmp_path: Path) -> None:
     imported = heavy_imports("vse-eval", file, "--out", tmp_path / "result.json", code=0)
     assert "torch" in imported
     assert "torchvision" not in imported
+
+
+ASKS_WHEN_TORCH_IS_LOADED = """
+import importlib.abc, os, sys
+from vse.eval.cli import eval_main
+
+class Watch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            print("torch:", os.environ.get("OMP_WAIT_POLICY"), os.environ.get("GOMP_SPINCOUNT"))
+
+sys.meta_path.insert(0, Watch())
+eval_main(["nowhere.h5", "--out", "result.json"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, "PASSIVE None"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
+        ({"GOMP_SPINCOUNT": "1000"}, "None 1000"),
+    ],
+)
+def test_threads_are_told_to_sleep_while_they_wait_before_torch_is_loaded(given: dict[str, str], policy: str) -> None:
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    environment = {key: value for key, value in os.environ.items() if key not in names} | given
+    command = [sys.executable, "-c", ASKS_WHEN_TORCH_IS_LOADED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout.splitlines()[:1] == [f"torch: {policy}"]

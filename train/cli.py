@@ -15,6 +15,7 @@ from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
+_NO_MEMORY = "--device cpu does without it"
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class _WithExperiments(click.Command):
     help="List the N hardest negatives of each epoch and direction.",
 )
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard events as well.")
-@click.option("--resume", is_flag=True, help="Continue an unfinished run, bit for bit.")
+@click.option("--resume", is_flag=True, help="Continue an unfinished run where it was saved.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
 @_DEVICE
 @_THREADS
@@ -76,7 +77,7 @@ def train_command(
     torchrun --nproc-per-node N -m vse.train --features ...
     """
     from vse.features.cache import open_cache
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.pipeline.presets import changed_fields
     from vse.train.experiment import load_experiment
     from vse.train.run.inputs import InputPaths
@@ -94,16 +95,17 @@ def train_command(
     changes = changed_fields(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    run = train(
-        features,
-        config.model_copy(update={"label": label}),
-        seed=seed,
-        out=out,
-        device=device,
-        inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
-        existing=Existing(resume, overwrite),
-        extras=Extras(log_negatives, tensorboard),
-    )
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {_NO_MEMORY}"):
+        run = train(
+            features,
+            config.model_copy(update={"label": label}),
+            seed=seed,
+            out=out,
+            device=device,
+            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
+            existing=Existing(resume, overwrite),
+            extras=Extras(log_negatives, tensorboard),
+        )
     if leads:
         click.echo(run)
 
@@ -135,12 +137,13 @@ def embed_command(
 
     With --features of another data set, the split is one of that: trained on one data set, tested on another.
     """
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.embed import RunPlaces, embed_split
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features)
-    click.echo(embed_split(run, out, split, places, device, unfinished))
+    with memory_guard(_NO_MEMORY):
+        click.echo(embed_split(run, out, split, places, device, unfinished))
 
 
 @click.command("vse-search")
@@ -184,26 +187,27 @@ def search_command(
     dataset.json knows no more.
     """
     from vse.eval.report.search_page import write_search_page
-    from vse.features.hardware import use_threads
+    from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.embed import RunPlaces
     from vse.train.use.search import search_split
 
     use_threads(threads)
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
-    hits = search_split(
-        run,
-        asked,
-        k,
-        split,
-        places=RunPlaces(features, captions, caption_features),
-        weights_dir=weights_dir,
-        device=device,
-        corpus=corpus,
-        index=index,
-        index_type=index_type,
-        index_parameters=index_parameters,
-        page=html,
-    )
+    with memory_guard(_NO_MEMORY):
+        hits = search_split(
+            run,
+            asked,
+            k,
+            split,
+            places=RunPlaces(features, captions, caption_features),
+            weights_dir=weights_dir,
+            device=device,
+            corpus=corpus,
+            index=index,
+            index_type=index_type,
+            index_parameters=index_parameters,
+            page=html,
+        )
     for rank, hit in enumerate(hits, 1):
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))

@@ -46,8 +46,8 @@ def prepare_task(
     else:
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
     seen, validated, cnn = _images(experiment, inputs, pairs, val, processes)
-    room = _room(experiment) - (seen.gb_kept if isinstance(seen, CachedImages) else 0)
-    captions = read_captions(inputs.captions, pairs, vocabulary, processes.device, room)
+    taken = seen.gb_kept if isinstance(seen, CachedImages) else 0
+    captions = read_captions(inputs.captions, pairs, vocabulary, processes.device, _room(experiment), taken)
     split = Split(val, validated, read_captions(inputs.captions, val, vocabulary, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *model_inputs(inputs.cache, inputs.captions, vocabulary), cnn).to(processes.device)
@@ -78,12 +78,20 @@ def model_inputs(images: FeatureCache, captions: FeatureCache | None, vocabulary
 
 
 def read_captions(
-    cache: FeatureCache | None, pairs: Pairs, vocabulary: Vocabulary, device: torch.device, memory_gb: float = 0
+    cache: FeatureCache | None,
+    pairs: Pairs,
+    vocabulary: Vocabulary,
+    device: torch.device,
+    memory_gb: float = 0,
+    taken_gb: float = 0,
 ) -> CaptionInputs:
-    """What the model reads of captions: words, or features of a cache, of which so many GB may be kept in memory."""
+    """What the model reads of captions: words, or features of a cache.
+
+    Of the features so many GB may be kept in memory, of which others have taken some already.
+    """
     if cache is None:
         return WordNumbers(pairs.captions, vocabulary, device)
-    return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb)
+    return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
 
 
 def _input_of(cache: FeatureCache) -> Input:

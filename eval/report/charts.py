@@ -19,21 +19,25 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from vse.eval.report.chance import first_within
+
 COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
-_QUIET = "#4a5560"
+_QUIET, _AXIS, _GRID, _INK = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"
+_VARIABLES = {COLOURS[0]: "a", COLOURS[1]: "b", _QUIET: "label", _AXIS: "axis", _GRID: "grid", _INK: "ink"}
+"""Names under which the report's style may set other colours, as it does in dark mode."""
 _SIZE = (4.6, 2.7)  # inches: drawn about as large on a phone as on a desk, so that the text stays readable
 _SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#8a949e",
+    "axes.edgecolor": _AXIS,
     "axes.labelcolor": _QUIET,
     "xtick.color": _QUIET,
     "ytick.color": _QUIET,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#e6e9ed",
+    "grid.color": _GRID,
     "axes.axisbelow": True,
 }
 _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -56,8 +60,13 @@ class Curve(NamedTuple):
     best: float | None = None
 
 
-def recall_bars(label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars]) -> Markup:
-    """Bars in percent, one per series side by side. ``groups`` are titles, each with the names of its bars."""
+def recall_bars(
+    label: str, groups: Sequence[tuple[str, Sequence[str]]], series: Sequence[Bars], chance: Sequence[float] = ()
+) -> Markup:
+    """Bars in percent, one per series side by side. ``groups`` are titles, each with the names of its bars.
+
+    ``chance`` is where bars of a model that knows nothing would end; a dotted line marks it.
+    """
     centers, middles, end = _positions([len(names) for _, names in groups])
     width = 0.8 / len(series)
 
@@ -68,9 +77,11 @@ def recall_bars(label: str, groups: Sequence[tuple[str, Sequence[str]]], series:
             axes.bar(x, values, width * 0.92, color=COLOURS[k])
             if np.isfinite(ends).any():
                 whiskers = np.nan_to_num(np.abs(ends - values))
-                axes.errorbar(x, values, whiskers, fmt="none", ecolor="#1d2733", elinewidth=1, capsize=2)
+                axes.errorbar(x, values, whiskers, fmt="none", ecolor=_INK, color=_INK, elinewidth=1, capsize=2)
             if len(centers) * len(series) <= 14:
                 _write_above(axes, x, np.fmax(values, ends[1]) + 1.5, values)
+        if chance:
+            axes.hlines(chance, centers - 0.46, centers + 0.46, colors=_INK, linestyles="dotted", linewidth=1.2)
         axes.set_xticks(centers, [name for _, names in groups for name in names])
         axes.tick_params(axis="x", length=0)
         for middle, (title, _) in zip(middles, groups, strict=True):
@@ -80,8 +91,20 @@ def recall_bars(label: str, groups: Sequence[tuple[str, Sequence[str]]], series:
     return _drawn(label, draw, left=0.11, bottom=0.2)
 
 
-def training_curves(label: str, x_label: str, y_label: str, curves: Sequence[Curve], log: bool = False) -> Markup:
-    """A line per seed; the point that was kept has a ring. ``log``: the x axis grows by factors."""
+def training_curves(
+    label: str,
+    x_label: str,
+    y_label: str,
+    curves: Sequence[Curve],
+    log: bool = False,
+    warm_ups: Sequence[tuple[int, int]] = (),
+    chance: float | None = None,
+) -> Markup:
+    """A line per seed; the point that was kept has a ring. ``log``: the x axis grows by factors.
+
+    ``warm_ups`` are the number of a result and the last epoch of its warm-up: a dashed line stands after it. A dotted line
+    stands at ``chance``.
+    """
 
     def draw(axes: Axes) -> None:
         for curve in curves:
@@ -90,6 +113,14 @@ def training_curves(label: str, x_label: str, y_label: str, curves: Sequence[Cur
             for x, y in zip(curve.x, curve.y, strict=True):
                 if x == curve.best:
                     axes.plot(x, y, "o", markersize=8, markerfacecolor="none", markeredgecolor=colour)
+        for result, epochs in warm_ups:
+            axes.axvline(epochs + 0.5, color=COLOURS[result], linestyle="dashed", linewidth=1)
+            across = axes.get_xaxis_transform()
+            axes.text(epochs + 0.4, 0.99, "warm-up", ha="right", va="top", fontsize=8, color=_QUIET, transform=across)
+        if chance is not None:
+            axes.axhline(chance, color=_INK, linestyle="dotted", linewidth=1.2)
+            along = axes.get_yaxis_transform()
+            axes.text(0.99, chance, "chance", ha="right", va="bottom", fontsize=8, color=_QUIET, transform=along)
         axes.set(xlabel=x_label, ylabel=y_label)
         if log and all(x > 0 for curve in curves for x in curve.x):
             axes.set_xscale("log")
@@ -100,13 +131,17 @@ def training_curves(label: str, x_label: str, y_label: str, curves: Sequence[Cur
     return _drawn(label, draw, left=0.15, bottom=0.18)
 
 
-def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int) -> Markup:
-    """The share of queries whose right answer stands at each (1-based) rank, in bins that grow. ``ranks`` are 0-based."""
+def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates: int, n_right: int = 1) -> Markup:
+    """The share of queries whose right answer stands at each (1-based) rank, in bins that grow. ``ranks`` are 0-based.
+
+    A dotted line marks the share in a random order, where a query has ``n_right`` right answers.
+    """
     bins = rank_bins(n_candidates)
     firsts = [1, *(last + 1 for last in bins[:-1])]
     names = [f"{a}" if a == b else f"{a:,}–{b:,}" for a, b in zip(firsts, bins, strict=True)]
     shares = [rank_shares(of_model, bins) for of_model in ranks]
     width = 0.84 / len(ranks)
+    chance = 100.0 * np.diff([first_within(last, n_candidates, n_right) for last in bins], prepend=0.0)
 
     def draw(axes: Axes) -> None:
         for k, heights in enumerate(shares):
@@ -114,8 +149,10 @@ def rank_histogram(label: str, ranks: Sequence[NDArray[np.int64]], n_candidates:
             axes.bar(x, heights, width * 0.94, color=COLOURS[k])
             if len(ranks) == 1:
                 _write_above(axes, x, heights + heights.max() * 0.015, heights)
+        places = np.arange(len(names))
+        axes.hlines(chance, places - 0.46, places + 0.46, colors=_INK, linestyles="dotted", linewidth=1.2)
         axes.set_xticks(range(len(names)), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=8)
-        axes.set(ylim=(0, 1.12 * max(heights.max() for heights in shares)), ylabel="% of queries")
+        axes.set(ylim=(0, 1.12 * max(heights.max() for heights in [*shares, chance])), ylabel="% of queries")
 
     return _drawn(label, draw, left=0.12, bottom=0.27)
 
@@ -169,5 +206,10 @@ def _inline(svg: str, label: str) -> Markup:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', svg))
+    svg = re.sub(r"#[0-9a-f]{6}\b", lambda colour: _themed(colour[0]), svg)
     svg = re.sub(r' id="([^"]*)"', lambda attribute: attribute[0] if attribute[1] in used else "", svg)
     return Markup(svg.replace("<svg ", f'<svg role="img" aria-label="{escape(label)}" ', 1))
+
+
+def _themed(colour: str) -> str:
+    return f"var(--{_VARIABLES[colour]}, {colour})" if colour in _VARIABLES else colour

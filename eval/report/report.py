@@ -16,6 +16,7 @@ from vse.eval.files.results import Member, Result
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives
+from vse.eval.report.chance import captions_each, chance_rsum
 from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
 from vse.eval.report.gallery import all_ranks
 from vse.eval.report.html_page import write_page
@@ -110,7 +111,8 @@ def write_report(
         differences=paired_differences(reported[0].run.image_of_caption(), *ranks)
         if len(ranks) == 2 and reported[0].run
         else [],
-        curves=_curves(reported),
+        curves=_curves(reported, photos),
+        training_notes=[*_training_notes(reported, photos)],
         histograms=_histograms(ranks, reported[0].result) if len(ranks) == len(reported) else [],
         galleries=galleries,
         epoch=epoch,
@@ -227,8 +229,12 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return settings
 
 
-def _curves(reported: Sequence[ReportedResult]) -> list[Chart]:
-    """Loss and validation rsum per epoch, or, of CCA, rsum per regularisation."""
+def _curves(reported: Sequence[ReportedResult], photos: Photos | None) -> list[Chart]:
+    """Loss and validation rsum per epoch, or, of CCA, rsum per regularisation.
+
+    Where the loss changes after a warm-up, and at which rsum chance is, there are lines.
+    """
+    warm_ups = [(series, epochs) for series, one in enumerate(reported) if (epochs := _warm_up(one))]
     charts = []
     for column, title in (("loss", "Training loss"), ("rsum", "Validation rsum")):
         for x, x_label in (("epoch", "epoch"), ("regularization", "regularisation")):
@@ -240,8 +246,41 @@ def _curves(reported: Sequence[ReportedResult]) -> list[Chart]:
             ]
             if curves:
                 label = title if x == "epoch" else f"{title} by {x_label}"
-                charts.append(Chart(label, training_curves(label, x_label, column, curves, log=x == "regularization")))
+                marks = warm_ups if x == "epoch" else []
+                chance = _validation_chance(reported[0], photos) if column == "rsum" else None
+                log = x == "regularization"
+                drawn = training_curves(label, x_label, column, curves, log=log, warm_ups=marks, chance=chance)
+                charts.append(Chart(label, drawn))
     return charts
+
+
+def _warm_up(reported: ReportedResult) -> int:
+    """The last epoch before the loss changes; 0 if it never does."""
+    settings = flattened(reported.config)
+    epochs, last = settings.get("warmup.epochs"), max((len(table) for table in reported.curves), default=0)
+    return epochs if isinstance(epochs, int) and 0 < epochs < last else 0
+
+
+def _training_notes(reported: Sequence[ReportedResult], photos: Photos | None) -> Iterator[str]:
+    """What the lines of chance and of a warm-up mean."""
+    if _validation_chance(reported[0], photos) is not None:
+        yield "The dotted line is chance on the validation split."
+    for one in reported:
+        if epochs := _warm_up(one):
+            settings = flattened(one.config)
+            before, after = (str(settings.get(key, "another")) for key in ("warmup.loss", "loss.name"))
+            yield (
+                f"Up to the dashed line, for {epochs} epoch{'s' * (epochs > 1)}, the loss of {one.result.experiment} is "
+                f"{before} (warm-up), then {after}: the two sides do not compare."
+            )
+
+
+def _validation_chance(reported: ReportedResult, photos: Photos | None) -> float | None:
+    """The rsum of a random order of the validation split; None if it is not at hand."""
+    images = photos.dataset.splits.get("val", ()) if photos else ()
+    first = flattened(reported.config).get("train.validate_images")
+    images = images[:first] if isinstance(first, int) else images
+    return chance_rsum(len(images), sum(len(image.captions) for image in images)) if images else None
 
 
 def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:
@@ -262,7 +301,8 @@ def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     charts = []
     for direction, n_candidates in (("i2t", result.n_captions), ("t2i", result.n_images)):
         of_results = [getattr(one, direction) for one in ranks]
-        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", of_results, n_candidates)
+        n_right = captions_each(result.n_images, result.n_captions) if direction == "i2t" else 1
+        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", of_results, n_candidates, n_right)
         charts.append(Chart(f"{DIRECTIONS[direction]}: {len(of_results[0]):,} queries among {n_candidates:,}", chart))
     return charts
 

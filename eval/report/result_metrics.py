@@ -16,6 +16,7 @@ from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct, me
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of
 from vse.eval.ranking.ranks import Ranks
+from vse.eval.report.chance import chance_recall
 from vse.eval.report.charts import Bars, recall_bars
 
 _TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
@@ -60,7 +61,10 @@ class MetricRow(NamedTuple):
 
 @dataclass(frozen=True)
 class ProtocolSection:
-    """A protocol in a report; ``sums`` are the metrics of both directions together, ``chart`` is None without recalls."""
+    """A protocol in a report; ``sums`` are the metrics of both directions together, ``chart`` is None without recalls.
+
+    ``notes`` say what small print and whiskers mean, ``chance`` what the dotted lines.
+    """
 
     title: str
     columns: Sequence[str]
@@ -68,6 +72,7 @@ class ProtocolSection:
     sums: Sequence[tuple[int, str, ShownMetric]]
     chart: Markup | None
     notes: str
+    chance: str
 
 
 class ShownDifference(NamedTuple):
@@ -141,7 +146,25 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     ]
     title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
     columns = [NAMES.get(key, key) for key in keys]
-    return ProtocolSection(title, columns, rows, sums, _chart(title, directions, shown), _notes(shown))
+    chance = _chance(name, results[0], directions)
+    chart = _chart(title, directions, shown, chance)
+    return ProtocolSection(title, columns, rows, sums, chart, _notes(shown), _chance_note(chance) if chart else "")
+
+
+def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Recalls of a random order, by direction; none of protocols whose candidates or right answers are others."""
+    if name not in ("1k", "full"):
+        return {}
+    n_images = 1000 if name == "1k" else result.n_images
+    n_captions = round(result.n_captions * n_images / max(1, result.n_images))
+    known = [direction for direction in directions if direction in ("i2t", "t2i")]
+    return {of: {key: chance_recall(of, int(key[1:]), n_images, n_captions) for key in _RECALLS} for of in known}
+
+
+def _chance_note(chance: dict[str, dict[str, float]]) -> str:
+    """The chance level in numbers."""
+    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name]}" for name, of in chance.items()]
+    return f"Dotted lines: chance, R@1 / 5 / 10 of {', '.join(levels)}." if levels else ""
 
 
 def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
@@ -154,7 +177,9 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
     return _TITLES.get(name, name)
 
 
-def _chart(title: str, directions: Sequence[str], shown: Sequence[_Directions]) -> Markup | None:
+def _chart(
+    title: str, directions: Sequence[str], shown: Sequence[_Directions], chance: dict[str, dict[str, float]]
+) -> Markup | None:
     bars = [
         (direction, key) for direction in directions for key in _RECALLS if any(key in one.get(direction, {}) for one in shown)
     ]
@@ -169,7 +194,8 @@ def _chart(title: str, directions: Sequence[str], shown: Sequence[_Directions]) 
         metrics = [one.get(direction, {}).get(key, ShownMetric(math.nan)) for direction, key in bars]
         lows, highs = zip(*(metric.whisker() for metric in metrics), strict=True)
         series.append(Bars([metric.value for metric in metrics], lows, highs))
-    return recall_bars(f"Recalls, {title}", groups, series)
+    levels = [chance.get(direction, {}).get(key, math.nan) for direction, key in bars]
+    return recall_bars(f"Recalls, {title}", groups, series, levels if chance else ())
 
 
 def _notes(shown: Sequence[_Directions]) -> str:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.eval.search.exact import BLOCK, Rows, Scores, TopK, exact_scores, exact_search
-from vse.eval.search.index import build_index, on_gpu, rows_needed, set_parameters
+from vse.eval.search.gpu import on_gpu
+from vse.eval.search.index import build_index, rows_needed, set_parameters
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.pipeline.errors import UserError
 

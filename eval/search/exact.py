@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import faiss
@@ -12,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.ranking.scores import RankingSimilarity, similarity_by_name
+from vse.eval.search.gpu import GPU_RESULTS, give_up, gpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
-GPU_RESULTS = 2048  # of a query, the most that FAISS finds on a GPU
 
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -119,16 +118,15 @@ def merged(k: int, *parts: TopK) -> TopK:
     return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
 
 
-@cache
-def gpu() -> Any:
-    """What FAISS needs to compute on a GPU; None if there is none, or this FAISS was built for processors alone."""
-    return faiss.StandardGpuResources() if faiss.get_num_gpus() else None
-
-
 def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
     """The highest inner products."""
-    if gpu() is not None and k <= GPU_RESULTS:
-        return TopK(*faiss.knn_gpu(gpu(), queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
+    used = gpu()
+    if used is not None and k <= GPU_RESULTS:
+        try:
+            found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
+            return TopK(*found)
+        except RuntimeError as error:  # other programs may have taken its memory
+            give_up(error)
     return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 

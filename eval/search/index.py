@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +9,11 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
-from vse.eval.search.exact import BLOCK, GPU_RESULTS, Corpus, TopK, blocks_of, gpu, merged
+from vse.eval.search.exact import BLOCK, Corpus, TopK, blocks_of, merged
+from vse.eval.search.gpu import faiss_reason
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 
 EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
 TRAIN_LEAST = 65_536  # rows to train on, if there are so many, and
@@ -21,7 +21,6 @@ TRAIN_EACH = 64  # for each centroid. Fewer than this many for one, and FAISS wa
 TRAIN_ENOUGH = 39
 
 _LINKS = range(2, 257)  # of a node of a graph: with fewer FAISS crashes, with many more it needs all memory
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
         if not index.is_trained:
             trained_on = min(n_rows, max(TRAIN_LEAST, TRAIN_EACH * n_centroids))
             index.train(_sample(corpus, trained_on, seed))
-        with tqdm(total=n_rows, desc=f"index {name}", unit="row", disable=None) as progress:
+        with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
             for _, rows in blocks_of(corpus, block):
                 index.add(rows)
                 progress.update(len(rows))
@@ -94,18 +93,6 @@ def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
     return merged(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
 
 
-def on_gpu(index: Any, k: int) -> Any:
-    """A copy on the GPU, if there is one and it can search for ``k`` results by such an index; else the index itself."""
-    graph = isinstance(faiss.downcast_index(index), faiss.IndexHNSW)
-    if gpu() is None or graph or k > GPU_RESULTS:
-        return index
-    try:
-        return faiss.index_cpu_to_gpu(gpu(), 0, index)
-    except RuntimeError as error:
-        log.info("the index is searched by the processor: %s", faiss_reason(error))
-        return index
-
-
 class StoredRows:
     """The vectors (n, dim) that an index holds, as a :class:`vse.eval.search.exact.Corpus`; of PQ or SQ approximately."""
 
@@ -132,12 +119,6 @@ def holds_exactly(index: Any, corpus: Corpus) -> bool:
         return bool(np.array_equal(StoredRows(index)[some], np.asarray(corpus[some], np.float32)))
     except RuntimeError:  # it cannot give vectors back
         return False
-
-
-def faiss_reason(error: Exception) -> str:
-    """What FAISS says went wrong, without the place in its source."""
-    text = " ".join(str(error).split())
-    return re.sub(r"^Error in .*?\.(cpp|h):\d+: (Error: '.*?' failed: ?)?", "", text) or type(error).__name__
 
 
 def _made(factory: str, dim: int) -> Any:

@@ -13,7 +13,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.search.index import Built, faiss_reason
+from vse.eval.search.gpu import faiss_reason
+from vse.eval.search.index import Built
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_json, written
 from vse.pipeline.read_once import ReadOnce

@@ -25,8 +25,10 @@ class CnnConfig(LayerSettings):
         False, description="false: the grid is flattened into one vector; true: (grid x grid, dim), a vector per position"
     )
     resize: PositiveInt = 256
-    resize_mode: Literal["square", "shorter"] = Field(
-        "square", description="square: to resize x resize, as the paper; shorter: the shorter side to resize"
+    resize_mode: Literal["square", "shorter", "library"] = Field(
+        "square",
+        description="square: to resize x resize, as the paper; shorter: the shorter side to resize; library: likewise, the "
+        "longer side cut off to whole pixels instead of rounded, as torchvision, timm and OpenCLIP do",
     )
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     crop: PositiveInt = 224

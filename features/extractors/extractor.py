@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from tqdm import tqdm
 
 from vse.features.extractors.settings import FeatureSettings, ImageSettings, NetworkSettings
 from vse.features.read_ahead import read_ahead
@@ -20,6 +19,7 @@ from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.pipeline.image_files import BadImage, decode, read_bytes
+from vse.pipeline.progress import progress_bar
 
 _Prepared = TypeVar("_Prepared")
 
@@ -33,7 +33,7 @@ class Extractor(ABC):
 
     ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
     when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
-    and ``notes`` tell where things came from.
+    and ``notes`` tell where things came from. ``part`` says which part of the feature is being made, for a person.
     """
 
     version: ClassVar[int] = 1
@@ -41,6 +41,7 @@ class Extractor(ABC):
     weights_sha256: str
     extra: Mapping[str, str] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
+    part: str = ""
 
     @property
     def kind(self) -> Kind:
@@ -57,6 +58,11 @@ class Extractor(ABC):
             **self.extra,
         }
         return Identity(dataset.name, self.config.name, self.kind, content)
+
+    @property
+    def described(self) -> str:
+        """What is being made, for a person: ``extract fc7, shard 2 of 4``."""
+        return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
@@ -93,10 +99,12 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of ``items``; see :meth:`Extractor.extract`."""
+        from vse.features.hardware import memory_guard
+
         vectors: list[Vectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
-        with tqdm(total=len(items), desc=f"extract {self.config.name}", unit="image", disable=None) as progress:
+        with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
             for batch in self._batches(read_ahead(items, self._load, self.config.workers, 2 * self.batch_size)):
                 good = []
                 for item, prepared, source in batch:
@@ -108,7 +116,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                     else:
                         raise BadImage(f"{prepared}; --skip-bad leaves such images out")
                 if good:
-                    vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
+                    with memory_guard("lower batch_size (cnn), chunk (boxes) or shorter with --set, or --set precision=bf16"):
+                        vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
             raise UserError(f"not one of {len(items)} images can be read, the first: {skipped[0]['reason']}")
@@ -144,12 +153,18 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     config: NetworkSettings
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.hardware import pick_device, versions
+        from vse.features.hardware import describe_device, pick_device, versions
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
         self.config = config
         self.device = pick_device(device)
-        self.notes = {"weights": config.weights, "seed": config.seed, "versions": {**versions(), **library}}
+        self.notes = {
+            "weights": config.weights,
+            "seed": config.seed,
+            "device": describe_device(self.device),
+            "arithmetic": config.precision,
+            "versions": {**versions(), **library},
+        }
 
 
 def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:

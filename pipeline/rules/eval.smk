@@ -21,7 +21,7 @@ rule evaluate:
     params:
         protocols=protocols,
     shell:
-        "vse-eval {input} {params.protocols} --out {output} 2>&1 | tee {log}"
+        "vse-eval {input} {params.protocols} --device cpu --out {output} 2>&1 | tee {log}"
 
 
 # A page for people: figures, curves, and what queries find, in pictures.

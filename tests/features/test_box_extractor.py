@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torchvision.ops import roi_align
 
+from vse.features import box_extractor
 from vse.features.backbones import LayerOutput, load_backbone
 from vse.features.box_extractor import BoxesExtractor, cells_per_pixel
 from vse.features.cache import open_cache, verify_cache
@@ -22,6 +23,7 @@ from vse.features.extractors.boxes import BoxesConfig
 from vse.features.proposals import edge_boxes, read_boxes, selective_search
 from vse.features.reader import FeatureReader
 from vse.features.rows import items_of
+from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -109,6 +111,43 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
     assert (boxes[:, :2] >= 0).all()
     assert (boxes[:, 2:] <= 128).all()
     assert (boxes[:, 2:] > boxes[:, :2]).all()
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that numpy cannot read before it is copied to the processor, as those of a GPU."""
+
+    def numpy(self) -> np.ndarray:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+
+def test_weights_are_hashed_wherever_they_are() -> None:
+    tensors = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.float16)}
+    assert tensors_sha256({name: tensor.as_subclass(OnGpu) for name, tensor in tensors.items()}) == tensors_sha256(tensors)
+
+
+def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TINY.model_copy(update={"boxes": "rpn", "proposer_weights": "random"})
+    expected = BoxesExtractor(config).extra
+    load, moves = box_extractor.load_detector, []
+
+    def loaded(*arguments: object) -> torch.nn.Module:
+        detector = load(*arguments)
+        move, state = detector.to, detector.state_dict
+
+        def to(*where: object) -> torch.nn.Module:
+            moves.append(where)
+            detector.state_dict = lambda: pytest.fail("hashed on the GPU")
+            return move(*where)
+
+        detector.to, detector.state_dict = to, state
+        return detector
+
+    monkeypatch.setattr(box_extractor, "load_detector", loaded)
+    assert BoxesExtractor(config).extra == expected
+    assert moves == [(torch.device("cpu"),)]
 
 
 def test_edge_boxes_find_a_square() -> None:

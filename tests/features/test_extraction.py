@@ -26,6 +26,7 @@ from vse.features.extractors.regions import RegionsConfig
 from vse.features.extractors.settings import FeatureSettings
 from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
+from vse.pipeline import progress
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -245,3 +246,31 @@ def test_ids_of_the_cache_that_are_not_the_shards_are_found(own_cache: Path) -> 
         file["ids"][...] = np.roll(file["ids"][:], 1)
     with pytest.raises(UserError, match="the shards' ids are not the cache's ids"):
         verify_cache(own_cache)
+
+
+def test_shards_of_several_devices_are_joined_with_a_line_and_the_cache_knows_them(
+    own_cache: Path, edit: Callable[[Path, Callable[[Any], None]], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = own_cache.parent.parent / "data" / "dataset.json"
+    before = open_cache(own_cache)
+    assert (before.provenance["device"], before.provenance["arithmetic"]) == ("cpu", "fp32")
+    record = shard_path(own_cache, 1, 3).with_suffix(".json")
+    edit(record, lambda content: content["notes"].update(device="cuda (Test 9000)"))
+    after = open_cache(merge(dataset, own_cache, 3))
+    assert after.provenance["device"] == "cpu, cuda (Test 9000)"
+    assert after.key == before.key
+    assert "its shards were computed on several devices (cpu, cuda (Test 9000))" in caplog.text
+
+
+def test_a_log_says_which_shard_of_how_many_and_how_far_it_is(
+    few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    settings = ["model=squeezenet1_1", "layer=features.2", "weights=random", "resize=32", "crop=32", "batch_size=2"]
+    options = [text for setting in settings for text in ("--set", setting)]
+    with pytest.raises(SystemExit, match="0"):
+        main(["cnn", "--dataset", str(few), "--out", str(tmp_path / "x.h5"), "--shards", "3", "--shard", "1", *options])
+    log = capsys.readouterr().err
+    assert "extract fc7, shard 2 of 3: 4 rows\n" in log
+    assert "extract fc7, shard 2 of 3: 2 of 4, " in log
+    assert "\r" not in log

@@ -2,8 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import timm
+import torch
+from PIL import Image
 
+from vse.features.crops import crops_of, normalized
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.feature_presets import load_feature
 from vse.pipeline.errors import UserError
@@ -13,7 +18,6 @@ from vse.pipeline.presets import known_presets
 # SHA-256 of the settings that are part of a cache's key: another one would make every such cache of a user stale.
 CONTENT = {
     "fc7": "74b0d14d76be1eff748e1e1877f7875d6451ab44e19ca8685c6e295c0c7817aa",
-    "effnet_rc": "637314b751d2e92ee372d99403be6f4b0aad72ef70e1763a29b6b61ed7ca8b8f",
     "resnet_grid": "4bdb7ca48ba2505894b3438f8f58c6ee8391eecbcfaf07663b8b1a27e4d4297b",
     "clip": "c9fb6f4e34a502dd211f1e596517037411608a01b63721e218ccee644948646e",
     "regions_adaptive": "360394c210d7868b10434d1152e5738e1f1db4ace895a0f5b0872333816094c2",
@@ -25,9 +29,52 @@ CONTENT = {
 }
 
 
+# Of Flickr8k, whose preset keeps what other data sets take from timm since.
+CONTENT_ON_FLICKR8K = {
+    "effnet": "8f9caeadbbdc9cdecfb2b7e2df9e3d355ab42319a289bf604de51bdb0fb2241b",
+    "effnet_10c": "43ad151e23791a61ffbb712e6616609e3dfcf467af068217c781fb5f2746c415",
+    "effnet_rc": "637314b751d2e92ee372d99403be6f4b0aad72ef70e1763a29b6b61ed7ca8b8f",
+    "dino": "406954533fb53a73fcdd2efeb8adf7f5ceebc07c9d97e63c75c94d694d104d9b",
+}
+
+
 @pytest.mark.parametrize("name", CONTENT)
 def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(name: str) -> None:
     assert sha256_json(load_feature(name).content()) == CONTENT[name]
+
+
+@pytest.mark.parametrize("name", CONTENT_ON_FLICKR8K)
+def test_caches_of_flickr8k_stay_valid(name: str) -> None:
+    assert sha256_json(load_feature(name, "f8k").content()) == CONTENT_ON_FLICKR8K[name]
+
+
+def from_timm() -> list[str]:
+    """Presets whose CNN comes from timm; none of them is a row of a paper."""
+    configs = [load_feature(name) for name in known_presets("features")]
+    return [config.name for config in configs if isinstance(config, CnnConfig) and config.model.startswith("timm/")]
+
+
+@pytest.mark.parametrize("name", from_timm())
+def test_a_preset_from_timm_takes_timm_s_own_transform(name: str) -> None:
+    config = load_feature(name)
+    assert isinstance(config, CnnConfig)
+    own = timm.get_pretrained_cfg(config.model.removeprefix("timm/"))
+    assert (config.resize_mode, config.resize, config.crop) == ("library", int(224 / own.crop_pct), own.input_size[1])
+    assert (config.interpolation, config.mean, config.std) == (own.interpolation, own.mean, own.std)
+
+
+def test_a_photo_is_cut_as_timm_cuts_it() -> None:
+    rng = np.random.default_rng(0)
+    coarse = Image.fromarray(rng.integers(0, 255, (20, 33, 3), dtype=np.uint8))
+    photo = coarse.resize((640, 427), Image.Resampling.BICUBIC)
+    config = load_feature("effnet")
+    assert isinstance(config, CnnConfig)
+    theirs = timm.data.create_transform(**timm.data.resolve_data_config(model=timm.create_model(config.model.split("/")[1])))
+    ours = normalized(crops_of(photo, config), config.mean, config.std, torch.device("cpu"))[0]
+    torch.testing.assert_close(ours, theirs(photo))
+    square = config.model_copy(update={"resize_mode": "square"})
+    squashed = normalized(crops_of(photo, square), config.mean, config.std, torch.device("cpu"))[0]
+    assert (squashed - theirs(photo)).abs().mean() > 0.25
 
 
 @pytest.mark.parametrize("dataset", known_presets("datasets"))

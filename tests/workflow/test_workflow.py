@@ -193,3 +193,11 @@ def test_the_user_s_own_files_are_used_by_configuration_alone(demo: Path, tmp_pa
     assert (tmp_path / "data/f8k/images/demo_000000.jpg").is_file()
     again = snakemake("data/f8k/dataset.json")
     assert "Nothing to be done" in again.stderr + again.stdout, "the folder need not be named again"
+
+
+def test_what_computes_asks_for_a_gpu_and_the_evaluation_stays_on_the_processor(snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "results/demo_vsepp.json", "--resources", "gpu=4")
+    assert answer.returncode == 0, answer.stderr
+    jobs = {job.split(":")[0]: job for job in (answer.stdout + answer.stderr).split("\nrule ")[1:]}
+    assert {name for name, job in jobs.items() if "gpu=1" in job} == {"extract", "train", "embed"}
+    assert "--device cpu" in jobs["evaluate"]

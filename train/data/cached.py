@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.features.hardware import moved
 from vse.features.reader import FeatureReader
 from vse.train.kinds import Encoded, Kind, kind_of_rows
 
@@ -24,7 +25,8 @@ class CachedFeatures:
     reader : of the cache
     ids : the images or captions, in the order of their numbers
     device : where features are wanted
-    memory_gb : how much may be kept, in units of 1e9 bytes; on a GPU, what is free there
+    memory_gb : how much may be kept, in units of 1e9 bytes; on a GPU, if it is not 0, what is free there
+    taken_gb : how much of that others have taken
 
     Attributes
     ----------
@@ -33,7 +35,9 @@ class CachedFeatures:
     gb_kept : how much is in memory, in units of 1e9 bytes
     """
 
-    def __init__(self, reader: FeatureReader, ids: Numbers, device: torch.device, memory_gb: float = 0) -> None:
+    def __init__(
+        self, reader: FeatureReader, ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+    ) -> None:
         cache = reader.cache
         self._reader = reader
         self._rows = reader.positions(ids)
@@ -47,7 +51,7 @@ class CachedFeatures:
             self._counts = np.full(len(self._rows), int(np.prod(cache.row_shape[:-1])))
         self._starts = np.cumsum(self._counts) - self._counts
         needed = int(self._counts.sum()) * cache.dim * cache.dtype.itemsize
-        self._kept = self._loaded() if needed <= _room(device, memory_gb) else None
+        self._kept = self._loaded() if needed <= free_room(device, memory_gb, taken_gb) else None
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
     def of(self, numbers: Numbers, crops: Numbers | None = None) -> Encoded:
@@ -66,18 +70,18 @@ class CachedFeatures:
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._rows[numbers]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
-        return self._checked(torch.from_numpy(vectors).float(), rows).to(self._device)
+        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _mean(self, numbers: Numbers) -> Tensor:
         rows = self._rows[numbers]
-        mean = self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows).to(self._device)
+        mean = moved(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
         return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
 
     def _sets(self, numbers: Numbers) -> Encoded:
         if self._kept is None:
             rows = self._rows[numbers]
             sets = self._reader.sets(rows)
-            vectors = self._checked(torch.from_numpy(sets.features).float(), rows).to(self._device)
+            vectors = moved(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
             starts, counts = (torch.from_numpy(part[numbers]).to(self._device) for part in (self._starts, self._counts))
@@ -112,8 +116,8 @@ class CachedFeatures:
         return features
 
 
-def _room(device: torch.device, memory_gb: float) -> float:
-    """Bytes that features may take."""
+def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
+    """Bytes that features may take: of ``memory_gb``, what is not taken; on a GPU, unless that is 0, 80% of what is free."""
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
-    return memory_gb * 1e9
+    return max(0.0, memory_gb - taken_gb) * 1e9

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.features.caption_encoders import CaptionEncoder
+from vse.features.hardware import moved
 from vse.pipeline.dataset import Caption
 from vse.pipeline.vocabulary import PAD, Vocabulary
 from vse.train.kinds import Kind
@@ -71,4 +72,4 @@ class WordNumbers:
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
         words = np.where(inside, self._words[np.minimum(self._starts[numbers][:, None] + column, len(self._words) - 1)], PAD)
-        return torch.from_numpy(words.astype(np.int64)).to(self._device, non_blocking=True), torch.from_numpy(lengths)
+        return moved(torch.from_numpy(words.astype(np.int64)), self._device), torch.from_numpy(lengths)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
 from vse.features.hardware import pick_device
+from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, padded
 
 _CPU = torch.device("cpu")
@@ -48,7 +49,7 @@ class Processes:
             return embeddings
         if len(embeddings) == 1:
             return (_Gather.apply(embeddings[0], self, n_pairs),)
-        longest = torch.tensor([embeddings[1].shape[1]], device=self.device)
+        longest = torch.tensor([embeddings[1].shape[1]])
         distributed.all_reduce(longest, distributed.ReduceOp.MAX)
         vectors, mask = padded(embeddings, int(longest.item()))
         rows = _Gather.apply(vectors.flatten(1), self, n_pairs)
@@ -65,7 +66,7 @@ class Processes:
             if parameter.grad is not None:
                 parameter.grad /= self.size
         wanted = [parameter for parameter in parameters if parameter.requires_grad]
-        used = torch.tensor([parameter.grad is not None for parameter in wanted], device=self.device, dtype=torch.uint8)
+        used = torch.tensor([parameter.grad is not None for parameter in wanted], dtype=torch.uint8)
         distributed.all_reduce(used, distributed.ReduceOp.MAX)
         for parameter, is_used in zip(wanted, used.tolist(), strict=True):
             if is_used:
@@ -76,7 +77,7 @@ class Processes:
         """Whether ``flag`` is set in some process."""
         if self.size == 1:
             return flag
-        flags = torch.tensor([flag], device=self.device, dtype=torch.uint8)
+        flags = torch.tensor([flag], dtype=torch.uint8)
         distributed.all_reduce(flags, distributed.ReduceOp.MAX)
         return bool(flags.item())
 
@@ -84,7 +85,7 @@ class Processes:
         """The number of the first process, in every process."""
         if self.size == 1:
             return number
-        value = torch.tensor([number], device=self.device)
+        value = torch.tensor([number])
         distributed.broadcast(value, 0)
         return int(value.item())
 
@@ -95,15 +96,38 @@ class Processes:
 
 
 def join_processes(device: str) -> Processes:
-    """The group that ``torchrun`` has started, with a GPU each if there are any; else this process alone."""
+    """The group that ``torchrun`` has started, with a GPU each if there are any; else this process alone.
+
+    Flags and lengths are exchanged from the processor's memory, so that nobody waits for a GPU to read them.
+    """
     if not distributed.is_torchelastic_launched():
         return Processes(device=pick_device(device))
-    where = pick_device(device)
-    if where.type == "cuda" and where.index is None:
-        where = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(where)
-    distributed.init_process_group("nccl" if where.type == "cuda" else "gloo", timeout=_PATIENCE)
+    where = device_of_process(device)
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if where.type == "cuda" else "gloo", timeout=_PATIENCE)
     return Processes(distributed.get_rank(), distributed.get_world_size(), where)
+
+
+def device_of_process(device: str) -> torch.device:
+    """The GPU that has the number of this process on its machine, and no other; the CPU where there is none.
+
+    :class:`UserError` if ``torchrun`` has started more processes on this machine than it has GPUs, or if ``device`` is one GPU
+    for several processes.
+    """
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    kind, _, number = name.partition(":")
+    n_gpus = torch.cuda.device_count() if kind == "cuda" else 0
+    if not n_gpus:
+        return pick_device(device)
+    rank = int(os.environ["LOCAL_RANK"])
+    n_processes = int(os.environ.get("LOCAL_WORLD_SIZE", rank + 1))
+    if number and n_processes > 1:
+        raise UserError(f"--device {device}: {n_processes} processes would share one GPU; --device cuda gives each its own")
+    if n_processes > n_gpus:
+        raise UserError(
+            f"{n_processes} processes on a machine with {n_gpus} GPU{'s' * (n_gpus > 1)}: each takes one of its own; start "
+            f"torchrun with --nproc-per-node {n_gpus}, or add --device cpu"
+        )
+    return pick_device(name if number else f"cuda:{rank}")
 
 
 class _Gather(torch.autograd.Function):

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
+from vse.features.hardware import deterministic_algorithms, memory_guard, moved
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
+_OUT_OF_MEMORY = (
+    "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
+    "images.gradient_checkpointing=true where a CNN is trained"
+)
 
 
 class GradientSettings(SolverSettings):
@@ -105,7 +110,8 @@ class Trainer(Solver):
         learning_rate = self.settings.learning_rate * self.settings.decay ** (progress.epoch // self.settings.decay_after)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self._train(save)
+        with memory_guard(_OUT_OF_MEMORY), deterministic_algorithms(self.settings.deterministic):
+            self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
         if self.processes.first and self.validates(progress.epoch + 1):
@@ -132,12 +138,12 @@ class Trainer(Solver):
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
         rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
-        with tqdm(
+        with progress_bar(
             total=len(batches),
             initial=progress.step,
             desc=f"epoch {progress.epoch + 1}/{settings.epochs}",
             unit="batch",
-            disable=None if self.processes.first else True,
+            hidden=not self.processes.first,
         ) as bar:
             for batch, seen in zip(left, stream, strict=True):
                 self._totals += torch.stack(self.step(batch, seen, objective))
@@ -147,7 +153,7 @@ class Trainer(Solver):
                 bar.update()
                 if progress.step % _LOOK == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
-                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate)
+                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
                     save()
@@ -206,7 +212,7 @@ class Trainer(Solver):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(part.to(self.device, non_blocking=True) for part in seen))
+            images = self.model.embed_images(*(moved(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.of(share))
 
     def _finite_loss(self) -> float:

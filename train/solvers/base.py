@@ -52,6 +52,9 @@ class TrainConfig(Settings):
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
     precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
+    deterministic: bool = Field(
+        False, description="on a GPU, take algorithms that give the same bits every time, which are slower; a CPU's always do"
+    )
     compile: bool = Field(False, description="compile the loss, and a CNN that is trained (torch.compile)")
     restval: bool = Field(False, description="train on the split restval as well (rV of the paper: COCO's 113,287 images)")
     min_count: PositiveInt = Field(4, description="a word needs this many training occurrences to be in the vocabulary")

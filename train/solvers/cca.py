@@ -14,9 +14,9 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
-from tqdm import tqdm
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 from vse.train.data.images import CachedImages
 from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
 
@@ -172,7 +172,7 @@ class Cca(Solver):
         """Blocks of images with their captions."""
         pairs = self.pairs
         ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
-        with tqdm(total=len(pairs.images), desc="covariances", unit="image", disable=None) as bar:
+        with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
             for start in range(0, len(pairs.images), _BLOCK):
                 stop = min(start + _BLOCK, len(pairs.images))
                 numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
 from vse.features.backbones import autocast
+from vse.features.hardware import moved
 from vse.train.data.pairs import Split
 from vse.train.kinds import Encoded, joined, padded, select
 from vse.train.models.build import Model
@@ -31,7 +32,7 @@ def encode_images(model: Model, split: Split, device: torch.device) -> Encoded:
     """Embeddings of all images of a split."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     parts = (
-        tuple(part.to(device) for part in split.images.of_images(rows)) for rows in _blocks(len(split.pairs.images), block)
+        tuple(moved(part, device) for part in split.images.of_images(rows)) for rows in _blocks(len(split.pairs.images), block)
     )
     return _encoded(model, model.embed_images, parts)
 

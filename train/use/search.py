@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
+from vse.eval.search.gpu import use_device
 from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
 from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
@@ -85,6 +86,7 @@ def search_split(
     trained = load_run(run, split, places, device, unfinished=True)
     if state := unfinished_state(trained.record):
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
+    use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
     by_photo = isinstance(query, Path)
     if by_photo and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")

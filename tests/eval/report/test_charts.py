@@ -48,7 +48,7 @@ def test_every_bar_says_its_value_and_one_without_a_value_is_left_out() -> None:
 
 def test_whiskers_are_drawn_where_there_are_intervals_alone() -> None:
     group = [("image to text", ["R@1", "R@5"])]
-    whisker = "stroke: #1d2733"
+    whisker = "stroke: var(--ink, #1d2733)"
     assert whisker not in recall_bars("x", group, [Bars([50, 80], NONE, NONE)])
     assert whisker in recall_bars("x", group, [Bars([50, 80], [49, math.nan], [51, math.nan])])
 
@@ -72,3 +72,25 @@ def test_every_rank_is_in_the_bin_that_ends_at_or_after_it() -> None:
     ranks = np.array([0, 1, 4, 5, 9, 10, 29])
     shares = rank_shares(ranks, rank_bins(30))
     np.testing.assert_allclose(shares, np.array([1, 2, 2, 1, 1]) / 7 * 100)
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_colours_can_be_set_by_the_page_and_are_there_without_it(name: str) -> None:
+    chart = CHARTS[name]()
+    for colour in ("var(--a, #2a6f97)", "var(--label, #4a5560)", "var(--axis, #8a949e)"):
+        assert colour in chart
+    assert re.findall(r": #[0-9a-f]{6}", chart) == []
+
+
+def test_the_change_of_the_loss_and_the_chance_level_have_lines() -> None:
+    curve = [Curve(0, [1, 2, 3, 4], [9, 4, 5, 3])]
+    plain = training_curves("x", "epoch", "loss", curve)
+    marked = training_curves("x", "epoch", "loss", curve, warm_ups=[(0, 2)], chance=1.0)
+    for word in (">warm-up<", ">chance<"):
+        assert word in marked
+        assert word not in plain
+    group, bars = [("image to text", ["R@1", "R@5"])], [Bars([50, 80], NONE, NONE)]
+    dotted = [
+        chart.count("stroke-dasharray") for chart in (recall_bars("x", group, bars), recall_bars("x", group, bars, [1, 5]))
+    ]
+    assert dotted[0] < dotted[1]

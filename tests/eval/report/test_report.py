@@ -398,6 +398,31 @@ def test_the_epoch_of_the_highest_rsum_is_marked(world: World, monkeypatch: pyte
     assert drawn == [Curve(0, [1, 2, 3], [3.5, 2.5, 2.0], None), Curve(0, [1, 2, 3], [100, 300, 200], 2)]
 
 
+def test_the_report_says_where_the_loss_changes_and_what_chance_is(world: World) -> None:
+    def with_validation(content: dict[str, Any]) -> None:
+        for image in content["images"][:4]:
+            number = image["imgid"] + 50
+            sentences = [{**s, "imgid": number, "sentid": s["sentid"] + 5000} for s in image["sentences"]]
+            content["images"].append(
+                {**image, "imgid": number, "filename": f"v{number}.png", "split": "val", "sentences": sentences}
+            )
+
+    world.change(with_validation)
+    config = {"warmup": {"epochs": 2, "loss": "sum"}, "loss": {"name": "max"}}
+    note = json.dumps({"captions": "../../../data/dataset.json", "config": config})
+    page = world.page(world.result(world.embeddings(provenance=note)))
+    assert page.count(">warm-up<") == 2, "in the curves of the loss and of rsum"
+    assert page.count(">chance<") == 1
+    assert "for 2 epochs, the loss of model is sum (warm-up), then max: the two sides do not compare" in page
+    assert "Dotted lines: chance, R@1 / 5 / 10 of 8.3 / 38.0 / 67.0 image to text, 8.3 / 41.7 / 83.3 text to image" in page
+
+
+@pytest.mark.parametrize("epochs", [0, 3, "2", None])
+def test_a_loss_that_never_changes_has_no_line(epochs: Any, world: World) -> None:
+    note = json.dumps({"config": {"warmup": {"epochs": epochs, "loss": "sum"}}})
+    assert ">warm-up<" not in world.page(world.result(world.embeddings(provenance=note)))
+
+
 def test_an_ensemble_is_shown_by_the_scores_of_all_its_members(world: World) -> None:
     members = [world.embeddings(experiment=name, noise=2.0) for name in ("one", "two")]
     result = evaluate(members, world.folder / "results" / "both.json", bootstrap=0, together=True)
@@ -557,4 +582,24 @@ def test_a_browser_prints_the_page(world: World, chromium: Any) -> None:
     page.set_viewport_size({"width": 718, "height": 1000})  # A4 less its margins
     assert page.evaluate("document.documentElement.scrollWidth") <= 718
     assert page.pdf(format="A4").startswith(b"%PDF")
+    page.close()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_follows_the_reader_s_colour_scheme(scheme: str, world: World, chromium: Any) -> None:
+    page = chromium.new_page(color_scheme=scheme)
+    page.goto(write_report([world.result(noise=0.9)], world.folder / "page.html").as_uri())
+
+    def lightness(selector: str, which: str) -> float:
+        script = "([selector, which]) => getComputedStyle(document.querySelector(selector))[which]"
+        return sum(map(float, re.findall(r"\d+", page.evaluate(script, [selector, which]))[:3])) / 765
+
+    dark = scheme == "dark"
+    assert (lightness("body", "backgroundColor") < 0.2) == dark
+    for text in ("body", "h2", "td", "svg text", ".quiet", ".tile span"):
+        assert (lightness(text, "fill" if "svg" in text else "color") > 0.5) == dark, text
+    assert (lightness(".tile", "backgroundColor") < 0.3) == dark
+    page.emulate_media(media="print")
+    assert lightness("body", "backgroundColor") > 0.9, "on paper it is light"
     page.close()

@@ -15,7 +15,7 @@ from vse.features.cache import open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.errors import UserError
 from vse.train.data import cached as cached_module
-from vse.train.data.cached import CachedFeatures
+from vse.train.data.cached import CachedFeatures, free_room
 from vse.train.kinds import Kind
 
 N_IMAGES, N_CROPS, DIM = 66, 3, 4
@@ -180,3 +180,30 @@ def test_large_numbers_are_no_reason_to_refuse(where: str, tmp_path: Path) -> No
     features = np.full((6, 4), 3e38, np.float32)
     (vectors,) = cached(made_by_hand(tmp_path, features, range(6)), where).of(np.arange(6))
     assert torch.equal(vectors, torch.from_numpy(features))
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_gb", "taken_gb", "room"),
+    [
+        ("cpu", 2.0, 0.5, 1.5e9),
+        ("cpu", 2.0, 3.0, 0.0),
+        ("cuda", 2.0, 3.0, 0.8 * 70e9),  # what is taken there is free no more
+        ("cuda", 0.0, 0.0, 0.0),
+    ],
+)
+def test_images_in_a_gpu_s_memory_leave_room_for_captions(
+    device: str, memory_gb: float, taken_gb: float, room: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70e9, 80e9))
+    assert free_room(torch.device(device), memory_gb, taken_gb) == pytest.approx(room)
+
+
+def test_captions_fit_on_a_gpu_beside_images_that_are_larger_than_memory_gb(
+    tfidf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(cached_module, "free_room", lambda _, memory, taken: asked.append((memory, taken)) or 70e9)
+    opened = open_cache(tfidf)
+    captions = CachedFeatures(FeatureReader(opened, 0), opened.ids, CPU, 2.0, taken_gb=3.0)
+    assert asked == [(2.0, 3.0)]
+    assert captions.gb_kept > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ import torch
 from tests.train import forked
 from tests.train.conftest import COMMAND, experiment, state
 from tests.train.toy_similarity import ToySettings
+from vse.pipeline.errors import UserError
 from vse.train.models.similarities import SIMILARITIES
-from vse.train.run.processes import Processes
+from vse.train.run.processes import Processes, device_of_process
 from vse.train.training import Existing, train
 
 CASES = {
@@ -121,3 +123,53 @@ def test_shares_make_up_the_batch_in_its_order(n: int, size: int) -> None:
     shares = [Processes(rank, size).share(batch) for rank in range(size)]
     assert np.concatenate(shares).tolist() == batch.tolist()
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A machine with two GPUs, as torch would speak of it; returns the devices on which something was made."""
+    touched: list[str] = []
+    empty = torch.empty
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(torch, "empty", lambda *size, device: touched.append(str(device)) or empty(*size))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=f"test-{number}"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    return touched
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_process_takes_the_gpu_of_its_number_and_touches_no_other(
+    device: str, rank: int, two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert device_of_process(device) == torch.device("cuda", rank)
+    assert two_gpus == [f"cuda:{rank}"]
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "message"),
+    [
+        ("auto", 3, "3 processes on a machine with 2 GPUs: each takes one of its own; start torchrun with --nproc-per-node 2"),
+        ("cuda", 4, "4 processes on a machine with 2 GPUs"),
+        ("cuda:0", 2, "--device cuda:0: 2 processes would share one GPU; --device cuda gives each its own"),
+    ],
+)
+def test_processes_without_a_gpu_of_their_own_are_refused_in_one_line(
+    device: str, processes: int, message: str, two_gpus: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    with pytest.raises(UserError) as refused:
+        device_of_process(device)
+    assert str(refused.value).startswith(message)
+    assert two_gpus == []
+
+
+def test_more_processes_than_gpus_may_share_the_processor(two_gpus: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert device_of_process("cpu") == torch.device("cpu")

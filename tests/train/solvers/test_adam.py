@@ -195,3 +195,56 @@ def test_a_compiled_loss_and_cnn_give_the_same(sets: list[str], cache: Path, tmp
     compiled = state(tmp_path / "compiled")
     assert plain["rows"][0]["loss"] == pytest.approx(compiled["rows"][0]["loss"], rel=1e-4)
     assert plain["model"].keys() == compiled["model"].keys()
+
+
+def test_deterministic_algorithms_are_asked_for_while_it_trains_and_change_nothing_on_a_processor(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, seen = adam.Trainer.step, []
+
+    def watched(self: adam.Trainer, *arguments: Any) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return step(self, *arguments)
+
+    monkeypatch.setattr(adam.Trainer, "step", watched)
+    plain = train(cache, experiment("train.epochs=1"), out=tmp_path / "plain")
+    assert not any(seen)
+    seen.clear()
+    same = train(cache, experiment("train.epochs=1", "train.deterministic=true"), out=tmp_path / "same")
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert all(torch.equal(weights(plain)[name], weight) for name, weight in weights(same).items())
+
+
+def test_what_has_no_deterministic_algorithm_is_one_line(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise RuntimeError("put_ does not have a deterministic implementation, but you set x. You can turn off determinism")
+
+    monkeypatch.setattr(adam.Trainer, "step", refused)
+    line = fails(train_main, "--features", cache, *COMMAND, "--set", "train.deterministic=true", "--out", tmp_path / "run")
+    assert "train.deterministic: put_ does not have a deterministic implementation" in line
+
+
+def test_a_gpu_without_memory_is_one_line_with_what_to_lower(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 3 GiB")
+
+    monkeypatch.setattr(adam.Trainer, "step", full)
+    line = fails(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run")
+    assert "out of memory (CUDA out of memory); lower train.batch_size, or --set train.features_in_memory=false" in line
+
+
+def test_a_gpu_without_memory_for_the_model_is_one_line(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    monkeypatch.setattr("vse.train.training.prepare_task", full)
+    line = fails(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run")
+    assert "the GPU is out of memory (CUDA out of memory); lower train.batch_size" in line
+    assert "--device cpu does without it" in line

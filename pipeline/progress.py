@@ -1,0 +1,59 @@
+"""How far a long job is: a bar in a terminal, and elsewhere, in the log of a workflow for example, a line now and then."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tqdm import tqdm
+
+EVERY = 30.0  # seconds between lines; what takes less has none
+LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
+log = logging.getLogger(__name__)
+
+
+class _LoggedBar(tqdm):  # type: ignore[type-arg]
+    """A bar that is a line of the log whenever it would be drawn."""
+
+    monitor_interval = 0  # no thread that watches it
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Log the state."""
+        log.info("%s", msg or self)
+
+
+def progress_bar(
+    items: Iterable[Any] | None = None,
+    *,
+    desc: str,
+    total: int | None = None,
+    unit: str = "it",
+    initial: int = 0,
+    unit_scale: bool = False,
+    hidden: bool = False,
+) -> Any:
+    """A bar as tqdm's, over ``items`` or to be updated by hand; nothing is shown if it is ``hidden``.
+
+    Without a terminal, rate and remaining time are logged every ``EVERY`` seconds.
+    """
+    if sys.stderr.isatty() or hidden:
+        return tqdm(
+            items, desc=desc, total=total, unit=unit, initial=initial, unit_scale=unit_scale, disable=hidden, file=sys.stderr
+        )
+    return _LoggedBar(
+        items,
+        desc=desc,
+        total=total,
+        unit=unit if unit_scale else f" {unit}",
+        initial=initial,
+        unit_scale=unit_scale,
+        file=io.StringIO(),
+        delay=EVERY,
+        mininterval=EVERY,
+        maxinterval=EVERY,
+        miniters=1,
+        bar_format=LINE,
+    )

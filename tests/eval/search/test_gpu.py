@@ -1,0 +1,149 @@
+"""Which processor FAISS computes on, with what it would answer where there are GPUs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faiss
+import numpy as np
+import pytest
+
+from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.search import gpu as gpu_module
+from vse.eval.search.approximate import approximate_recalls
+from vse.eval.search.exact import exact_search
+from vse.eval.search.gpu import on_gpu, use_device
+from vse.eval.search.index import build_index, search_index, set_parameters
+from vse.pipeline.errors import UserError
+
+FULL = RuntimeError("Error in void* allocMemory at StandardGpuResources.cpp:500: cudaMalloc error out of memory [2]")
+
+
+def rows(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, 8)).astype(np.float32)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """A machine with two GPUs that compute what the processor does; returns what was done on which of them."""
+    done: list[tuple[str, int]] = []
+
+    def knn_gpu(_: Any, queries: np.ndarray, corpus: np.ndarray, k: int, *, metric: int, device: int) -> Any:
+        done.append(("knn", device))
+        return faiss.knn(queries, corpus, k, metric=metric)
+
+    def copied(_: Any, device: int, index: Any) -> Any:
+        done.append(("copy", device))
+        return index
+
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
+    monkeypatch.setattr(faiss, "knn_gpu", knn_gpu, raising=False)
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", copied, raising=False)
+    monkeypatch.setattr(gpu_module, "_current", {})
+    return done
+
+
+@pytest.mark.parametrize(("device", "numbers"), [("auto", [0, 0]), ("cuda", [0, 0]), ("cuda:1", [1, 1]), ("cpu", [])])
+def test_the_device_that_is_asked_for_is_the_one_that_searches(device: str, numbers: list[int], calls: list[Any]) -> None:
+    use_device(device)
+    corpus, queries = rows(50), rows(5, 1)
+    exact = exact_search(corpus, queries, 3)
+    index = build_index(corpus).index
+    np.testing.assert_array_equal(search_index(on_gpu(index, 3), queries, 3).rows, exact.rows)
+    assert calls == [(what, number) for what, number in zip(["knn", "copy"], numbers, strict=False)]
+
+
+def test_a_gpu_without_memory_is_given_up_with_a_line(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        calls.append("tried")
+        raise FULL
+
+    corpus, queries = rows(50), rows(5, 1)
+    use_device("cpu")
+    expected = exact_search(corpus, queries, 3)
+    use_device("cuda")
+    monkeypatch.setattr(faiss, "knn_gpu", full, raising=False)
+    np.testing.assert_array_equal(exact_search(corpus, queries, 3, block=10).rows, expected.rows)
+    assert calls == ["tried"], "once, and not again for each block"
+    assert "its GPU failed (cudaMalloc error out of memory [2])" in caplog.text
+
+
+def test_an_index_whose_search_fails_on_the_gpu_is_searched_by_the_processor(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Full:
+        def search(self, *_: Any) -> Any:
+            raise FULL
+
+    monkeypatch.setattr(faiss, "index_cpu_to_gpu", lambda *_: Full(), raising=False)
+    corpus, queries = rows(50), rows(5, 1)
+    index = build_index(corpus).index
+    expected = search_index(index, queries, 3)
+    found = search_index(on_gpu(index, 3), queries, 3)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    assert caplog.text.count("FAISS computes on the processor") == 1
+
+
+def test_a_faiss_without_gpus_says_so_if_one_was_asked_for(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
+    with caplog.at_level(logging.INFO):
+        use_device("auto")
+        assert caplog.text == ""
+        use_device("cuda")
+    assert "FAISS has no GPU 0 here; it computes on the processor" in caplog.text
+    exact_search(rows(50), rows(5, 1), 3)
+    assert calls == []
+
+
+def test_more_lists_than_a_gpu_can_look_into_are_refused_in_one_line(
+    calls: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build_index(rows(200), "IVF4,Flat").index
+    set_parameters(index, "nprobe=4096")
+    use_device("cuda")
+    with pytest.raises(
+        UserError, match="nprobe=4096: on a GPU FAISS looks into 2048 lists at most; lower it, or give --device cpu"
+    ):
+        on_gpu(index, 3)
+    use_device("cpu")
+    assert on_gpu(index, 3) is index
+
+
+def embedded(folder: Path) -> Path:
+    ids = np.arange(30)
+    vectors = rows(30) / np.linalg.norm(rows(30), axis=1, keepdims=True)
+    return write_embeddings(
+        folder / "test.h5",
+        Embeddings(
+            ids, ids, ids, "toy", "test", images=vectors, captions=vectors, experiment="x", seed=0, similarity="cosine"
+        ),
+    )
+
+
+@pytest.mark.parametrize(("device", "searched"), [("cpu", False), ("cuda:1", True)])
+def test_vse_eval_honours_device(device: str, searched: bool, calls: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        eval_main([str(embedded(tmp_path)), "--out", str(tmp_path / "r.json"), "--device", device, "--index", "Flat"])
+    assert bool(calls) == searched
+    assert {number for _, number in calls} <= {1}
+
+
+def test_an_unknown_device_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
+    line = fails(eval_main, embedded(tmp_path), "--out", tmp_path / "r.json", "--device", "tpu")
+    assert "--device tpu: FAISS knows auto, cpu, cuda and cuda:N" in line
+
+
+def test_approximate_search_refuses_too_many_lists_on_a_gpu(calls: list[Any]) -> None:
+    use_device("cuda")
+    images = rows(200)
+    with pytest.raises(UserError, match="nprobe=3000"):
+        approximate_recalls(images, images, np.arange(200), factory="IVF4,Flat", parameters="nprobe=3000")

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+
+from vse.pipeline import progress
+from vse.pipeline.progress import progress_bar
+
+
+class Terminal(io.StringIO):
+    """A standard error that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    caplog.set_level(logging.INFO)
+    with progress_bar(desc="extract fc7, shard 2 of 4", total=30, unit="image") as bar:
+        for _ in range(3):
+            bar.update(10)
+    lines = [record.message for record in caplog.records]
+    line = r"extract fc7, shard 2 of 4: 20 of 30, +[\d.]+k? image/s, 00:00 so far, 00:00 left"
+    assert any(re.fullmatch(line, text) for text in lines), lines
+    assert lines[-1].startswith("extract fc7, shard 2 of 4: 30 of 30, ")
+
+
+def test_what_is_done_soon_says_nothing(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
+    caplog.set_level(logging.INFO)
+    assert list(progress_bar(range(5), desc="draw demo")) == [0, 1, 2, 3, 4]
+    assert (caplog.text, capsys.readouterr().err) == ("", "")
+
+
+def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    caplog.set_level(logging.INFO)
+    list(progress_bar(range(5), desc="draw demo", unit="image"))
+    assert "draw demo: 100%" in sys.stderr.getvalue()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_hidden_bar_counts_in_silence(
+    stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(sys, "stderr", stream())
+    with progress_bar(desc="epoch 1/2", total=2, hidden=True) as bar:
+        bar.update()
+        bar.set_postfix(loss="1")
+    assert sys.stderr.getvalue() == caplog.text == ""
