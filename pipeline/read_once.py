@@ -6,11 +6,15 @@ import hashlib
 import os
 import stat
 import weakref
+from collections.abc import Callable
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 from vse.pipeline.errors import UserError
+
+_Content = TypeVar("_Content")
 
 
 class ReadOnce:
@@ -58,6 +62,16 @@ class ReadOnce:
     def _now(self) -> tuple[int, int]:
         status = os.fstat(self.stream.fileno())
         return status.st_size, status.st_mtime_ns
+
+
+def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
+    """What ``read`` makes of a file, and the SHA-256 of the file; :class:`UserError` if it was not the same file throughout."""
+    watched = Watched(path) if path.is_file() else None
+    content = read(path)
+    if watched is None:
+        raise UserError(f"{path}: no such file")
+    watched.check()
+    return content, watched.sha256
 
 
 class Watched:
