@@ -65,7 +65,7 @@ class ReadOnce:
 
 
 def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
-    """What ``read`` makes of a file, and the SHA-256 of the file; :class:`UserError` if it was not the same file throughout."""
+    """What ``read`` makes of a file, and the file's SHA-256; :class:`UserError` if it was not the same file throughout."""
     watched = Watched(path) if path.is_file() else None
     content = read(path)
     if watched is None:
