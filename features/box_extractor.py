@@ -22,7 +22,7 @@ from vse.features.extractors.regions import RegionsConfig
 from vse.features.hardware import moved
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import Watched
+from vse.pipeline.read_once import read_by_name
 
 
 @dataclass(frozen=True)
@@ -79,15 +79,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """Read what says where boxes are; returns the hashes of what was read."""
         config = self.config
         if config.from_file:
-            file = Watched(Path(config.boxes))
-            self._given = read_boxes(file.path)
-            file.check()
-            return {"boxes_sha256": file.sha256}
+            self._given, sha256 = read_by_name(Path(config.boxes), read_boxes)
+            return {"boxes_sha256": sha256}
         if config.boxes == "edge_boxes" and config.edge_model is not None:
-            file = Watched(Path(config.edge_model))
-            self._edge_model = EdgeModel(file.path)
-            file.check()
-            return {"edge_model_sha256": file.sha256}
+            self._edge_model, sha256 = read_by_name(Path(config.edge_model), EdgeModel)
+            return {"edge_model_sha256": sha256}
         if config.boxes == "rpn":
             proposer = RegionsConfig(
                 name=config.name, model=config.proposer, weights=config.proposer_weights, seed=config.seed,

@@ -192,8 +192,9 @@ def _check_out(dataset: Path, config: FeatureSettings, out: Path, words: Path | 
 
 
 def _default_shards(dataset: Path) -> int:
-    name = load_dataset_file(dataset).name
-    return presets.load_dataset(name).shards if name in presets.known_presets("datasets") else 4
+    loaded = load_dataset_file(dataset)
+    known = loaded.name in presets.known_presets("datasets")
+    return presets.load_dataset(loaded.name).shards if known else min(4, len(loaded.images))
 
 
 main = entry_point(extract)

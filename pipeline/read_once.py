@@ -6,12 +6,16 @@ import hashlib
 import os
 import stat
 import weakref
+from collections.abc import Callable
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
+from typing import TypeVar
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import check_input
+
+_Content = TypeVar("_Content")
 
 
 class ReadOnce:
@@ -59,6 +63,16 @@ class ReadOnce:
     def _now(self) -> tuple[int, int]:
         status = os.fstat(self.stream.fileno())
         return status.st_size, status.st_mtime_ns
+
+
+def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
+    """What ``read`` makes of a file, and the file's SHA-256; :class:`UserError` if it was not the same file throughout."""
+    watched = Watched(path) if path.is_file() else None
+    content = read(path)
+    if watched is None:
+        raise UserError(f"{path}: no such file")
+    watched.check()
+    return content, watched.sha256
 
 
 class Watched:

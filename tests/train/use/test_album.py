@@ -64,7 +64,7 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
 ) -> None:
     done(main, "album", photos, "--out", tmp_path / "album")
     data, out = tmp_path / "album" / "dataset.json", tmp_path / "album_tiny.h5"
-    of_album = ["cnn", "--dataset", data, "--out", out, "--shards", 1, "--like"]
+    of_album = ["cnn", "--dataset", data, "--out", out, "--like"]
     assert "--set does not go with --like" in fails(extract_main, *of_album, cache, "--set", "grid=1")
     assert "no features of images" in fails(extract_main, *of_album, tfidf)
     done(extract_main, *of_album, cache)

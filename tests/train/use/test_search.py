@@ -152,7 +152,12 @@ def test_the_index_is_searched_and_not_the_split(
 
 
 def test_an_index_of_something_else_is_one_line(
-    run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+    run: Path,
+    picture: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    edit: Callable[..., Path],
+    fails: Callable[..., str],
 ) -> None:
     index = tmp_path / "x.faiss"
     printed(capsys, run, "a disc", "--index", index)
@@ -163,7 +168,8 @@ def test_an_index_of_something_else_is_one_line(
     assert "side: images" not in fails(search_main, run, *options, "--corpus", run / "test.h5")
     trained = Path(shutil.copytree(run, run.with_name("trained anew")))
     weights = RunFolder(trained).best_weights()
-    RunFolder(trained).save_best({name: 1.01 * values for name, values in weights.items()})
+    sha256 = RunFolder(trained).save_best({name: 1.01 * values for name, values in weights.items()})
+    edit(trained / "run.json", lambda record: record["files"].update({"best.safetensors": sha256}))
     assert "(other weights)" in fails(search_main, trained, *options)
     shutil.rmtree(trained)
     index.write_bytes(index.read_bytes()[:-1])
