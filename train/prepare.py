@@ -33,6 +33,11 @@ def prepare_task(
 ) -> tuple[Task, Vocabulary]:
     """All that a solver is given, and the vocabulary, from opened inputs."""
     dataset, settings = inputs.dataset, experiment.train
+    if settings.restval and "restval" not in dataset.splits:
+        raise UserError(
+            f"{dataset.path}: no images in split 'restval', and train.restval asks for some; "
+            "--set train.restval=false does without"
+        )
     train_images = images_of(dataset, ["train", "restval"] if settings.restval else ["train"], inputs.cache)
     pairs, val = Pairs(train_images), Pairs(images_of(dataset, ["val"], inputs.evaluated))
     if len(pairs) < 2:
