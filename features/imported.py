@@ -121,21 +121,35 @@ def write_imported(
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with only_writer(out):
-        _write_shards(out, n_shards, identity, files, ids, rows)
+        empty = _write_shards(out, n_shards, identity, files, ids, rows)
+        if empty:
+            log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
         return merge_shards(out, n_shards, dataset.path, ids)
 
 
 def _write_shards(
     out: Path, n_shards: int, identity: Identity, files: Sequence[Watched], ids: Ids, rows: Callable[[slice], Rows]
-) -> None:
+) -> list[int]:
+    """Write the shards that are not there yet; returns the ids of their rows that are all zeros."""
+    empty: list[int] = []
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
         if shards.finished_shard(path, identity) is None:
             notes = {"files": [file.path.name for file in files]}
             made = rows(shards.shard_slice(len(ids), index, n_shards))
+            empty += _all_zero(made)
             for file in files:
                 file.check()
             shards.write_shard(path, identity, made, notes=notes)
+    return empty
+
+
+def _all_zero(rows: Rows) -> list[int]:
+    """The ids whose features, of all crops or regions, are zero."""
+    filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
+    if rows.offsets is not None:
+        filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
+    return [int(identity) for identity in rows.ids[~filled]]
 
 
 def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:
@@ -188,8 +202,19 @@ def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.
     else:
         array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
     if len(row_ids) != len(array):
+        row_ids = _per_row(row_ids, len(array))
+    if len(row_ids) != len(array):
         raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
     return array, row_ids
+
+
+def _per_row(ids: Ids, n_rows: int) -> Ids:
+    """An id per row of ids per caption, where each is there as often in a row as the counts say; else the ids as they are."""
+    times, rest = divmod(len(ids), n_rows)
+    if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
+        return ids
+    log.info("%d ids for %d rows: each stands %d times in a row, once per caption, and is taken once", len(ids), n_rows, times)
+    return ids[::times]
 
 
 def _places(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:

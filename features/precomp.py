@@ -43,7 +43,10 @@ class CaptionFile:
 
     @classmethod
     def read(cls, path: Path) -> CaptionFile:
-        """Captions of a file; :class:`UserError` names a line that is empty or not UTF-8."""
+        """Captions of a file; :class:`UserError` names a line that is empty or not UTF-8.
+
+        A carriage return counts as the end of a line where all lines have one; others stay in the captions, with a warning.
+        """
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -51,16 +54,26 @@ class CaptionFile:
         bom, ends = content.startswith(BOM), content.endswith(b"\n")
         lines = content.removeprefix(BOM).removesuffix(b"\n").split(b"\n")
         windows = all(line.endswith(b"\r") for line in (lines if ends else lines[:-1])) and b"\r\n" in content
-        captions = []
+        captions, stray = [], []
         for number, line in enumerate(lines, 1):
             try:
                 last = number == len(lines) and not ends
                 text = (line.removesuffix(b"\r") if windows and not last else line).decode()
             except UnicodeDecodeError as error:
                 raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason})") from None
+            if "\r" in text:
+                stray.append(number)
             if not words_of(text):
                 raise UserError(f"{path}: line {number} is an empty caption")
             captions.append(text)
+        if stray:
+            log.warning(
+                "%s: %d of %d lines hold a carriage return that ends no line, the first is line %d; it stays in the caption",
+                path,
+                len(stray),
+                len(lines),
+                stray[0],
+            )
         return cls(tuple(captions), bom, "\r\n" if windows else "\n", ends)
 
     def bytes(self) -> bytes:
@@ -71,7 +84,10 @@ class CaptionFile:
 
 @dataclass(frozen=True)
 class PrecompSplit:
-    """One split of the layout: ``name`` is its prefix; image k has ``captions[k]`` and row ``k * repeats`` of ``rows``."""
+    """One split of the layout: ``name`` is its prefix; image k has ``captions[k]`` and row ``k * repeats`` of ``rows``.
+
+    ``ids`` has an id per image; in its file each stands ``ids_repeats`` times.
+    """
 
     name: str
     text: CaptionFile
@@ -79,6 +95,7 @@ class PrecompSplit:
     repeats: int
     n_images: int
     ids: list[int] | None
+    ids_repeats: int
     files: tuple[Watched, ...]
 
     @property
@@ -101,6 +118,7 @@ def import_precomp(
     from 0 over the splits. ``test`` says which of ``test`` and ``testall`` is the test split, if there are both (testall).
     """
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
+    _report_missing(folder, [split.name for split in splits])
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
@@ -137,8 +155,8 @@ def import_precomp(
 def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
     """Write a cache and its captions in the layout; returns the folder.
 
-    What was imported from the layout comes back byte for byte; else a split has one row per image, or ``repeats``, LF
-    ends every line, and ids are written.
+    What was imported from the layout comes back byte for byte (docs/formats.md says what that covers); else a split has one
+    row per image, or ``repeats``, LF ends every line, and ids are written.
     """
     cache = open_cache(features)
     if cache.kind != "image":
@@ -161,7 +179,8 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
         _write_rows(out / f"{name}_ims.npy", reader, images, times)
         write_bytes(out / f"{name}_caps.txt", text.bytes())
         if layout.get("ids", True):
-            lines = [str(image.imgid) for image in images for _ in range(times)]
+            often = times if repeats else layout.get("ids_repeats", times)
+            lines = [str(image.imgid) for image in images for _ in range(often)]
             newline, ends = layout.get("ids_text") or ("\n", True)
             write_bytes(out / f"{name}_ids.txt", (newline.join(lines) + newline * ends).encode())
     return out
@@ -191,7 +210,7 @@ def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
     text, rows = CaptionFile.read(caps), open_array(ims)
     ids = read_ids(ids_file) if ids_file.is_file() else None
     n_captions, n_rows = len(text.captions), len(rows)
-    if ids is not None and len(ids) != n_rows:
+    if ids is not None and len(ids) != n_rows and not len(ids) == n_captions == n_rows * per_image:
         raise UserError(f"{ids_file}: {len(ids)} ids for the {n_rows} rows of {ims.name}")
     if n_rows == n_captions:
         repeats = per_image if per_image > 1 and _repeated(ims, rows, per_image) else 1
@@ -202,13 +221,18 @@ def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
             f"{ims}: {n_rows} rows for {n_captions} captions, neither one row per caption nor one per {per_image} captions "
             "(--captions-per-image)"
         )
-    if ids is not None and repeats > 1:
-        groups = np.asarray(ids).reshape(-1, repeats)
-        broken = np.flatnonzero((groups != groups[:, :1]).any(axis=1))
-        if len(broken):
-            raise UserError(f"{ids_file}: lines from {broken[0] * repeats + 1} on: {repeats} equal rows have different ids")
-        ids = groups[:, 0].tolist()
-    return PrecompSplit(name, text, rows, repeats, n_rows // repeats, ids, files)
+    n_images = n_rows // repeats
+    if ids is None:
+        return PrecompSplit(name, text, rows, repeats, n_images, None, 1, files)
+    ids_repeats = len(ids) // n_images  # 1; or as often as the row; or once per caption beside a row per image
+    groups = np.asarray(ids).reshape(-1, ids_repeats)
+    broken = np.flatnonzero((groups != groups[:, :1]).any(axis=1))
+    if len(broken):
+        what = "equal rows" if repeats > 1 else "captions of an image"
+        raise UserError(f"{ids_file}: lines from {broken[0] * ids_repeats + 1} on: {ids_repeats} {what} have different ids")
+    if ids_repeats > repeats:
+        log.info("%s: an id per caption beside a row per image; of each %d one is taken", ids_file, ids_repeats)
+    return PrecompSplit(name, text, rows, repeats, n_images, groups[:, 0].tolist(), ids_repeats, files)
 
 
 def _repeated(path: Path, rows: NDArray[Any], times: int) -> bool:
@@ -271,6 +295,7 @@ def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np
             "newline": s.text.newline,
             "ends": s.text.ends,
             "ids": s.ids is not None,
+            **({"ids_repeats": s.ids_repeats} if s.ids_repeats != s.repeats else {}),
             "ids_text": list(_line_ends(s.files[2].path)) if s.ids is not None else None,
         }
         for s in splits
@@ -282,6 +307,20 @@ def _line_ends(path: Path) -> tuple[str, bool]:
     """How the lines of a file end, and whether the last one does."""
     content = path.read_bytes()
     return "\r\n" if b"\r\n" in content else "\n", content.endswith(b"\n")
+
+
+def _report_missing(folder: Path, names: Sequence[str]) -> None:
+    """Say what cannot be done without a split, and what to do."""
+    for name, use in (("train", "trained on"), ("dev", "validated on"), ("test", "tested on")):
+        if not any(SPLITS[there] == SPLITS[name] for there in names):
+            log.warning(
+                "%s: no split %s, so nothing can be %s; for that put %s_ims.npy and %s_caps.txt there and import again",
+                folder,
+                name,
+                use,
+                name,
+                name,
+            )
 
 
 def _report_duplicates(path: Path) -> None:

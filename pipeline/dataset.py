@@ -73,7 +73,8 @@ class Dataset:
     def split(self, name: str) -> tuple[Image, ...]:
         """Images of one split; :class:`UserError` if there is none."""
         if name not in self.splits:
-            raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}")
+            hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
+            raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
         return self.splits[name]
 
 

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeGuard
 
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.plain_text import printable
@@ -60,7 +61,7 @@ def reason_of(error: Exception) -> str:
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
-def is_name(value: object) -> bool:
+def is_name(value: object) -> TypeGuard[str]:
     """Whether ``value`` can be the name of a data set, a feature or an experiment, which becomes a part of file names."""
     return (
         isinstance(value, str)

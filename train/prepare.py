@@ -33,6 +33,11 @@ def prepare_task(
 ) -> tuple[Task, Vocabulary]:
     """All that a solver is given, and the vocabulary, from opened inputs."""
     dataset, settings = inputs.dataset, experiment.train
+    if settings.restval and "restval" not in dataset.splits:
+        raise UserError(
+            f"{dataset.path}: no images in split 'restval', and train.restval asks for some; "
+            "--set train.restval=false does without"
+        )
     splits = ["train", "restval"] if settings.restval else ["train"]
     pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
     val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))

@@ -45,6 +45,17 @@ def test_rows_are_joined_by_id_in_any_order(form: str, kind: Any, shape: tuple[i
     np.testing.assert_array_equal(found.reshape(len(wanted), -1)[:, 0], wanted)
 
 
+def test_ids_per_caption_beside_rows_per_image_are_reduced(demo: Path, tmp_path: Path) -> None:
+    wanted = ids_of(demo)
+    np.save(tmp_path / "x.npy", np.asarray(wanted, np.float32)[::-1, None])
+    (tmp_path / "ids.txt").write_text("\r\n".join(str(identity) for identity in reversed(wanted) for _ in range(5)))
+    cache = verify_cache(import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "f" / "demo_x.h5"))
+    np.testing.assert_array_equal(FeatureReader(cache).rows(np.arange(len(wanted)))[:, 0], wanted)
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, wanted * 5)))
+    with pytest.raises(UserError, match="66 rows, but 330 ids"):
+        import_arrays(tmp_path / "x.npy", tmp_path / "ids.txt", demo, tmp_path / "f" / "demo_x.h5")
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [

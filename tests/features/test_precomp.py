@@ -80,6 +80,66 @@ def test_a_round_trip_loses_nothing(
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+def test_ids_per_caption_beside_rows_per_image_are_reduced(tmp_path: Path) -> None:
+    """As LAPS publishes testall: 5,000 rows, 25,000 captions and as many ids."""
+    folder = layout(tmp_path / "in", {"train": 4, "testall": 3}, {"train": 1, "testall": 1})
+    ids = [str(104 + k) for k in range(3) for _ in range(5)]
+    (folder / "testall_ids.txt").write_text("\n".join(ids) + "\n")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    cache = imported(folder)
+    assert open_cache(cache).ids.tolist() == list(range(100, 107))
+    out = export_precomp(cache, tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    once = export_precomp(cache, tmp_path / "once", repeats=1)
+    assert (once / "testall_ids.txt").read_text() == "104\n105\n106\n"
+    (folder / "testall_ids.txt").write_text("\n".join([*ids[:6], "9", *ids[7:]]))
+    with pytest.raises(UserError, match="testall_ids.txt: lines from 6 on: 5 captions of an image have different ids"):
+        imported(folder)
+
+
+@pytest.mark.parametrize(
+    ("splits", "missing"),
+    [
+        (("train", "dev", "testall"), []),
+        (("test",), ["train", "dev"]),
+        (("train", "test"), ["dev"]),
+        (("train",), ["dev", "test"]),
+    ],
+)
+def test_a_split_that_is_missing_is_said_with_what_to_do(
+    splits: tuple[str, ...], missing: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    imported(layout(tmp_path / "in", dict.fromkeys(splits, 2)))
+    lines = [record.getMessage() for record in caplog.records if "no split" in record.getMessage()]
+    assert len(lines) == len(missing)
+    for name, line in zip(missing, lines, strict=True):
+        assert f"no split {name}, so nothing can be " in line
+        assert f"put {name}_ims.npy and {name}_caps.txt there and import again" in line
+
+
+def test_a_stray_carriage_return_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = layout(tmp_path / "in", {"test": 2})
+    lines = ["A dog.", "A cat.\r", "Two\rbirds.", "A horse.", " A cow. "]
+    (folder / "test_caps.txt").write_bytes(("\n".join(lines * 2) + "\n").encode())
+    image = load_dataset_file(open_cache(imported(folder)).captions).images[0]
+    assert [caption.raw for caption in image.captions] == lines
+    assert [caption.tokens for caption in image.captions][1:3] == [("a", "cat"), ("two", "birds")]
+    assert "4 of 10 lines hold a carriage return that ends no line, the first is line 2" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6)])
+def test_rows_of_zeros_are_said(shape: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = layout(tmp_path / "in", {"train": 4, "test": 3}, shape=shape)
+    imported(folder)
+    assert "all zeros" not in caplog.text
+    rows = np.load(folder / "train_ims.npy")
+    rows[2], rows[3, ..., 1:] = 0, 0
+    np.save(folder / "train_ims.npy", rows)
+    shutil.rmtree(folder / "f")
+    imported(folder)
+    assert "1 of 7 rows are all zeros, the first is of id 102" in caplog.text
+
+
 def test_an_exported_cache_comes_back_as_it_was(own_cache: Path, tmp_path: Path) -> None:
     out = export_precomp(own_cache, tmp_path / "out")
     assert {path.name for path in out.iterdir()} == {f"{s}_{e}" for s in COUNTS for e in ("ims.npy", "caps.txt", "ids.txt")}

@@ -26,6 +26,14 @@ def set_in_sentence(key: str, value: object) -> Callable[[Any], None]:
     return lambda content: first(content)["sentences"][0].__setitem__(key, value)
 
 
+def test_a_split_without_images_is_said_with_what_to_do(demo: Path) -> None:
+    dataset = load_dataset_file(demo)
+    with pytest.raises(UserError, match='no images in split \'restval\'.*; give some of its images "split": "restval"'):
+        dataset.split("restval")
+    with pytest.raises(UserError, match=r"no images in split 'tset' \(did you mean 'test'.*\)$"):
+        dataset.split("tset")
+
+
 FAULTS: dict[str, tuple[Callable[[Any], None], str]] = {
     "duplicate image id": (set_in("imgid", 1), "says image 0|duplicate imgid 1"),
     "duplicate file": (set_in("filename", "demo_000001.jpg"), "duplicate image file demo_000001.jpg"),

@@ -61,9 +61,8 @@ def test_a_nan_in_the_features_stops_with_its_id(own_cache: Path, tmp_path: Path
 
 
 def test_restval_is_trained_on_when_asked_for(cache: Path, own_cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
-    assert "no images in split 'restval'" in fails(
-        train_main, "--features", cache, "--out", tmp_path / "r", *COMMAND, "--set", "train.restval=true"
-    )
+    line = fails(train_main, "--features", cache, "--out", tmp_path / "r", *COMMAND, "--set", "train.restval=true")
+    assert "no images in split 'restval', and train.restval asks for some; --set train.restval=false does without" in line
     data = own_cache.parent.parent / "data" / "dataset.json"
     data.write_text(data.read_text().replace('"split": "test"', '"split": "restval"'))
     plain = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "plain")
