@@ -18,7 +18,7 @@ from vse.features import shards
 from vse.features.imported import import_arrays
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import ReadOnce, Watched
+from vse.pipeline.read_once import ReadOnce, Watched, read_by_name
 
 RNG = np.random.default_rng(0)
 
@@ -53,6 +53,20 @@ def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
         _ = file.sha256
     with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
         watched.check()
+
+
+def test_what_is_read_by_name_is_the_file_that_is_hashed_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    assert read_by_name(path, Path.read_bytes) == (b"old", sha256(b"old"))
+
+    def replaced(file: Path) -> bytes:
+        (tmp_path / "y").write_bytes(b"new")
+        os.replace(tmp_path / "y", file)
+        return file.read_bytes()
+
+    with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
+        read_by_name(path, replaced)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "null byte"])
