@@ -16,6 +16,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 from vse.pipeline.hdf5_files import open_hdf5, required_data
 from vse.pipeline.input_files import reading
+from vse.pipeline.read_once import Watched
 
 Floats = NDArray[np.float32]
 _LOCK = threading.Lock()  # selective search draws from the C library's one generator
@@ -52,7 +53,7 @@ class EdgeModel:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"{path}: no such structured-edge model")
-        cv2, self.path, self._of_thread = opencv(), path, threading.local()
+        cv2, self.path, self._of_thread, self._watched = opencv(), path, threading.local(), Watched(path)
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
@@ -66,6 +67,7 @@ class EdgeModel:
         """Edges of an image after the suppression of all but their ridges, and their orientation."""
         if not hasattr(self._of_thread, "detector"):
             self._of_thread.detector = opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
+            self._watched.check()
         detector = self._of_thread.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
         orientation = detector.computeOrientation(edges)

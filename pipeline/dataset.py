@@ -132,7 +132,7 @@ def _share_words(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _image(path: Path, entry: dict[str, Any]) -> Image:
+def _image(path: Path, entry: Any) -> Image:
     imgid = _id(entry, "imgid")
     folder, name = entry.get("filepath") or "", entry["filename"]
     if not is_path(folder) or not is_path(name) or not name:
@@ -149,7 +149,7 @@ def _image(path: Path, entry: dict[str, Any]) -> Image:
     return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
 
 
-def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
+def _caption(path: Path, imgid: int, sentence: Any) -> Caption:
     sentid, raw = _id(sentence, "sentid"), sentence["raw"]
     if not isinstance(raw, str):
         raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
@@ -164,7 +164,7 @@ def _caption(path: Path, imgid: int, sentence: dict[str, Any]) -> Caption:
     return Caption(sentid, imgid, raw, tuple(tokens), phrases)
 
 
-def _id(entry: dict[str, Any], key: str) -> int:
+def _id(entry: Any, key: str) -> int:
     value = entry[key]
     if type(value) is not int:
         raise ValueError(f"{key} must be an integer")

@@ -112,6 +112,8 @@ def _acquired(path: Path, file: Path) -> int | None:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
+            if error.errno == errno.EACCES and _removed(path, file):
+                continue
             if error.errno in _READ_ONLY:  # said by what cannot be written then
                 return None
             raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
@@ -134,6 +136,23 @@ def _acquired(path: Path, file: Path) -> int | None:
             os.close(handle)
             raise
         os.close(handle)  # it was removed by its last holder meanwhile
+
+
+def _removed(path: Path, file: Path) -> bool:
+    """Remove the lock file of a killed process of another user, which cannot be written; False if that is not possible."""
+    try:
+        handle = os.open(file, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        if not lock(handle):
+            raise UserError(f"{path}: {_holder(handle)} is writing it; wait until that has ended, or name another place")
+        file.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
 
 
 def _is_still(file: Path, handle: int) -> bool:

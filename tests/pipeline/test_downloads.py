@@ -26,6 +26,7 @@ from vse.pipeline.cli import main
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.downloads import download
 from vse.pipeline.errors import UserError
+from vse.pipeline.locks import PLACE
 from vse.pipeline.presets import load_dataset
 
 CHUNK = 1 << 16
@@ -363,6 +364,21 @@ def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
     assert asked == [None, f"bytes={3 * CHUNK}-"]
     assert coco.sent == sum(map(len, coco.files.values())), "no byte was sent twice"
     assert Path("data/coco/dataset.json").is_file()
+
+
+def test_what_killed_runs_left_is_cleared_by_the_next(coco: Server) -> None:
+    """Half of an archive's files, and the half-made link and file of a preparation, also where there is nothing left to do."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    folder = Path("data/coco")
+    for _ in range(2):
+        (folder / "images" / ".train2014.unpacking" / "content").mkdir(parents=True)
+        (folder / f".images.{PLACE}-{gone.pid}.link.tmp").symlink_to("images")
+        (folder / f".dataset.json.{PLACE}-{gone.pid}.x.tmp").touch()
+        (folder / ".lock").touch()
+        run("fetch", "coco", "--base-url", coco.url)
+        left = {path.name for path in folder.rglob(".*")}
+        assert left == set()
 
 
 def test_what_is_there_already_is_not_downloaded(coco: Server) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,6 +69,32 @@ def test_a_lock_leaves_nothing_and_its_folder_stays_if_something_is_in_it(tmp_pa
     with only_writer(tmp_path / "a" / "b", folder=True):
         (tmp_path / "a" / "b" / "x").touch()
     assert os.listdir(tmp_path / "a" / "b") == ["x"]
+
+
+@pytest.fixture
+def nobody() -> Iterator[Path]:
+    """A folder that any user may write, and this process as a user without privileges."""
+    folder, user = Path(tempfile.mkdtemp()), os.geteuid()
+    folder.chmod(0o777)
+    if user == 0:
+        os.seteuid(65534)
+    yield folder
+    if user == 0:
+        os.seteuid(0)
+    shutil.rmtree(folder)
+
+
+def test_a_lock_file_that_another_user_s_killed_process_left_hinders_nobody(nobody: Path) -> None:
+    file = nobody / ".lock"
+    file.touch()
+    file.chmod(0o444)
+    with file.open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is writing it"), only_writer(nobody, folder=True):
+            pass
+    with only_writer(nobody, folder=True):
+        assert f"process {os.getpid()} on" in file.read_text()
+    assert not file.exists()
 
 
 def test_where_there_are_no_locks_a_line_says_so(

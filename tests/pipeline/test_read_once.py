@@ -18,7 +18,7 @@ from vse.features import shards
 from vse.features.imported import import_arrays
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import ReadOnce, Watched
+from vse.pipeline.read_once import ReadOnce, Watched, read_by_name
 
 RNG = np.random.default_rng(0)
 
@@ -55,6 +55,20 @@ def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
         watched.check()
 
 
+def test_what_is_read_by_name_is_the_file_that_is_hashed_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"old")
+    assert read_by_name(path, Path.read_bytes) == (b"old", sha256(b"old"))
+
+    def replaced(file: Path) -> bytes:
+        (tmp_path / "y").write_bytes(b"new")
+        os.replace(tmp_path / "y", file)
+        return file.read_bytes()
+
+    with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
+        read_by_name(path, replaced)
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "null byte"])
 def test_what_is_no_plain_file_is_one_line_and_nobody_waits(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "x"
@@ -66,7 +80,7 @@ def test_what_is_no_plain_file_is_one_line_and_nobody_waits(kind: str, tmp_path:
         path = Path("/dev/null")
     elif kind == "null byte":
         path = Path("x\0y")
-    with pytest.raises(UserError, match="No such file|not a plain file|null byte"):
+    with pytest.raises(UserError, match="No such file|only plain files are read|null byte"):
         ReadOnce(path)
 
 
