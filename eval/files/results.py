@@ -130,9 +130,10 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two models that are compared."""
+    """One of two models that are compared; ``name`` is what tables call it, if that is not its experiment."""
 
     experiment: str
+    name: str = ""
     seeds: list[StrictInt | None]
 
 

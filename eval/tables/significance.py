@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from vse.eval.files.results import (
     distinct,
     file_reference,
     read_comparison,
+    shown_name,
 )
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.ranking.bootstrap import ALPHA, differences
@@ -157,14 +159,14 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _labels(comparison: Comparison) -> tuple[str, str]:
-    """What to call the two models: their experiments, with the seeds if these are the same, or with A and B."""
-    a, b = comparison.a, comparison.b
-    if a.experiment != b.experiment:
-        return a.experiment, b.experiment
-    if a.seeds == b.seeds or None in (*a.seeds, *b.seeds):
-        return f"{a.experiment} A", f"{b.experiment} B"
-    first, second = (f"{model.experiment} seed {' '.join(map(str, model.seeds))}" for model in (a, b))
-    return first, second
+    """What to call the two models: their names, with the seeds if these are the same, or with A and B."""
+    a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
+    seeds = comparison.a.seeds, comparison.b.seeds
+    if a != b:
+        return a, b
+    if seeds[0] == seeds[1] or None in (*seeds[0], *seeds[1]):
+        return f"{a} A", f"{b} B"
+    return f"{a} seed {' '.join(map(str, seeds[0]))}", f"{b} seed {' '.join(map(str, seeds[1]))}"
 
 
 def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -> list[tuple[str, str, ComparedMetric]]:
@@ -195,8 +197,13 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _side(runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
+    try:
+        provenance = json.loads(runs[0].provenance)
+    except (ValueError, RecursionError):  # any program may have written it
+        provenance = {}
     return {
         "experiment": runs[0].experiment,
+        "name": shown_name(str(runs[0].experiment), provenance if isinstance(provenance, dict) else {}),
         **({"trained_on": runs[0].trained_on} if runs[0].trained_on else {}),
         "seeds": [run.seed for run in runs],
         "embeddings": [file_reference(run, out) for run in runs],

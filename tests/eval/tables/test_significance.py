@@ -121,6 +121,17 @@ def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], 
     assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
 
 
+def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Path) -> None:
+    changed = json.dumps({"config": {}, "changed_settings": ["loss.margin: 0.2 -> 0.1"]})
+    files = [
+        write_embeddings(tmp_path / f"{name}.h5", made(60, noise=noise, provenance=provenance))
+        for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
+    ]
+    for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
+        table = significance([compare([files[0], other], tmp_path / "c.json", samples=100)])
+        assert set(zip(table["a"], table["b"], strict=True)) == {shown}
+
+
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
     result = evaluate([models[0]], tmp_path / "r.json", bootstrap=0)
     comparison = compare([models[0], models[3]], tmp_path / "c.json", samples=100)
