@@ -57,7 +57,7 @@ def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Check an output path before any work: :class:`UserError` if it is a folder, or also one of the ``inputs``."""
     if out.is_dir():
         raise UserError(f"cannot write {out}: it is a folder")
-    if out.resolve() in {path.resolve() for path in inputs}:
+    if os.path.realpath(out) in map(os.path.realpath, inputs):  # which take a link to itself, unlike Path.resolve
         raise UserError(f"{out}: output is also an input; name another file to write")
 
 

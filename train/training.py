@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 import vse
 from vse.features.cache import open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_json
+from vse.pipeline.input_files import reading
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.experiment import ExperimentConfig
@@ -24,7 +26,7 @@ from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
 from vse.train.run.processes import Processes, join_processes
-from vse.train.solvers.base import Solver
+from vse.train.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
 _ACTIONS = ("nothing", "start", "resume")
@@ -101,7 +103,10 @@ def train(
         solver = experiment.solver.build(task)
         record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary)}
         if action == "resume":
-            solver.restore(folder.checkpoint())
+            checkpoint = folder.checkpoint()
+            with reading(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
+                TypeAdapter(Progress).validate_python({name: checkpoint[name] for name in vars(solver.progress)})
+                solver.restore(checkpoint)
             log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         processes.broadcast(0)  # nobody writes before all have read
         if processes.first:
