@@ -27,6 +27,9 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         _log_to_stderr()
         try:
             code = command.main(args=arguments, prog_name=command.name, standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:  # a group without a command, whose help is the answer
+            error.show()
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             _fail(command, error.format_message())
         except UserError as error:
