@@ -186,7 +186,7 @@ def _download(name: str, weights: str) -> dict[str, Tensor]:
 def _build_timm(name: str, weights: str | None) -> nn.Module:
     timm = LIBRARIES["timm"].load(f"timm/{name}")
     if not timm.is_model(name):
-        raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models()[:2000])}")
+        raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights is not None)
     except (OSError, RuntimeError) as error:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import logging
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +20,7 @@ from vse.features.rows import Identity, Ids, Rows, ids_of, items_of, sha256_byte
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
+from vse.pipeline.input_files import check_input, reading
 from vse.pipeline.locks import only_writer
 from vse.pipeline.read_once import Watched
 
@@ -159,26 +158,29 @@ def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:
 
 def open_array(path: Path) -> NDArray[Any]:
     """A ``.npy`` file of float16 or float32, mapped; :class:`UserError` if it is anything else."""
+    check_input(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # numpy's own message advises to unpickle it
+    except Exception:  # numpy's own message advises to unpickle it
         raise UserError(f"{path}: not a readable .npy file of numbers; it is cut off, or something else") from None
     return _checked(path, array)
 
 
 def read_ids(path: Path) -> list[int]:
     """Ids of a text file, one integer per line, or of a ``.npy`` file."""
-    try:
+    check_input(path)
+    with reading(path, "a file of integer ids"):
         if path.suffix == ".npy":
-            return [int(i) for i in _integers(path, np.load(path, allow_pickle=False))]
-        return [int(line) for line in path.read_text().split()]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a file of integer ids ({error})") from None
+            ids: list[int] = _integers(path, np.load(path, allow_pickle=False)).tolist()
+            return ids
+        return np.asarray([int(line) for line in path.read_text().split()], np.int64).tolist()
 
 
 def _integers(path: Path, ids: NDArray[Any]) -> Ids:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; they must be a 1-D integer array")
+    if ids.dtype.kind == "u" and len(ids) and ids.max() > np.iinfo(np.int64).max:
+        raise UserError(f"{path}: ids are beyond int64")
     return ids.astype(np.int64)
 
 
@@ -192,10 +194,13 @@ def _checked(path: Path, array: Any) -> NDArray[Any]:
 
 def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
     if features.suffix == ".npz":
+        check_input(features)
         try:
             with np.load(features, allow_pickle=False) as file:
                 array, row_ids = _checked(features, file["features"]), _integers(features, file["ids"])
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        except UserError:
+            raise
+        except Exception:  # of a zip file, of numpy, or of what is no dictionary
             raise UserError(f"{features}: needs to be a .npz file with the arrays 'features' and 'ids'") from None
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
@@ -282,11 +287,10 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
     name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
-    try:
+    with reading(path, f"a file of regions: boxes or features of image_id {name.decode()} are not what num_boxes says"):
         n = int(count)
         corners = np.frombuffer(base64.b64decode(boxes, validate=True), np.float32).reshape(n, 4)
         vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)
         size = (int(width), int(height))
-    except (ValueError, binascii.Error) as error:
-        raise UserError(f"{path}: image_id {name.decode()}: boxes or features are not what num_boxes says ({error})") from None
+        np.asarray(size, np.int32)
     return vectors, inside(corners, size, f"{path}: image_id {name.decode()}"), size

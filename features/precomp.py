@@ -23,6 +23,7 @@ from vse.features.rows import Rows
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, read_json, write_bytes, write_json, written
+from vse.pipeline.input_files import check_input, is_name, reading
 from vse.pipeline.locks import only_writer
 from vse.pipeline.read_once import Watched
 from vse.pipeline.vocabulary import tokenize
@@ -47,6 +48,7 @@ class CaptionFile:
 
         A carriage return counts as the end of a line where all lines have one; others stay in the captions, with a warning.
         """
+        check_input(path)
         try:
             content = path.read_bytes()
         except OSError as error:
@@ -117,6 +119,10 @@ def import_precomp(
     Arrays (n, dim) become vectors, (n, n_regions, dim) regions. Ids become image ids; without them images are counted
     from 0 over the splits. ``test`` says which of ``test`` and ``testall`` is the test split, if there are both (testall).
     """
+    if not is_name(dataset):
+        raise UserError(
+            f"--dataset {dataset}: the name becomes a part of file names; take one without slashes or a dot in front"
+        )
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
     _report_missing(folder, [split.name for split in splits])
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
@@ -164,11 +170,12 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     path = captions or cache.captions
     dataset = load_dataset_file(path)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
+    with reading(path, "a data set whose 'precomp' says how it was laid out"):
+        _check_layouts(layouts)
     reader = FeatureReader(cache)
     for split, images in dataset.splits.items():
         layout = layouts.get(split, {"name": "dev" if split == "val" else split})
-        name = layout["name"]
-        times = repeats or layout.get("repeats", 1)
+        name, times = layout["name"], repeats or layout.get("repeats", 1)
         text = CaptionFile(
             captions=tuple(caption.raw for image in images for caption in image.captions),
             bom=layout.get("bom", False),
@@ -184,6 +191,18 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
             newline, ends = layout.get("ids_text") or ("\n", True)
             write_bytes(out / f"{name}_ids.txt", (newline.join(lines) + newline * ends).encode())
     return out
+
+
+def _check_layouts(layouts: Mapping[str, Any]) -> None:
+    """:class:`ValueError` if a layout of ``dataset.json`` is not what an import writes; its names become file names."""
+    for split, layout in layouts.items():
+        newline, ends = layout.get("ids_text") or ("\n", True)
+        newlines = {newline, layout.get("newline", "\n")}
+        flags = [ends, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
+        times = layout.get("repeats", 1)
+        named = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
+        if not named or not newlines <= {"\n", "\r\n"} or {type(flag) for flag in flags} != {bool} or type(times) is not int:
+            raise ValueError(f"that of {split!r} is none")
 
 
 def words_of(text: str) -> list[str]:

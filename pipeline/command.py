@@ -37,6 +37,9 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         try:
             with running(command.name or "", given):
                 code = command.main(args=given, prog_name=command.name, standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:  # a group without a command, whose help is the answer
+            error.show()
+            sys.exit(error.exit_code)
         except click.ClickException as error:
             _fail(command, error.format_message())
         except UserError as error:

@@ -78,7 +78,7 @@ def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
     if not target.exists():
         return
     for path in inputs:
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):
             if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
                 raise UserError(f"{out}: output is also an input; name another file to write")
 

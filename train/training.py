@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 
 import vse
 from vse.features.cache import open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, write_json
+from vse.pipeline.input_files import reading
 from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.provenance import made
@@ -28,7 +30,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
 from vse.train.run.interruption import TrainingFailed
 from vse.train.run.processes import Processes, join_processes
-from vse.train.solvers.base import Solver
+from vse.train.solvers.base import Progress, Solver
 
 log = logging.getLogger(__name__)
 _ACTIONS = ("nothing", "start", "resume")
@@ -235,12 +237,11 @@ def _restored(folder: RunFolder, solver: Solver) -> tuple[UserError | None, str 
     """Continue from the checkpoint: what is wrong with it, if anything, and the SHA-256 of the best weights at that time."""
     try:
         state = folder.checkpoint()
-        solver.restore(state)
+        with reading(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
+            TypeAdapter(Progress).validate_python({name: state[name] for name in vars(solver.progress)})
+            solver.restore(state)
     except UserError as fault:
         return fault, None
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-        reason = (str(error) or repr(error)).splitlines()[0]
-        return UserError(f"{folder.checkpoint_file}: not a checkpoint of this run ({reason}); --overwrite trains again"), None
     sha256 = state.get("best_sha256")
     if solver.progress.finished(solver.epochs, solver.patience) and not folder.has_best(sha256):
         return UserError(f"{folder.best_file}: not what the training wrote; --overwrite trains again"), None

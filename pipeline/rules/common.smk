@@ -6,6 +6,7 @@ from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import printed as published
 from vse.features.feature_presets import load_feature
+from vse.features.image_state import images_sha256
 from vse.pipeline import presets, sources
 from vse.pipeline.errors import UserError
 
@@ -64,6 +65,15 @@ def feature_preset(wildcards):
 def feature_settings(wildcards):
     """The settings that determine a feature, so that a changed one makes its jobs run again."""
     return json.dumps(feature_preset(wildcards).triggers())
+
+
+def image_state(wildcards):
+    """The images of a shard, by their content, so that replaced ones make its job run again; none for captions."""
+    if feature_preset(wildcards).kind != "image":
+        return ""
+    cache = Path("features", f"{wildcards.dataset}_{wildcards.feature}.h5")
+    dataset = Path("data", wildcards.dataset, "dataset.json")
+    return resolved(images_sha256, dataset, cache, int(wildcards.shard), int(wildcards.shards))
 
 
 def word_file(wildcards):

@@ -134,6 +134,25 @@ def test_a_shard_that_is_lost_is_made_again_alone(tmp_path: Path, snakemake: Wor
     assert (shards / "shard-00001-of-00002.h5").exists()
 
 
+@pytest.mark.slow
+def test_a_replaced_image_brings_its_shard_and_no_other(tmp_path: Path, snakemake: Workflow) -> None:
+    assert snakemake("features/demo_fc7.h5").returncode == 0
+    shards = tmp_path / "features" / "demo_fc7.shards"
+    names = [f"shard-{k:05d}-of-00002.h5" for k in range(2)]
+    before = [(shards / name).stat().st_mtime_ns for name in names]
+    images = sorted((tmp_path / "data" / "demo" / "images").iterdir())
+    os.utime(images[0])
+    done = snakemake("features/demo_fc7.h5")
+    assert "Nothing to be done" in done.stdout + done.stderr, "its bytes are what they were"
+    shutil.copy(images[0], images[-1])
+    assert snakemake("features/demo_fc7.h5").returncode == 0
+    after = [(shards / name).stat().st_mtime_ns for name in names]
+    assert after[0] == before[0]
+    assert after[1] > before[1]
+    done = snakemake("features/demo_fc7.h5")
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("target", "message"),
     [

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import safetensors
 import safetensors.torch
 import torch
 import yaml
@@ -25,6 +24,8 @@ from torch import Tensor
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
+from vse.pipeline.input_files import check_input, is_path, reading, reason_of
+from vse.pipeline.preset_files import read_yaml
 from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.vocabulary import Vocabulary
 
@@ -76,8 +77,8 @@ class RunFolder:
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
-            return schema.model_validate(yaml.safe_load(self.config_file.read_text(encoding="utf-8")))
-        except (yaml.YAMLError, ValidationError, UnicodeDecodeError):
+            return schema.model_validate(read_yaml(self.config_file))
+        except (UserError, ValidationError):
             raise UserError(
                 f"{self.config_file}: not the settings of a run, or of another version of vse; --overwrite trains it again"
             ) from None
@@ -85,12 +86,21 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """``run.json``."""
         record: dict[str, Any] = read_json(self.record_file)
-        caches = ("features", "eval_features", "caption_features")
-        if isinstance(record, dict):
-            places = [record.get("features"), *(record[name] for name in caches[1:] if name in record)]
-            if all(map(_is_place, places)) and isinstance(record.get("seed"), int) and isinstance(record.get("dataset"), str):
-                return record
-        raise UserError(f"{self.record_file}: not the record of a run")
+        if not isinstance(record, dict):
+            raise UserError(f"{self.record_file}: not the record of a run")
+        caches = [record.get("features"), *(record[name] for name in ("eval_features", "caption_features") if name in record)]
+        places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
+        fits = {
+            "features": all(map(is_path, places)),
+            "dataset": isinstance(record.get("dataset"), str),
+            "seed": type(record.get("seed")) is int,
+            "versions": isinstance(record.get("versions"), dict),
+            "state": isinstance(record.get("state"), str),
+        }
+        for name, fit in fits.items():
+            if not fit:
+                raise UserError(f"{self.record_file}: not the record of a run, it lacks {name} or has others; train again")
+        return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
         """The bytes of one of the run's files, and their SHA-256, which is checked if ``run.json`` has it.
@@ -168,10 +178,8 @@ class RunFolder:
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
-        try:
+        with reading(self.best_file, "readable weights"):
             weights = safetensors.torch.load(content)
-        except safetensors.SafetensorError as error:
-            raise UserError(f"{self.best_file}: not readable weights ({error})") from None
         bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)
         if bad is not None:
             raise UserError(f"{self.best_file}: the weights {bad} are not finite (NaN or infinite); train again")
@@ -184,19 +192,17 @@ class RunFolder:
 
     def checkpoint(self) -> dict[str, Any]:
         """The last state that was saved; tensors and plain values alone are ever loaded."""
+        check_input(self.checkpoint_file)
         try:
             state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
-            reason = (str(error) or repr(error)).splitlines()[0]
+            reason = reason_of(error)
             raise UserError(
                 f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None
+        if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
+            raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; --overwrite trains again")
         return state
-
-
-def _is_place(place: object) -> bool:
-    """Whether this is what a record says of a cache."""
-    return isinstance(place, dict) and all(isinstance(place.get(name), str) for name in ("name", "key", "path"))
 
 
 def relative_path(target: Path, folder: Path) -> str:

@@ -1,0 +1,296 @@
+"""Whatever is given to an import, or lies where weights and word vectors should: one line and exit 2, or a cache."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
+from vse.features.cli import main as extract_main
+from vse.features.data_cli import main
+from vse.features.words import read_words
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+
+HUGE = "9" * 5000
+quick = settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+
+
+def npy(array: Any, **how: Any) -> bytes:
+    stream = BytesIO()
+    np.save(stream, array, **how)
+    return stream.getvalue()
+
+
+def header(text: str) -> bytes:
+    """A .npy file whose header says ``text``."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+ARRAYS: dict[str, bytes] = {
+    "nothing": b"",
+    "text": b"not numpy",
+    "a pickle": npy(np.asarray([{"a": 1}], object), allow_pickle=True),
+    "texts": npy(np.asarray(["a"] * 12)),
+    "one number": npy(np.float32(3)),
+    "no rows": npy(np.zeros((0, 4), np.float32)),
+    "four axes": npy(np.zeros((12, 2, 2, 2), np.float32)),
+    "complex numbers": npy(np.zeros((12, 4), complex)),
+    "not a number": npy(np.full((12, 4), np.nan, np.float32)),
+    "infinity": npy(np.full((12, 4), np.inf, np.float32)),
+    "half": npy(np.zeros((12, 400), np.float32))[:2000],
+    "10^12 rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 4), }\n"),
+    "negative rows": header("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, 4), }\n"),
+    "a header that is code": header("__import__('os').system('id')\n"),
+    "a deep header": header("(" * 5000 + ")" * 5000),
+    "a header of 5,000 digits": header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({HUGE}, 4), }}\n"),
+    "a format that is none": header("{'descr': 'x', 'fortran_order': False, 'shape': (12, 4), }\n"),
+    "another version": b"\x93NUMPY\x09\x00" + bytes(100),
+}
+IDS = {
+    "nothing": b"",
+    "texts": b"a\nb",
+    "fractions": b"0.5\n1.5",
+    "5,000 digits": HUGE.encode(),
+    "beyond int64": b"\n".join([b"9223372036854775808"] * 12),
+    "far below": b"\n".join([b"-99999999999999999999"] * 12),
+    "bytes": b"\xff\xfe\xff",
+    "zeros": bytes(50),
+    "duplicates": b"0\n" * 12,
+    "too few": b"0\n1",
+    "others": b"\n".join(str(k + 1000).encode() for k in range(12)),
+}
+
+
+@pytest.fixture
+def good(few: Path, tmp_path: Path) -> list[object]:
+    """The arguments of an import that works, whose files lie in the folder of the test."""
+    ids = [image.imgid for image in load_dataset_file(few).images]
+    (tmp_path / "f.npy").write_bytes(npy(np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)))
+    (tmp_path / "ids.txt").write_text("\n".join(map(str, ids)))
+    out = ["--dataset", few, "--out-features", tmp_path / "out.h5"]
+    return ["import-npy", tmp_path / "f.npy", "--ids", tmp_path / "ids.txt", *out]
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_that_is_none_is_refused(kind: str, good: list[object], tmp_path: Path) -> None:
+    (tmp_path / "f.npy").write_bytes(ARRAYS[kind])
+    refused(main, *good)
+
+
+@pytest.mark.parametrize("kind", IDS)
+def test_ids_that_are_none_are_refused(kind: str, good: list[object], tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_bytes(IDS[kind])
+    refused(main, *good)
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_ids_that_are_an_array_of_something_else_are_refused(kind: str, good: list[object], tmp_path: Path) -> None:
+    (tmp_path / "ids.npy").write_bytes(ARRAYS[kind])
+    refused(main, *[tmp_path / "ids.npy" if part == tmp_path / "ids.txt" else part for part in good])
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+@pytest.mark.parametrize("name", ["f.npy", "ids.txt"])
+def test_arrays_and_ids_that_are_no_file_are_refused(name: str, kind: str, good: list[object], tmp_path: Path) -> None:
+    NOT_FILES[kind](tmp_path / name)
+    assert str(tmp_path / name) in refused(main, *good)
+
+
+@quick
+@given(data=st.data(), name=st.sampled_from(["f.npy", "ids.txt"]))
+def test_any_bytes_of_an_array_are_refused_or_read(data: st.DataObject, name: str, good: list[object], tmp_path: Path) -> None:
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).write_bytes(data.draw(changed_bytes(whole)))
+    refused_or_done(main, *good)
+    (tmp_path / name).write_bytes(whole)
+
+
+def tsv(**changes: Any) -> bytes:
+    """A line of the bottom-up-attention layout."""
+    fields = {
+        "image_id": "0",
+        "image_w": "100",
+        "image_h": "80",
+        "num_boxes": "2",
+        "boxes": base64.b64encode(np.asarray([[0, 0, 9, 9], [1, 1, 5, 5]], np.float32).tobytes()).decode(),
+        "features": base64.b64encode(np.ones((2, 4), np.float32).tobytes()).decode(),
+    }
+    return "\t".join(map(str, {**fields, **changes}.values())).encode() + b"\n"
+
+
+TSV: dict[str, bytes] = {
+    "nothing": b"",
+    "too few fields": b"0\t1\t2\n",
+    "no boxes": tsv(num_boxes=0, boxes="", features=""),
+    "negative boxes": tsv(num_boxes=-1),
+    "5,000 digits of boxes": tsv(num_boxes=HUGE),
+    "10^12 boxes": tsv(num_boxes=10**12),
+    "fractions of boxes": tsv(num_boxes=0.5),
+    "a size of 5,000 digits": tsv(image_w=HUGE),
+    "a size beyond int32": tsv(image_w=2**31),
+    "a size far beyond": tsv(image_h=2**70),
+    "a negative size": tsv(image_w=-5),
+    "no size": tsv(image_w=0, image_h=0),
+    "boxes that are no base64": tsv(boxes="!!!"),
+    "boxes that are not ASCII": tsv(boxes="ä"),
+    "boxes of other bytes": tsv(boxes="AAAA"),
+    "features of other bytes": tsv(features="AAAA"),
+    "boxes that are no numbers": tsv(boxes=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
+    "features that are no numbers": tsv(features=base64.b64encode(np.full((2, 4), np.nan, np.float32).tobytes()).decode()),
+    "boxes outside": tsv(boxes=base64.b64encode(np.full((2, 4), 1e9, np.float32).tobytes()).decode()),
+    "a zero byte": tsv(image_id="0\0"),
+    "bytes": b"\xff\xfe\t" * 5 + b"\n",
+    "one line without end": b"x" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", TSV)
+def test_a_tsv_file_that_is_none_is_refused(kind: str, few: Path, tmp_path: Path) -> None:
+    ids = [image.imgid for image in load_dataset_file(few).images]
+    lines = [TSV[kind], *(tsv(image_id=identity) for identity in ids[1:])]
+    (tmp_path / "f.tsv").write_bytes(b"".join(lines))
+    arguments = ["import-tsv", tmp_path / "f.tsv", "--dataset", few, "--match", "imgid", "--out-features", tmp_path / "o.h5"]
+    refused(main, *arguments)
+    (tmp_path / "f.tsv").write_bytes(b"".join([tsv(image_id=ids[0]), *lines[1:]]))
+    assert refused_or_done(main, *arguments) is None, "without it the file is sound"
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_a_tsv_file_that_is_no_file_is_refused(kind: str, few: Path, tmp_path: Path) -> None:
+    refused(main, "import-tsv", NOT_FILES[kind](tmp_path / "f.tsv"), "--dataset", few, "--out-features", tmp_path / "o.h5")
+
+
+def precomp(folder: Path) -> list[object]:
+    for name, n in (("train", 4), ("dev", 3), ("test", 2)):
+        (folder / f"{name}_caps.txt").write_text("".join(f"a dog {k}\n" for k in range(2 * n)))
+        rows = np.random.default_rng(n).normal(size=(n, 4)).astype(np.float32)
+        (folder / f"{name}_ims.npy").write_bytes(npy(rows))
+        (folder / f"{name}_ids.txt").write_text("".join(f"{100 * n + k}\n" for k in range(n)))
+    out = ["--out-features", folder / "o.h5", "--out-data", folder / "d" / "dataset.json", "--captions-per-image", 2]
+    return ["import-precomp", folder, "--dataset", "mine", *out]
+
+
+@pytest.mark.parametrize("name", ["train_caps.txt", "dev_ims.npy", "test_ids.txt"])
+@pytest.mark.parametrize("kind", ["nothing", "bytes", "zeros", *NOT_FILES])
+def test_a_layout_that_is_none_is_refused(name: str, kind: str, tmp_path: Path) -> None:
+    arguments = precomp(tmp_path)
+    if kind in NOT_FILES:
+        NOT_FILES[kind](tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes({"nothing": b"", "bytes": b"\xff\xfe\xff", "zeros": bytes(40)}[kind])
+    error = refused_or_done(main, *arguments)
+    assert error is not None or (name == "train_caps.txt" and kind == "zeros")
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "a\nb", "x" * 300, "\x1b[2J"])
+def test_a_data_set_is_not_called_by_a_path(name: str, tmp_path: Path) -> None:
+    arguments = precomp(tmp_path)
+    refused(main, *[name if part == "mine" else part for part in arguments])
+
+
+LAYOUT = ("name", "repeats", "bom", "newline", "ends", "ids", "ids_text")
+
+
+@pytest.mark.parametrize("key", LAYOUT)
+@pytest.mark.parametrize("kind", WRONG_VALUES)
+def test_a_layout_with_a_wrong_value_is_refused_or_written(key: str, kind: str, tmp_path: Path) -> None:
+    assert refused_or_done(main, *precomp(tmp_path)) is None
+    spoilt_json(tmp_path / "d" / "dataset.json", ("precomp", "test", key), WRONG_VALUES[kind])
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    refused_or_done(main, "export-precomp", tmp_path / "o.h5", "--out", tmp_path / "out")
+    after = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert all(path.parent == tmp_path / "out" for path in after - before)
+
+
+WORDS: dict[str, bytes] = {
+    "nothing": b"",
+    "text": b"the quick brown fox\njumps",
+    "10^12 words": b"1000000000000 50\na 1 2",
+    "10^12 numbers": b"1 1000000000000\na 1 2",
+    "5,000 digits": f"{HUGE} 3\na 1 2 3".encode(),
+    "not a number": b"a nan nan\nb nan nan",
+    "infinity": b"a 1e400 1\nb 1 2",
+    "zeros": bytes(1000),
+    "a word alone": b"word\n",
+    "negative counts": b"-1 -1\na 1 2",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("suffix", [".txt", ".bin", ".txt.gz"])
+def test_word_vectors_that_are_none_are_refused(kind: str, suffix: str, tmp_path: Path) -> None:
+    (tmp_path / f"words{suffix}").write_bytes(WORDS[kind])
+    with pytest.raises(UserError, match="words"):
+        read_words(tmp_path / f"words{suffix}")
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_word_vectors_that_are_no_file_are_refused(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="words"):
+        read_words(NOT_FILES[kind](tmp_path / "words.txt"))
+
+
+def saved(content: Any) -> bytes:
+    stream = BytesIO()
+    torch.save(content, stream)
+    return stream.getvalue()
+
+
+class Code:
+    """What runs when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        import os
+
+        return os.system, ("touch /tmp/obeyed",)
+
+
+WEIGHTS: dict[str, bytes] = {
+    "nothing": b"",
+    "text": b"not weights",
+    "a list": saved([1, 2]),
+    "a number": saved(3),
+    "no tensors": saved({"a": 3}),
+    "other tensors": saved({"a": torch.zeros(3)}),
+    "keys that are numbers": saved({1: torch.zeros(3)}),
+    "code": saved({"a": Code()}),
+    "half": saved({"a": torch.zeros(3000)})[:2000],
+    "a header of safetensors": (10**12).to_bytes(8, "little") + b"{}",
+    "JSON of safetensors": (3).to_bytes(8, "little") + b"[1]",
+}
+
+
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_weights_that_are_none_are_refused(kind: str, suffix: str, few: Path, tmp_path: Path) -> None:
+    file = tmp_path / f"weights{suffix}"
+    file.write_bytes(WEIGHTS[kind])
+    arguments = ["cnn", "--dataset", few, "--feature", "fc7", "--set", f"weights={file}", "--out", tmp_path / "f.h5"]
+    settings = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--device", "cpu"]
+    assert str(file) in refused(extract_main, *arguments, *settings)
+
+
+@pytest.mark.parametrize("kind", NOT_JSON)
+def test_annotations_that_are_no_json_are_refused(kind: str, tmp_path: Path) -> None:
+    content = NOT_JSON[kind]
+    (tmp_path / "dataset_flickr8k.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    for images in ("images", "Flickr8k_Dataset", "Flicker8k_Dataset"):
+        (tmp_path / images).mkdir()
+    refused(main, "prepare", "f8k", "--source", tmp_path, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_layout_that_the_attacks_start_from_is_sound(tmp_path: Path) -> None:
+    assert refused_or_done(main, *precomp(tmp_path)) is None
+    assert json.loads((tmp_path / "d" / "dataset.json").read_text())["dataset"] == "mine"
