@@ -171,9 +171,10 @@ def read_ids(path: Path) -> list[int]:
     check_input(path)
     with reading(path, "a file of integer ids"):
         if path.suffix == ".npy":
-            ids: list[int] = _integers(path, np.load(path, allow_pickle=False)).tolist()
-            return ids
-        return np.asarray([int(line) for line in path.read_text().split()], np.int64).tolist()
+            ids = _integers(path, np.load(path, allow_pickle=False))
+        else:
+            ids = np.asarray([int(line) for line in path.read_text().split()], np.int64)
+        return list(map(int, ids))
 
 
 def _integers(path: Path, ids: NDArray[Any]) -> Ids:
