@@ -95,8 +95,7 @@ def _check_size(text: str) -> None:
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                problem = f"the alias {event.anchor!r} names nothing before it"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+                raise yaml.YAMLError(f"the alias {event.anchor!r} names nothing before it")
             total += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()

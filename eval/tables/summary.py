@@ -72,7 +72,7 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
-    texts = {name: column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    texts = {str(name): column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
     return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 
