@@ -174,7 +174,7 @@ def read_ids(path: Path) -> list[int]:
             ids = _integers(path, np.load(path, allow_pickle=False))
         else:
             ids = np.asarray([int(line) for line in path.read_text().split()], np.int64)
-        return list(map(int, ids))
+    return list(map(int, ids))
 
 
 def _integers(path: Path, ids: NDArray[Any]) -> Ids:
@@ -288,7 +288,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
     name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
-    with reading(path, f"a file of regions: boxes or features of image_id {name.decode()} are not what num_boxes says"):
+    with reading(path, f"readable: of image_id {name.decode()} the boxes or features are not what num_boxes says"):
         n = int(count)
         corners = np.frombuffer(base64.b64decode(boxes, validate=True), np.float32).reshape(n, 4)
         vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)

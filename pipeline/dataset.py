@@ -88,7 +88,7 @@ def load_dataset_file(path: Path) -> Dataset:
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
-    if not is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         raise UserError(
             f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {LONGEST_NAME} bytes, "
             "without slashes, control characters or a dot in front"

@@ -1,6 +1,7 @@
 # Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
 import json
 import os
+import sys
 
 from snakemake.exceptions import WorkflowError
 
@@ -9,11 +10,14 @@ from vse.features.feature_presets import load_feature
 from vse.features.image_state import images_sha256
 from vse.pipeline import presets, sources
 from vse.pipeline.errors import UserError
+from vse.pipeline.targets import check_targets
 
 try:
     SETTINGS = presets.load_workflow(config)
-except UserError as error:
-    raise WorkflowError(str(error))
+    check_targets(sys.argv)
+except UserError as error:  # one line, where a WorkflowError is shown with a traceback
+    print(f"snakemake: error: {error}", file=sys.stderr)
+    sys.exit(1)
 
 
 # What a job that computes asks for: a GPU, unless the device says otherwise.

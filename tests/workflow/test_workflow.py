@@ -196,6 +196,22 @@ def test_the_summary_of_a_data_set_is_no_published_table(snakemake: Workflow) ->
     assert "vse-table summary results/demo_vse0.json results/demo_vsepp.json --out" in answer.stdout + answer.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["results/demo_vspp.json"], "unknown experiment 'vspp' (did you mean 'vsepp'?"),
+        (["resluts/demo_vsepp.json"], "did you mean results/demo_vsepp.json?"),
+        (["--config", "devce=cpu"], "unknown setting 'devce' (did you mean 'device'?"),
+    ],
+)
+def test_a_mistake_is_the_last_line_without_a_traceback(arguments: list[str], message: str, snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", *arguments)
+    assert answer.returncode == 1
+    assert message in answer.stderr.splitlines()[-1]
+    assert "File " not in answer.stderr
+    assert "Exception" not in answer.stderr
+
+
 def test_an_unknown_setting_of_the_workflow_is_named(snakemake: Workflow) -> None:
     answer = snakemake("--dry-run", "results/demo_vsepp.json", "--config", "thread=2")
     assert "did you mean 'threads'" in answer.stderr + answer.stdout

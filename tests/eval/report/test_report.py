@@ -22,6 +22,7 @@ from vse.eval.report.report import flattened, write_report
 from vse.pipeline.errors import UserError
 
 N_IMAGES, N_EACH = 12, 2
+EVIL_NAME = "<script src=x> & 'y'"  # names of data sets have no slash
 EVIL = "<script>alert(1)</script> & \"x\" 'y' $_^$"
 
 
@@ -219,7 +220,7 @@ def test_scores_and_other_similarities_work_too(world: World, kind: str) -> None
 
 def test_whatever_a_data_set_says_is_text(world: World) -> None:
     def poison(content: dict[str, Any]) -> None:
-        content["dataset"] = EVIL
+        content["dataset"] = EVIL_NAME
         for image in content["images"]:
             path = world.data.parent / "images" / image["filename"]
             image["filename"] = path.rename(path.with_name(f"<i>&{path.name}")).name
@@ -229,7 +230,7 @@ def test_whatever_a_data_set_says_is_text(world: World) -> None:
     world.change(poison)
     (world.data.parent / "images" / "<i>&3.png").write_bytes(b"broken")
     note = json.dumps({"captions": "../../../data/dataset.json", "config": {EVIL: EVIL}, "features": {EVIL: EVIL}})
-    run = world.embeddings(dataset=EVIL, experiment="<b>a", provenance=note)
+    run = world.embeddings(dataset=EVIL_NAME, experiment="<b>a", provenance=note)
     record = {"experiment": "<b>a", "best_epoch": EVIL, "device": EVIL}
     (run.parent / "run.json").write_text(json.dumps(record))
     page = world.page(evaluate([run], world.folder / "r.json", bootstrap=0), queries=36)

@@ -20,6 +20,7 @@ RECORD: list[tuple[str | int, ...]] = [(name,) for name in ("features", "seed", 
 RECORD += [("features", name) for name in ("name", "key", "path")]
 MAY_BE = {"seed": ("a number", "a negative number"), "versions": ("an empty object", "an object")}
 MAY_BE |= {"state": ("an empty text", "a text", "a long text", "a path", "an escape sequence", "a zero byte")}
+MAY_BE |= {"key": MAY_BE["state"]}  # a cache of another key is other data, which runs can be used on
 MAY_BE |= {"name": (*MAY_BE["state"][:2], "a path", "an escape sequence")}
 
 

@@ -1,0 +1,64 @@
+"""Targets of the workflow, checked by name before Snakemake builds anything, so that a mistyped one is one line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.input_files import is_path
+from vse.pipeline.preset_files import known_presets
+
+_FOLDERS = ("data", "features", "results", "runs")
+_FLAGS = (
+    "--",
+    "-n",
+    "--dry-run",
+    "-p",
+    "-np",
+    "-k",
+    "--keep-going",
+    "-F",
+    "--forceall",
+    "--rerun-incomplete",
+)  # without a value
+_SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
+_NAMED = (
+    (re.compile(r"features/(?P<dataset>[^_/]+)_(?P<feature>[^/.]+)\.h5"), "features"),
+    (re.compile(r"results/(?P<dataset>[^_/]+)_(?P<experiment>[^/.]+)\.(json|html)"), "experiments"),
+    (re.compile(r"runs/(?P<dataset>[^_/]+)_(?P<experiment>[^/.]+)/.*"), "experiments"),
+    (re.compile(r"data/(?P<dataset>[^_/]+)/dataset\.json"), ""),
+)
+
+
+def check_targets(arguments: Sequence[str]) -> None:
+    """:class:`UserError` if a file that was asked for is of no preset, or of a folder in which the workflow makes nothing.
+
+    The nearest name is suggested. ``arguments`` are those of Snakemake, its own name first, which parses the rules before it
+    knows its targets. What may be the value of an option, and what is no file of the workflow, is left to Snakemake.
+    """
+    for before, argument in pairwise(arguments):
+        if (before in _FLAGS or not before.startswith("-")) and is_path(argument) and not Path(argument).exists():
+            _check(argument)
+
+
+def _check(target: str) -> None:
+    folder, slash, rest = target.partition("/")
+    near = difflib.get_close_matches(folder, _FOLDERS, n=1, cutoff=0.7)
+    if slash and folder not in _FOLDERS and near and rest.endswith(_SUFFIXES):
+        raise UserError(f"nothing makes {target}; did you mean {near[0]}/{rest}?")
+    for pattern, kind in _NAMED:
+        if match := pattern.fullmatch(target):
+            dataset, *others = (match[name] for name in pattern.groupindex)
+            _check_name("datasets", dataset)
+            for name in others:
+                _check_name(kind, name)
+
+
+def _check_name(kind: str, name: str) -> None:
+    known = known_presets(kind)
+    if name not in known:
+        raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known)}")

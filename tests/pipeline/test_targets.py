@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.targets import check_targets
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("results/demo_vspp.json", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
+        ("results/demo_vspp.html", "unknown experiment 'vspp' (did you mean 'vsepp'?"),
+        ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
+        ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
+        ("runs/demo_vsep/seed-0/run.json", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
+        ("data/dem/dataset.json", "unknown dataset 'dem' (did you mean 'demo'?"),
+        ("resluts/demo_vsepp.json", "did you mean results/demo_vsepp.json?"),
+        ("feature/demo_fc7.h5", "did you mean features/demo_fc7.h5?"),
+    ],
+)
+@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"]])
+def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], target: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        check_targets(["snakemake", "--cores", *before, target])
+    assert message in str(error.value)
+    assert len(str(error.value)) < 1200
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["all"],
+        ["results/demo_vsepp.json", "features/demo_fc7.h5", "data/demo/dataset.json"],
+        ["results/tables/vsepp_4.csv", "results/tables/summary_demo.csv"],
+        ["--report", "reports/x.html"],
+        ["--config", "weights_dir=/data/x.h5"],
+        ["--target-jobs", "evaluate:dataset=demo,experiment=vsepp"],
+        ["elsewhere/x.json", "/absolute/results/x.json", "x" * 5000],
+    ],
+)
+def test_what_may_be_right_is_left_to_snakemake(arguments: list[str]) -> None:
+    check_targets(["snakemake", *arguments])
+
+
+def test_what_is_there_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path("results/demo_mine.json").touch()
+    check_targets(["snakemake", "results/demo_mine.json"])
