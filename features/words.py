@@ -132,7 +132,7 @@ def _read_text(path: Path) -> WordVectors:
     with open_plain_or_compressed(str(path), "rb") as stream:
         for number, line in enumerate(stream, 1):
             fields = line.decode(errors="replace").rstrip().split(" ")
-            if number == 1 and len(fields) == 2 and all(field.isdigit() for field in fields):
+            if number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):
                 expected, dim = int(fields[0]), int(fields[1])
                 continue
             dim = dim or len(fields) - 1
