@@ -26,12 +26,20 @@ _FLAGS = (
     "--rerun-incomplete",
 )  # without a value
 _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
-_NAMED = (
-    (re.compile(r"features/(?P<dataset>[^_/]+)_(?P<feature>[^/.]+)\.h5"), "features"),
-    (re.compile(r"results/(?P<dataset>[^_/]+)_(?P<experiment>[^/.]+)\.(json|html)"), "experiments"),
-    (re.compile(r"runs/(?P<dataset>[^_/]+)_(?P<experiment>[^/.]+)/.*"), "experiments"),
-    (re.compile(r"data/(?P<dataset>[^_/]+)/dataset\.json"), ""),
+_NAMED = (  # patterns in which {dataset} stands for that of data sets' names
+    (r"features/(?P<dataset>{dataset})_(?P<feature>[^/.]+)\.h5", "features"),
+    (r"results/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)\.(json|html)", "experiments"),
+    (r"runs/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)/.*", "experiments"),
+    (r"data/(?P<dataset>[^/]+)/dataset\.json", ""),
 )
+
+
+def dataset_pattern() -> str:
+    """What names of data sets look like in those of files.
+
+    A name with an underscore, such as f30k_entities, is a data set's if there is a preset of that name.
+    """
+    return "|".join([*(re.escape(name) for name in known_presets("datasets") if "_" in name), "[^_/]+"])
 
 
 def check_targets(arguments: Sequence[str]) -> None:
@@ -50,9 +58,10 @@ def _check(target: str) -> None:
     near = difflib.get_close_matches(folder, _FOLDERS, n=1, cutoff=0.7)
     if slash and folder not in _FOLDERS and near and rest.endswith(_SUFFIXES):
         raise UserError(f"nothing makes {target}; did you mean {near[0]}/{rest}?")
+    datasets = dataset_pattern()
     for pattern, kind in _NAMED:
-        if match := pattern.fullmatch(target):
-            dataset, *others = (match[name] for name in pattern.groupindex)
+        if match := re.fullmatch(pattern.replace("{dataset}", datasets), target):
+            dataset, *others = match.groupdict().values()
             _check_name("datasets", dataset)
             for name in others:
                 _check_name(kind, name)

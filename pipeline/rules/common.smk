@@ -10,7 +10,7 @@ from vse.features.feature_presets import load_feature
 from vse.features.image_state import images_sha256
 from vse.pipeline import presets, sources
 from vse.pipeline.errors import UserError
-from vse.pipeline.targets import check_targets
+from vse.pipeline.targets import check_targets, dataset_pattern
 
 try:
     SETTINGS = presets.load_workflow(config)
@@ -24,12 +24,8 @@ except UserError as error:  # one line, where a WorkflowError is shown with a tr
 GPUS = int(SETTINGS.device != "cpu")
 
 
-# A name with an underscore, such as f30k_entities, is a data set's if there is a preset of that name.
-DATASETS = "|".join([*(name for name in presets.known_presets("datasets") if "_" in name), "[^_/]+"])
-
-
 wildcard_constraints:
-    dataset=DATASETS,
+    dataset=dataset_pattern(),
     feature=r"[^/.]+",
     experiment=r"[^/.]+",
     seed=r"\d+",

@@ -21,6 +21,6 @@ rule prepare:
     log:
         "logs/data_{dataset}.log",
     wildcard_constraints:
-        dataset=rf"(?!demo/)(?:{DATASETS})",
+        dataset=rf"(?!demo/)(?:{dataset_pattern()})",
     shell:
         "vse-data prepare {wildcards.dataset} 2>&1 | tee {log}"
