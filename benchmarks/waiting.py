@@ -2,7 +2,7 @@
 
 Claims: with a neighbour that keeps one core busy, as many threads as there are cores train at least 1.5 times as many pairs a
 second if they sleep (``OMP_WAIT_POLICY=PASSIVE``, which the commands set) as if they spin, which is OpenMP's default; on a
-machine without other work they lose less than 15%; and either way all cores with sleeping threads train at least 0.9 times as
+machine without other work they lose less than 30%; and either way all cores with sleeping threads train at least 0.9 times as
 many pairs a second as one thread. ``short spin`` (``GOMP_SPINCOUNT=10000``) lies between the two. The demo's model on made-up
 data; every variant is a process of its own, one after another in each round, with and without the neighbour; the medians of
 the rounds. ``load`` is what the machine had beside the benchmark when it began: a free machine has 0, and only there do the
