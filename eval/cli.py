@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 
@@ -67,15 +68,15 @@ def eval_command(
         raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
+    samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
+    if 0 < samples < 100 and not comparing:
+        raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
     from vse.eval.search.gpu import use_device
 
     use_device(device)
     if comparing:
-        lines = _compare(files, out, protocol, cross_check, COMPARED if bootstrap is None else bootstrap, unfinished)
+        lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
-        samples = SAMPLES if bootstrap is None else bootstrap
-        if 0 < samples < 100:
-            raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
         lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
     *for_people, last = lines
     for line in for_people:
@@ -111,17 +112,16 @@ def _evaluate(
     unfinished: bool,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol and of the index, and the file that was written, if one was."""
-    from vse.eval.files.results import Result, read_result
-    from vse.eval.protocols.evaluate import evaluate, evaluated, index_line, summary_line
+    from vse.eval.files.results import read_result
+    from vse.eval.protocols.evaluate import evaluate, index_line, summary_line
 
-    settings = (protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
-    if out is None:
-        result, written = Result.model_validate(evaluated(files, Path("result.json"), *settings)), []
-    else:
-        written = [str(evaluate(files, out, *settings))]
-        result = read_result(out)
+    with TemporaryDirectory() as folder:
+        file = out or Path(folder, "result.json")
+        result = read_result(
+            evaluate(files, file, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
+        )
     lines = [summary_line(result, name) for name in result.protocols]
-    return [*lines, *([index_line(result.index)] if index else []), *written]
+    return [*lines, *([index_line(result.index)] if index else []), *([str(out)] if out else [])]
 
 
 @click.command("vse-table")

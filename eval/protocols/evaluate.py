@@ -58,23 +58,6 @@ def evaluate(
     ``unfinished``; then the result names them.
     """
     check_out(out, files)
-    return write_json(
-        out, evaluated(files, out, protocol, cross_check, bootstrap, together, index, index_parameters, unfinished)
-    )
-
-
-def evaluated(
-    files: Sequence[Path],
-    out: Path,
-    protocol: str | Sequence[str] = "auto",
-    cross_check: bool = True,
-    bootstrap: int = SAMPLES,
-    together: bool = False,
-    index: str | None = None,
-    index_parameters: str = "",
-    unfinished: bool = False,
-) -> dict[str, Any]:
-    """The content of the result file ``out``, which is not written; see :func:`evaluate`."""
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     read = members_of(files) if together else read_seeds(files)
     not_finished = unfinished_runs(read, out, unfinished)
@@ -109,7 +92,7 @@ def evaluated(
         **({"ensemble": _members(files, read)} if together else {}),
         "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
     }
-    return {**result, "sha256": content_sha256(result)}
+    return write_json(out, {**result, "sha256": content_sha256(result)})
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
