@@ -85,14 +85,14 @@ def parse_yaml(text: str) -> Any:
     Its size and depth are bounded before anything is built: aliases of aliases can stand for billions of nodes.
     """
     _check_size(text)
-    return yaml.load(text, _Loader)
+    return yaml.load(text, _StrictSafeLoader)
 
 
 def _check_size(text: str) -> None:
     sizes: dict[str, int] = {}  # of the nodes that aliases may name
     opened: list[tuple[str | None, int]] = []
     total = 0
-    for event in yaml.parse(text, _Loader):
+    for event in yaml.parse(text, _StrictSafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
                 raise yaml.YAMLError(f"the alias {event.anchor!r} names nothing before it")
@@ -112,7 +112,7 @@ def _check_size(text: str) -> None:
             raise yaml.YAMLError(f"{limit}, aliases counted as what they stand for")
 
 
-class _Loader(SafeLoader):
+class _StrictSafeLoader(SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         given = set()
         for key, _ in node.value:
@@ -135,7 +135,7 @@ def _integer(loader: SafeLoader, node: yaml.ScalarNode) -> int:
     return number
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+_StrictSafeLoader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 def _folders(kind: str) -> list[Path]:
