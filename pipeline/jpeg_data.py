@@ -66,7 +66,7 @@ class _Frame:
 
 
 def with_noise(content: bytes) -> bytes | None:
-    """The file with noise after the data of each scan, or None if data are missing, as can be told without decoding.
+    """The file with noise after the data of each scan, or None if data are missing, which shows without decoding.
 
     Of a whole file a decoder ignores the noise, because it has all blocks of the scan by then. A decoder that lacks data
     takes the noise for them, where it would have filled the image: the two images differ. Files that are not coded as

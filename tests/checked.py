@@ -48,7 +48,7 @@ def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         if _names_shapes(part.__module__):
             return _with_shapes(part, typechecker=typechecker)
         if not isinstance(part, type):
-            inner = "<locals>" in part.__qualname__  # it would be wrapped anew whenever the outer one is called
+            inner = "<locals>" in part.__qualname__  # it would be wrapped again at each call of the outer one
             return part if inner else checked(part)
         if is_dataclass(part) and "__init__" in vars(part):
             part.__init__ = checked(part.__init__)  # type: ignore[method-assign]

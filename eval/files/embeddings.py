@@ -239,7 +239,7 @@ def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
 def _check_sum(path: Path, stored: object, arrays: Mapping[str, Any], run: Embeddings) -> None:
     """:class:`UserError` if a file's content is not that of its sum; of a file without one, of another program, it is said."""
     if stored is None:
-        log.info("%s: has no %s, so whether it is as it was written cannot be told", path, SUM)
+        log.info("%s: has no %s, so its content is not checked", path, SUM)
     elif not isinstance(stored, str) or stored != content_sum(
         {name: array_sum(values) for name, values in arrays.items()}, _attributes_of(run)
     ):

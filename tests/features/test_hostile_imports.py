@@ -253,7 +253,7 @@ class Code:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         import os
 
-        return os.system, ("touch /tmp/obeyed",)
+        return os.system, ("touch /tmp/unpickled",)
 
 
 WEIGHTS: dict[str, bytes] = {
