@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from functools import partial
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import cache_from_source
+from types import CodeType, ModuleType
 from typing import Any, Self, get_args, get_type_hints, runtime_checkable
+from unittest.mock import patch
 
 import jaxtyping
 from beartype import BeartypeConf, FrozenDict, beartype
@@ -14,6 +20,7 @@ _CONFIG = BeartypeConf(
     is_pep484_tower=True,  # an int serves as a float, as it does for mypy
     hint_overrides=FrozenDict({Self: Any}),  # jaxtyping decorates methods, not the classes that Self stands for
 )
+_BYTECODE = "checked" + "".join(filter(str.isalnum, jaxtyping.__version__))
 _with_shapes = jaxtyping.jaxtyped
 
 
@@ -24,7 +31,36 @@ def install() -> None:
     checked: it takes a third of the time that reading a data set takes otherwise.
     """
     jaxtyping.jaxtyped = _jaxtyped  # what its import hook names in the modules
-    jaxtyping.install_import_hook(["vse"], "tests.checked.checked")
+    hook = jaxtyping.install_import_hook(["vse"], "tests.checked.checked").hook
+    sys.meta_path[sys.meta_path.index(hook)] = _Finder(hook)
+
+
+class CheckedLoader(SourceFileLoader):
+    """Loads a module as jaxtyping's loader does, but leaves alone how the modules are loaded that it imports.
+
+    jaxtyping's loader looks for bytecode under a name of its own, and until it has run the module, so does every other loader:
+    torch and the like, which our modules import, were compiled again in every process.
+    """
+
+    def __init__(self, instrumenting: SourceFileLoader) -> None:
+        super().__init__(instrumenting.name, instrumenting.path)
+        self._instrumenting = instrumenting
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The module's code with the checks."""
+        with patch("importlib._bootstrap_external.cache_from_source", partial(cache_from_source, optimization=_BYTECODE)):
+            return self._instrumenting.get_code(fullname)
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, instrumenting: MetaPathFinder) -> None:
+        self._instrumenting = instrumenting
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = self._instrumenting.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = CheckedLoader(spec.loader)
+        return spec
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:

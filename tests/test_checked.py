@@ -12,9 +12,9 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 from jaxtyping import TypeCheckError
-from jaxtyping._import_hook import _JaxtypingLoader
 
 import vse
+from tests.checked import CheckedLoader
 
 MODULES = [module.name for module in pkgutil.walk_packages(vse.__path__, "vse.") if not module.name.endswith("__main__")]
 
@@ -35,7 +35,7 @@ def functions(name: str) -> Iterator[Callable[..., Any]]:
 def test_every_module_is_checked(name: str) -> None:
     spec = importlib.import_module(name).__spec__
     assert spec is not None
-    assert isinstance(spec.loader, _JaxtypingLoader)
+    assert isinstance(spec.loader, CheckedLoader)
 
 
 @pytest.mark.parametrize("name", MODULES)
