@@ -22,6 +22,8 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests.docs.pages import console_scripts  # noqa: E402
+from tests.forked import SNAKEMAKE, Scripts  # noqa: E402
 from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
 
@@ -33,6 +35,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("vse")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let tests that kill commands kill them more often: 30 times each before a release."""
+    parser.addoption("--kills", type=int, default=4, help="how often a command is killed in the tests of that [4]")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,6 +82,23 @@ def cache(demo: Path) -> Path:
     out = demo.parent.parent / "features" / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)
     return merge(demo, out, 3)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def disks_are_not_waited_for() -> Iterator[None]:
+    """What a flush to the disk adds is seen only when a machine loses its power; thousands of them take half a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[Path]:
+    """The folder of our commands and of snakemake; all of them start at once, as forks of one process."""
+    scripts = Scripts(console_scripts() | SNAKEMAKE, os.environ)
+    scripts.start()
+    yield scripts.bin
+    scripts.close()
 
 
 @pytest.fixture

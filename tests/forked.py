@@ -1,5 +1,7 @@
 """Runs console scripts in forks of one process that has imported them, so that the seconds of their imports are spent once.
 
+A script that is killed takes the fork with it.
+
 As a program: ``forked.py SOCKET vse-train=vse.train.cli:train_main ...`` serves until it is ended.
 """
 
@@ -9,6 +11,7 @@ import importlib
 import json
 import os
 import pkgutil
+import select
 import shutil
 import signal
 import socket
@@ -133,8 +136,11 @@ def _import_all(package: str) -> None:
 def _answer(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> None:
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
     name, arguments, folder, environment = json.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
+    ended, end = os.pipe()
+    signal.signal(signal.SIGCHLD, lambda *_: os.write(end, b" "))
     worker = os.fork()
     if worker == 0:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for stream, number in zip(streams, (0, 1, 2), strict=True):
             os.dup2(stream, number)
         os.chdir(folder)
@@ -151,6 +157,13 @@ def _answer(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    waiting = select.poll()
+    waiting.register(connection, 0)  # which tells when the script hangs up
+    waiting.register(ended, select.POLLIN)
+    if all(descriptor != ended for descriptor, _ in waiting.poll()):
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+        os._exit(1)
     _, status = os.waitpid(worker, 0)
     connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
     os._exit(0)

@@ -6,13 +6,11 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import console_scripts
-from tests.forked import SNAKEMAKE, Scripts
 from vse.features.cache import open_cache
 
 ROOT = Path(__file__).parents[2]
@@ -29,15 +27,6 @@ experiment:
 
 
 Workflow = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="session")
-def commands() -> Iterator[Path]:
-    """The folder of the commands that the workflow runs, and of snakemake; all of them start at once."""
-    scripts = Scripts(console_scripts() | SNAKEMAKE, os.environ)
-    scripts.start()
-    yield scripts.bin
-    scripts.close()
 
 
 @pytest.fixture

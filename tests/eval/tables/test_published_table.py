@@ -68,7 +68,7 @@ class Results:
                 provenance=json.dumps(noted(config, dataset) if config else {}),
             )
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
-        return evaluate(files, self.folder / f"{dataset}_{experiment}.json", protocol, cross_check=False)
+        return evaluate(files, self.folder / f"{dataset}_{experiment}.json", protocol, bootstrap=0, cross_check=False)
 
 
 @pytest.fixture
