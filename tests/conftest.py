@@ -39,7 +39,7 @@ settings.load_profile("vse")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let tests that kill commands kill them more often: 30 times each before a release."""
-    parser.addoption("--kills", type=int, default=4, help="how often a command is killed in the tests of that [4]")
+    parser.addoption("--kills", type=int, default=2, help="how often a command is killed in the tests of that [2]")
 
 
 def pytest_configure(config: pytest.Config) -> None:

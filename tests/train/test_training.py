@@ -147,6 +147,7 @@ def test_a_signal_saves_and_ends_with_one_line(number: signal.Signals, code: int
     assert RunFolder(run).record()["state"] == "running"
 
 
+@pytest.mark.slow
 def test_killed_ten_times_then_resumed_gives_the_same_weights(cache: Path, tmp_path: Path) -> None:
     """SIGKILL at random moments of the training, each time resumed; the final weights must not show it."""
     rng, log = random.Random(1), tmp_path / "log.txt"

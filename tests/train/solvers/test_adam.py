@@ -182,6 +182,7 @@ def test_two_branches_learn_from_vectors_and_from_words(captions: list[str], cac
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sets", [["model.similarity=order"], ["images.source=pictures", "images.finetune=true"]])
 def test_a_compiled_loss_and_cnn_give_the_same(sets: list[str], cache: Path, tmp_path: Path) -> None:
     """In a process of its own, where no annotations are checked, which cannot be compiled."""
