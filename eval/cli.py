@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import click
 
 from vse.eval.defaults import COMPARED, PROTOCOLS, QUERIES, SAMPLES, TABLES, published_tables
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import SEED, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
 from vse.pipeline.plain_text import printable
@@ -171,7 +171,7 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
 @click.option(
     "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown in each direction."
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides which of many similar queries are shown.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
 def report_command(
     results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
 ) -> None:

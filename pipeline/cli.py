@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import SEED, entry_point
 
 _FILE = click.Path(path_type=Path)
 
@@ -19,7 +19,7 @@ def data() -> None:
 @data.command("demo")
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/demo.")
 @click.option("--images", type=int, help="Number of images, all splits together.  [default: 5500]")
-@click.option("--seed", default=0, show_default=True, help="Another seed draws other scenes.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Another seed draws other scenes.")
 def demo_command(out: Path, images: int | None, seed: int) -> None:
     """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
     from vse.pipeline.demo import DEFAULT_IMAGES, make_demo

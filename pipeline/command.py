@@ -21,6 +21,20 @@ _LONGEST = 1500  # characters of an error, a few lines of a terminal
 _HOW_TO_WAIT = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
+class SeedType(click.types.IntParamType):
+    """Numbers that every generator of random numbers takes as its seed."""
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The number; a usage error if it is below 0 or beyond 64 bits."""
+        seed: int = super().convert(value, param, ctx)
+        if not 0 <= seed < 2**63:
+            self.fail(f"{seed} is no seed: they are from 0 to 2^63 - 1", param, ctx)
+        return seed
+
+
+SEED = SeedType()
+
+
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
 

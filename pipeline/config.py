@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Settings(BaseModel):
@@ -28,7 +30,7 @@ class ExperimentPlan(Settings):
     title: str = Field("", description="what LaTeX tables call the method, e.g. VSE++ (1C); none: the preset's name")
     label: str | None = Field(None, description="what tables call the run (vse-train --name); none: its preset and changes")
     rows: list[str] = Field(default_factory=list, description="rows of published tables that this is, e.g. vsepp 1.6")
-    seeds: list[int] = Field(default=[0], min_length=1, description="seeds that the workflow trains and averages over")
+    seeds: list[Seed] = Field(default=[0], min_length=1, description="seeds that the workflow trains and averages over")
     feature: str = Field("fc7", description="the feature preset whose cache is read")
     eval_feature: str | None = Field(
         None, description="the one read for validation and test; none: the same, a crop bank as the mean of its crops"
@@ -69,7 +71,7 @@ class DatasetConfig(Settings):
     files: list[SourceFile] = Field(default_factory=list, description="what vse-data fetch may download")
     shards: PositiveInt = Field(4, description="shards of an image feature, each a job of the workflow")
     n_images: PositiveInt | None = Field(None, description="images to draw, for the demo")
-    seed: int = Field(0, description="seed of the drawing, for the demo")
+    seed: Seed = Field(0, description="seed of the drawing, for the demo")
     features: dict[str, dict[str, Any]] = Field(default_factory=dict, description="feature -> settings it changes")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings it changes in every experiment")
     experiments: dict[str, dict[str, Any]] = Field(default_factory=dict, description="experiment -> settings it changes")
@@ -83,7 +85,7 @@ class WorkflowConfig(Settings):
     device: str = "auto"
     threads: PositiveInt = 8
     skip_bad: bool = False
-    seeds: list[int] | None = Field(None, min_length=1, description="seeds to run instead of those of the experiments")
+    seeds: list[Seed] | None = Field(None, min_length=1, description="seeds to run instead of those of the experiments")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
     dataset: str | None = Field(
         None, description="published tables show our metrics on this data set, not on those of their rows"

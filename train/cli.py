@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import SEED, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
@@ -33,7 +33,7 @@ class _WithExperiments(click.Command):
 @click.option("--experiment", default="vsepp", show_default=True, help="A preset of config/experiments, or a YAML file.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting, e.g. loss.margin=0.1.")
 @click.option("--name", "label", help="What tables call this run.  [default: the experiment and what --set changed]")
-@click.option("--seed", default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the first weights and of the order of pairs.")
 @click.option("--out", type=_FILE, help="The run folder.  [default: runs/DATASET_EXPERIMENT/seed-SEED]")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
 @click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
+import torchvision
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
+from vse.features.caption_extractor import encoder_path
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.features.words import read_words
@@ -23,6 +29,7 @@ from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 HUGE = "9" * 5000
+HGLMM = ["trained_dim=8", "trained_epochs=1", "min_count=1", "centres=4", "pca=16"]
 quick = settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
 
 
@@ -166,6 +173,16 @@ def test_a_tsv_file_that_is_none_is_refused(kind: str, few: Path, tmp_path: Path
     assert refused_or_done(main, *arguments) is None, "without it the file is sound"
 
 
+@quick
+@given(data=st.data())
+def test_any_bytes_of_a_tsv_file_are_refused_or_read(data: st.DataObject, few: Path, tmp_path: Path) -> None:
+    whole = b"".join(tsv(image_id=image.imgid) for image in load_dataset_file(few).images)
+    (tmp_path / "f.tsv").write_bytes(data.draw(changed_bytes(whole)))
+    refused_or_done(
+        main, "import-tsv", tmp_path / "f.tsv", "--dataset", few, "--match", "imgid", "--out-features", tmp_path / "o.h5"
+    )
+
+
 @pytest.mark.parametrize("kind", NOT_FILES)
 def test_a_tsv_file_that_is_no_file_is_refused(kind: str, few: Path, tmp_path: Path) -> None:
     refused(main, "import-tsv", NOT_FILES[kind](tmp_path / "f.tsv"), "--dataset", few, "--out-features", tmp_path / "o.h5")
@@ -191,6 +208,14 @@ def test_a_layout_that_is_none_is_refused(name: str, kind: str, tmp_path: Path) 
         (tmp_path / name).write_bytes({"nothing": b"", "bytes": b"\xff\xfe\xff", "zeros": bytes(40)}[kind])
     error = refused_or_done(main, *arguments)
     assert error is not None or (name == "train_caps.txt" and kind == "zeros")
+
+
+@quick
+@given(data=st.data(), name=st.sampled_from(["train_caps.txt", "dev_ims.npy", "test_ids.txt"]))
+def test_any_bytes_of_a_layout_are_refused_or_read(data: st.DataObject, name: str, tmp_path: Path) -> None:
+    arguments = precomp(tmp_path)
+    (tmp_path / name).write_bytes(data.draw(changed_bytes((tmp_path / name).read_bytes())))
+    refused_or_done(main, *arguments)
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", ".hidden", "a\nb", "x" * 300, "\x1b[2J"])
@@ -241,6 +266,30 @@ def test_word_vectors_that_are_no_file_are_refused(kind: str, tmp_path: Path) ->
         read_words(NOT_FILES[kind](tmp_path / "words.txt"))
 
 
+def word2vec() -> bytes:
+    """Two words in the binary layout of word2vec."""
+    return b"2 3\n" + b"".join(word + b" " + np.ones(3, np.float32).tobytes() + b"\n" for word in (b"a", b"dog"))
+
+
+SOUND_WORDS: dict[str, bytes] = {
+    ".txt": b"2 3\na 0.1 0.2 0.3\ndog 1e-2 -4 5\n",
+    ".bin": word2vec(),
+    ".txt.gz": gzip.compress(b"a 0.1 0.2 0.3\ndog 1e-2 -4 5\n"),
+}
+
+
+@pytest.mark.parametrize("suffix", SOUND_WORDS)
+@quick
+@given(data=st.data())
+def test_any_bytes_of_word_vectors_are_refused_or_read(data: st.DataObject, suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"words{suffix}"
+    file.write_bytes(SOUND_WORDS[suffix])
+    assert set(read_words(file).words) == {"a", "dog"}
+    file.write_bytes(data.draw(changed_bytes(SOUND_WORDS[suffix])))
+    with suppress(UserError):
+        read_words(file)
+
+
 def saved(content: Any) -> bytes:
     stream = BytesIO()
     torch.save(content, stream)
@@ -279,6 +328,57 @@ def test_weights_that_are_none_are_refused(kind: str, suffix: str, few: Path, tm
     arguments = ["cnn", "--dataset", few, "--feature", "fc7", "--set", f"weights={file}", "--out", tmp_path / "f.h5"]
     settings = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--device", "cpu"]
     assert str(file) in refused(extract_main, *arguments, *settings)
+
+
+@pytest.fixture(scope="session")
+def network() -> dict[str, torch.Tensor]:
+    """Sound weights of a small network."""
+    return torchvision.models.squeezenet1_1().state_dict()
+
+
+SMALL = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32"]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_any_bytes_of_weights_are_refused_or_read(
+    data: st.DataObject, suffix: str, network: dict[str, torch.Tensor], few: Path, tmp_path: Path
+) -> None:
+    whole = saved(network) if suffix == ".pth" else safetensors.torch.save(network)
+    file, out = tmp_path / f"weights{suffix}", tmp_path / "f.h5"
+    for old in tmp_path.glob("f.*"):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    file.write_bytes(data.draw(changed_bytes(whole)))
+    sets = [part for setting in (*SMALL, f"weights={file}") for part in ("--set", setting)]
+    refused_or_done(extract_main, "cnn", "--dataset", few, "--feature", "fc7", "--out", out, "--device", "cpu", *sets)
+
+
+@pytest.mark.parametrize("feature", ["tfidf", "hglmm"])
+@quick
+@given(data=st.data())
+def test_any_bytes_of_a_fitted_encoder_are_refused_or_read(
+    data: st.DataObject, feature: str, fitted: dict[str, list[object]], tmp_path: Path
+) -> None:
+    *arguments, encoder = fitted[feature]
+    folder = tmp_path / "own"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(Path(str(encoder)).parent, folder)
+    own = folder / Path(str(encoder)).name
+    own.write_bytes(data.draw(changed_bytes(own.read_bytes())))
+    refused_or_done(extract_main, *arguments, "--out", folder / "f.h5", "--shards", 2, "--shard", 0)
+
+
+@pytest.fixture(scope="session")
+def fitted(few: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    """Arguments that extract a caption feature, and the fitted encoder that they find."""
+    found: dict[str, list[object]] = {}
+    for feature, sets in (("tfidf", ["min_count=1"]), ("hglmm", HGLMM)):
+        out = tmp_path_factory.mktemp(feature) / "f.h5"
+        arguments = ["--dataset", few, "--feature", feature, *(part for setting in sets for part in ("--set", setting))]
+        assert refused_or_done(extract_main, "fit", *arguments, "--out", out) is None
+        found[feature] = [feature, *arguments, encoder_path(out)]
+    return found
 
 
 @pytest.mark.parametrize("kind", NOT_JSON)

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
 from tests.train.conftest import COMMAND
+from vse.eval.cli import report_main
+from vse.features.data_cli import main as data_main
 from vse.train.cli import embed_main, train_main
 
 RECORD: list[tuple[str | int, ...]] = [(name,) for name in ("features", "seed", "versions", "state")]
@@ -106,3 +108,26 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, name: str, run: Path
     shutil.copytree(run, own)
     (own / name).write_bytes(data.draw(changed_bytes((run / name).read_bytes())))
     refused_or_done(embed_main, own, "--features", cache, "--out", tmp_path / "e.h5")
+
+
+@settings(max_examples=25, phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_any_bytes_of_a_checkpoint_are_refused_or_read(data: st.DataObject, run: Path, cache: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.rmtree(own, ignore_errors=True)
+    shutil.copytree(run, own)
+    unfinished(own)
+    (own / "last.ckpt").write_bytes(data.draw(changed_bytes((run / "last.ckpt").read_bytes())))
+    refused_or_done(train_main, "--features", cache, *COMMAND, "--out", own, "--resume")
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**63), "9" * 30, "9" * 5000, "1e3", "0x10", "", "one"])
+def test_a_seed_that_is_none_is_refused(seed: str, cache: Path, tmp_path: Path) -> None:
+    assert "--seed" in refused(train_main, "--features", cache, *COMMAND, "--out", tmp_path / "run", f"--seed={seed}")
+    assert "--seed" in refused(data_main, "demo", "--images", 6, "--out", tmp_path / "data", f"--seed={seed}")
+    assert "--seed" in refused(report_main, tmp_path / "none.json", "--out", tmp_path / "page.html", f"--seed={seed}")
+
+
+def test_the_largest_seed_trains(cache: Path, tmp_path: Path) -> None:
+    arguments = [*COMMAND, "--set", "train.epochs=1", "--out", tmp_path / "run", "--seed", 2**63 - 1]
+    assert refused_or_done(train_main, "--features", cache, *arguments) is None
