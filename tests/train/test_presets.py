@@ -130,6 +130,20 @@ def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
     assert found.train == full.train.model_copy(update={"sampling": SAMPLERS[sampling]()})
 
 
+@pytest.mark.parametrize("name", ["fc7_rc", "resnet_rc", "effnet_rc"])
+def test_banks_of_random_crops_are_cut_as_the_paper_says(name: str) -> None:
+    """Section 3: the image at 256 x 256, a random crop of 224 x 224 of it."""
+    found = load_feature(name)
+    assert isinstance(found, CnnConfig)
+    assert (found.crops, found.random_crop, found.resize, found.crop) == ("rc_bank", "plain", 256, 224)
+
+
+def test_crops_on_the_fly_are_cut_as_the_paper_says() -> None:
+    on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures"]
+    assert len(on_the_fly) == 10
+    assert all(load_experiment(name).images.random_crop == "plain" for name in on_the_fly)
+
+
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
 def test_fine_tuning_follows_the_paper(name: str) -> None:
     found = load_experiment(name)
