@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -24,7 +25,7 @@ _HOW_TO_WAIT = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 class SeedType(click.types.IntParamType):
     """Numbers that every generator of random numbers takes as its seed."""
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The number; a usage error if it is below 0 or beyond 64 bits."""
         seed: int = super().convert(value, param, ctx)
         if not 0 <= seed < 2**63:

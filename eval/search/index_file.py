@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.search.gpu import faiss_reason
-from vse.eval.search.index import Built
+from vse.eval.search.index import Built, rows_needed
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_json, written
 from vse.pipeline.read_once import ReadOnce
@@ -136,8 +136,24 @@ def _read_note(path: Path) -> dict[str, Any]:
     kinds |= {"ids_sha256": str, "of": dict, "sha256": str}
     if not isinstance(note, dict) or note.get("format") != FORMAT:
         raise UserError(f"{file}: not the note of an index; name another file")
-    wrong = [name for name, kind in kinds.items() if not isinstance(note.get(name), kind)]
-    if wrong or note["version"] != VERSION or not all(isinstance(value, str) for value in note["of"].values()):
-        what = wrong[0] if wrong else "version" if note["version"] != VERSION else "of"
-        raise UserError(f"{file}: its field {what!r} is missing or not as this version writes it; {_REBUILD}")
+    wrong = [name for name, kind in kinds.items() if type(note.get(name)) is not kind]
+    if not wrong:
+        sound = {
+            "version": note["version"] == VERSION,
+            "of": all(isinstance(value, str) for value in note["of"].values()),
+            "dim": note["dim"] > 0,
+            "trained_on": note["trained_on"] >= 0,
+            "factory": note["dim"] > 0 and _can_be_made(note["factory"], note["dim"]),
+        }
+        wrong = [name for name, good in sound.items() if not good]
+    if wrong:
+        raise UserError(f"{file}: its field {wrong[0]!r} is missing or not as this version writes it; {_REBUILD}")
     return note
+
+
+def _can_be_made(factory: str, dim: int) -> bool:
+    try:
+        rows_needed(factory, dim)
+    except UserError:
+        return False
+    return True

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,11 +10,15 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+from tests.hostile import changed_bytes
 from vse.pipeline.archives import unpack
 from vse.pipeline.errors import UserError
 
@@ -150,6 +155,23 @@ def test_an_archive_that_is_not_sound_leaves_nothing(case: str, tmp_path: Path) 
         unpack(archive, "pictures", tmp_path / "out" / "images", 1500)
     assert os.listdir(tmp_path / "out") == []
     assert sorted(os.listdir(tmp_path)) == ["evil.tar.gz", "out"]
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@settings(phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_any_bytes_of_an_archive_are_unpacked_or_leave_nothing(name: str, data: st.DataObject, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "out").mkdir(parents=True)
+    archive = MAKERS[name](work / name)
+    archive.write_bytes(data.draw(changed_bytes(archive.read_bytes())))
+    unpacked = False
+    with suppress(UserError):
+        unpack(archive, "pictures", work / "out" / "images", 1500)
+        unpacked = True
+    assert os.listdir(work / "out") == (["images"] if unpacked else [])
+    assert sorted(os.listdir(work)) == sorted([name, "out"])
 
 
 def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
+from tests.hostile import WRONG_VALUES, changed_bytes, spoilt_json
 from vse.eval.search.index import build_index, search_index
 from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
 from vse.pipeline.errors import UserError
@@ -125,6 +131,37 @@ def test_a_note_that_is_none_is_one_line(which: str, file: Path) -> None:
         read_index(file, INDEXED)
     note_file(file).write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
+        read_index(file, INDEXED)
+
+
+NOTED = ["format", "version", "factory", "trained_on", "count", "dim", "similarity", "ids_sha256", "of"]
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"), [pair for pair in product(NOTED, WRONG_VALUES) if pair != ("trained_on", "a number")]
+)
+def test_a_note_with_a_wrong_value_is_refused(key: str, kind: str, file: Path) -> None:
+    spoilt_json(note_file(file), (key,), WRONG_VALUES[kind])
+    with pytest.raises(UserError, match=re.escape(str(file))):
+        read_index(file, INDEXED)
+
+
+@settings(phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_any_bytes_of_an_index_are_refused(data: st.DataObject, tmp_path: Path) -> None:
+    file = write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
+    changed = data.draw(changed_bytes(file.read_bytes()).filter(lambda content: content != file.read_bytes()))
+    file.write_bytes(changed)
+    with pytest.raises(UserError, match=re.escape(str(file))):
+        read_index(file, INDEXED)
+
+
+@settings(phases=[Phase.explicit, Phase.generate])
+@given(data=st.data())
+def test_any_bytes_of_a_note_are_refused_or_read(data: st.DataObject, tmp_path: Path) -> None:
+    file = write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
+    note_file(file).write_bytes(data.draw(changed_bytes(note_file(file).read_bytes())))
+    with suppress(UserError):
         read_index(file, INDEXED)
 
 
