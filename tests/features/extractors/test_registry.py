@@ -67,6 +67,7 @@ def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() ->
     assert done.stdout == "heavy:\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["reader", "imported", "caption_extractor", "cnn_extractor"])
 def test_torchvision_is_imported_only_where_it_runs(module: str) -> None:
     program = f"import sys, vse.features.{module}\nassert 'torchvision' not in sys.modules"

@@ -41,6 +41,7 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
     return ["--features", cache, "--out", out, "--threads", 1, *chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "processes"),
     [
