@@ -2,7 +2,8 @@
 
     python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
 
-Each label names a folder of seeds. The figures are also written as CSV, beside the picture.
+Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are also written as CSV, beside
+the picture.
 """
 
 from __future__ import annotations
@@ -31,15 +32,17 @@ def read(label: str, folder: Path) -> pd.DataFrame:
 def main() -> None:
     """Read the runs, write the table and the picture."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER")
+    parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER|CSV")
     parser.add_argument("--out", type=Path, required=True, help=".svg or .png")
     arguments = parser.parse_args()
-    curves = pd.concat([read(*_split(run)) for run in arguments.runs])
+    curves = pd.concat([pd.read_csv(run) if run.endswith(".csv") else read(*_split(run)) for run in arguments.runs])
     curves.to_csv(arguments.out.with_suffix(".csv"), index=False, float_format="%.4f", lineterminator="\n")
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for label, rows in curves.groupby("run", sort=False):
         by_epoch = rows.groupby("epoch")["rsum"].agg(["mean", "min", "max"])
-        (line,) = axes.plot(by_epoch.index, by_epoch["mean"], label=f"{label} ({rows['seed'].nunique()} seeds)")
+        n_seeds = rows["seed"].nunique()
+        seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
+        (line,) = axes.plot(by_epoch.index, by_epoch["mean"], label=f"{label} ({seeds})")
         axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set(xlabel="epoch", ylabel="rsum on the validation split", ylim=(0, None))
     axes.grid(alpha=0.3)
