@@ -2,7 +2,7 @@
 
     python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
 
-Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are also written as CSV, beside
+Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are written as CSV, too, beside
 the picture.
 """
 
