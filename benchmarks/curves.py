@@ -2,8 +2,8 @@
 
     python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
 
-Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are written as CSV, too, beside
-the picture.
+Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are written as CSV beside the
+picture.
 """
 
 from __future__ import annotations
