@@ -263,7 +263,7 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
     assert (plan.seeds, plan.protocols, plan.start_from, plan.eval_feature) == ([3], ["full"], "vsepp_rc", None)
     content = plan.content()
     assert content["train"] == {"epochs": 2, "learning_rate": 2e-5}
-    assert content["images"] == {"source": "pictures", "finetune": True}
+    assert content["images"] == {"source": "pictures", "finetune": True, "random_crop": "plain"}
     assert content["loss"]["margin"] == 0.3
     assert {"about", "rows", "seeds", "protocols"}.isdisjoint(content)
 
