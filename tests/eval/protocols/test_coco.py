@@ -106,6 +106,7 @@ def test_blocks_and_a_matrix_of_scores_give_the_same() -> None:
     assert ours[0]["t2i"] == pytest.approx(ours[1]["t2i"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sixth_caption_changes_nothing() -> None:
     """The Karpathy split has ten captions more than the 25,000 that the package ranks."""
     run = coco()
@@ -120,6 +121,7 @@ def test_a_sixth_caption_changes_nothing() -> None:
     assert fold_metrics(queries_of(more, "eccv").folds[0]) == fold_metrics(queries_of(run, "eccv").folds[0])
 
 
+@pytest.mark.slow
 def test_other_images_are_no_candidates() -> None:
     run = coco()
     assert run.images is not None
@@ -169,6 +171,7 @@ def test_auto_adds_them_to_the_test_set_of_coco_alone() -> None:
     assert protocols_of(other, ["auto"]) == ["1k", "full"]
 
 
+@pytest.mark.slow
 def test_the_command_says_all_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = write_embeddings(tmp_path / "coco.h5", coco()), tmp_path / "coco.json"
     with pytest.raises(SystemExit) as stop:

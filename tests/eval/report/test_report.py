@@ -545,6 +545,7 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("two", [False, True])
@@ -575,6 +576,7 @@ def test_a_browser_shows_the_page_whole(world: World, chromium: Any, two: bool, 
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_prints_the_page(world: World, chromium: Any) -> None:
     page = chromium.new_page()
@@ -586,6 +588,7 @@ def test_a_browser_prints_the_page(world: World, chromium: Any) -> None:
     page.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_follows_the_reader_s_colour_scheme(scheme: str, world: World, chromium: Any) -> None:

@@ -86,6 +86,7 @@ def train_with_stops(cache: Path, sets: list[str], out: Path, stops: list[int]) 
     train(cache, experiment(*sets), out=out, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tfidf")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_stopped_at_random_steps(name: str, cache: Path, tmp_path: Path) -> None:
