@@ -155,25 +155,26 @@ def kill(script: list[str], folder: Path, after: float) -> int:
 def test_killed_then_left_alone_gives_the_same_files(
     name: str, given: dict[str, Path], run: Run, commands: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    rng, line = random.Random(name), COMMANDS[name].line.format(**given)
+    rng, (line, pattern, once) = random.Random(name), COMMANDS[name]
+    line = line.format(**given)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     start = time.monotonic()
     run(line, whole)
     seconds = time.monotonic() - start
-    expected = files(whole, COMMANDS[name].files)
+    expected = files(whole, pattern)
     assert expected
     killed.mkdir()
     statuses = []
     while statuses.count(-signal.SIGKILL) < request.config.getoption("kills"):
         statuses.append(kill(["bash", "-c", f"exec {commands}/{line}"], killed, rng.uniform(0, seconds)))
-        for path, found in files(killed, COMMANDS[name].files).items() if COMMANDS[name].once else ():
-            if not re.search(TEMPORARY, path):
+        for path, found in files(killed, pattern).items():
+            if once and not re.search(TEMPORARY, path):
                 assert found == expected.get(path), f"{path} after {len(statuses)} kills"
         if statuses[-1] == 0:  # nothing is left to be done
             shutil.rmtree(killed)
             killed.mkdir()
     assert set(statuses) <= {0, -signal.SIGKILL}
     run(line, killed)
-    assert files(killed, COMMANDS[name].files) == expected
+    assert files(killed, pattern) == expected
     assert files(killed).keys() == files(whole).keys(), "nothing else is left"
     print(f"{name}: {statuses.count(-signal.SIGKILL)} kills in {seconds:.2f} s, finished {statuses.count(0)} times")

@@ -12,6 +12,16 @@ from typing import Any
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from vse.eval.search.gpu import faiss_reason
 from vse.eval.search.index import Built, rows_needed
@@ -23,6 +33,30 @@ log = logging.getLogger(__name__)
 FORMAT = "vse-index"
 VERSION = 1
 _REBUILD = "delete it to rebuild it, or name another file"
+
+
+class _Note(BaseModel):
+    """What is read of the note of an index."""
+
+    model_config = ConfigDict(strict=True)
+    version: int = Field(ge=VERSION, le=VERSION)
+    dim: PositiveInt
+    factory: str
+    trained_on: NonNegativeInt
+    count: NonNegativeInt
+    similarity: str
+    ids_sha256: str
+    of: dict[str, str]
+    sha256: str
+
+    @field_validator("factory")
+    @classmethod
+    def _can_be_made(cls, factory: str, before: ValidationInfo) -> str:
+        try:
+            rows_needed(factory, before.data.get("dim", 1))
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return factory
 
 
 @dataclass(frozen=True)
@@ -132,28 +166,10 @@ def _read_note(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{path}: not an index of ours, there is no {file.name} beside it; name another file")
     note = read_json(file)
-    kinds = {"version": int, "factory": str, "trained_on": int, "count": int, "dim": int, "similarity": str}
-    kinds |= {"ids_sha256": str, "of": dict, "sha256": str}
     if not isinstance(note, dict) or note.get("format") != FORMAT:
         raise UserError(f"{file}: not the note of an index; name another file")
-    wrong = [name for name, kind in kinds.items() if type(note.get(name)) is not kind]
-    if not wrong:
-        sound = {
-            "version": note["version"] == VERSION,
-            "of": all(isinstance(value, str) for value in note["of"].values()),
-            "dim": note["dim"] > 0,
-            "trained_on": note["trained_on"] >= 0,
-            "factory": note["dim"] > 0 and _can_be_made(note["factory"], note["dim"]),
-        }
-        wrong = [name for name, good in sound.items() if not good]
-    if wrong:
-        raise UserError(f"{file}: its field {wrong[0]!r} is missing or not as this version writes it; {_REBUILD}")
-    return note
-
-
-def _can_be_made(factory: str, dim: int) -> bool:
     try:
-        rows_needed(factory, dim)
-    except UserError:
-        return False
-    return True
+        return _Note.model_validate(note).model_dump()
+    except ValidationError as error:
+        field = error.errors()[0]["loc"][0]
+        raise UserError(f"{file}: its field {field!r} is missing or not as this version writes it; {_REBUILD}") from None
