@@ -8,12 +8,12 @@ import torch
 from jaxtyping import Int
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 from vse.train.models.encoders.branch import Branch, LayersSettings
-from vse.train.models.last_states import last_states
+from vse.train.models.recurrent_states import last_states, packed_states
 
 
 class RecurrentSettings(EncoderSettings):
@@ -23,6 +23,11 @@ class RecurrentSettings(EncoderSettings):
     network: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     states: Literal["last", "all"] = Field(
         "last", description="last: a caption is the state after its last word; all: the set of the states after each word"
+    )
+    bidirectional: bool = Field(
+        False,
+        description="with states: all, the mean of that state and of the one that a second network has there, which reads "
+        "captions from their end (SCAN)",
     )
     head: LayersSettings | None = Field(None, description="layers from the last state to the embedding; none: the state is it")
 
@@ -36,6 +41,8 @@ class RecurrentSettings(EncoderSettings):
     def _fits(self) -> RecurrentSettings:
         if self.states == "all" and self.head is not None:
             raise ValueError("states: all gives a state per word, and a head reads the last one alone")
+        if self.states == "last" and self.bidirectional:
+            raise ValueError("bidirectional goes with states: all")
         return self
 
 
@@ -67,7 +74,7 @@ class RecurrentEncoder(Encoder):
         super().__init__()
         self.words = nn.Embedding(sizes.input_dim, sizes.word_dim)
         nn.init.uniform_(self.words.weight, -0.1, 0.1)
-        self.recurrent = settings.network(sizes.word_dim, sizes.dim, batch_first=True)
+        self.recurrent = settings.network(sizes.word_dim, sizes.dim, batch_first=True, bidirectional=settings.bidirectional)
         self.head = None if settings.head is None else Branch(sizes.dim, settings.head)
         self.dim = sizes.dim if self.head is None else self.head.dim
         self.states = settings.states
@@ -76,8 +83,7 @@ class RecurrentEncoder(Encoder):
         """``words`` are padded after ``lengths`` words; ``lengths`` lie on the CPU."""
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
         if self.states == "all":
-            output, _ = self.recurrent(packed._replace(data=self.words(packed.data)))
-            states, _ = pad_packed_sequence(output, batch_first=True)
+            states, _ = pad_packed_sequence(packed._replace(data=self._after_each(packed)), batch_first=True)
             return states, torch.arange(states.shape[1], device=states.device) < lengths.to(states.device)[:, None]
         if words.device.type == "cpu":
             state = last_states(self.recurrent, self.words.weight, packed)
@@ -85,6 +91,18 @@ class RecurrentEncoder(Encoder):
             _, last = self.recurrent(packed._replace(data=self.words(packed.data)))
             state = (last[0] if isinstance(last, tuple) else last)[0]
         return (state,) if self.head is None else self.head(state)
+
+    def _after_each(self, words: PackedSequence) -> Tensor:
+        """The state after each word, (n_packed, dim), of two networks their mean."""
+        if words.data.device.type == "cpu":
+            directions = [
+                packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))
+                for k in range(len(self.recurrent.all_weights))
+            ]
+        else:
+            output, _ = self.recurrent(words._replace(data=self.words(words.data)))
+            directions = output.data.chunk(len(self.recurrent.all_weights), 1)
+        return directions[0] if len(directions) == 1 else (directions[0] + directions[1]) / 2
 
     def undecayed(self) -> list[Tensor]:
         return [self.words.weight]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_sequence
 
-from vse.train.models.last_states import last_states
+from vse.train.models.recurrent_states import last_states
 
 N_WORDS, WORD_DIM, DIM = 11, 4, 5
 EXACT = {torch.float32: {"rtol": 1e-4, "atol": 1e-5}, torch.float64: {"rtol": 1e-10, "atol": 1e-10}}

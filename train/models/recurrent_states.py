@@ -1,4 +1,4 @@
-"""Last states of a GRU or LSTM on the processor: torch's arithmetic, laid out so that a backward pass costs less.
+"""States of a GRU or LSTM on the processor: torch's arithmetic, laid out so that a backward pass costs less.
 
 Torch adds up the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient
 is one product over all steps, and each word of a batch is projected once. Under autocast the products are
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
@@ -29,15 +29,41 @@ def last_states(
     table : a vector per word
     words : packed word numbers
     """
-    different, which = torch.unique(words.data, return_inverse=True)
+    starts, lengths = _layout(words)
+    states = packed_states(network, table, words)[starts[lengths - 1] + torch.arange(len(lengths))]
+    return states if words.unsorted_indices is None else states[words.unsorted_indices]
+
+
+def packed_states(
+    network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
+) -> Float[Tensor, "n_packed dim"]:
+    """The state of a one-layer ``network`` after each word, in the order of ``words.data``.
+
+    With ``backwards`` it is the state of the second direction of a bidirectional network, which reads captions from their end.
+    Other parameters are those of :func:`last_states`.
+    """
+    data, mirror = words.data, None
+    if backwards:
+        starts, lengths = _layout(words)
+        step = torch.repeat_interleave(torch.arange(len(starts)), words.batch_sizes)
+        caption = torch.arange(len(data)) - starts[step]
+        mirror = starts[lengths[caption] - 1 - step] + caption
+        data = data[mirror]
+    different, which = torch.unique(data, return_inverse=True)
     different = nn.functional.pad(different, (0, -len(different) % _MANY))
-    of_input, of_state, input_bias, state_bias = network.all_weights[0]
+    of_input, of_state, input_bias, state_bias = network.all_weights[int(backwards)]
     projected = nn.functional.linear(table[different], of_input, input_bias)
     inputs = nn.functional.embedding(which, projected)
     precise = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else table.dtype
     recurrence = _Gru if isinstance(network, nn.GRU) else _Lstm
-    states = recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
-    return states if words.unsorted_indices is None else states[words.unsorted_indices]  # type: ignore[no-any-return]
+    states: Tensor = recurrence.apply(inputs, of_state, state_bias, words.batch_sizes.tolist(), precise)
+    return states if mirror is None else states[mirror]
+
+
+def _layout(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
+    """Where each step starts among packed words, and the lengths of captions, the longest first."""
+    sizes = words.batch_sizes
+    return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
 class _Gru(torch.autograd.Function):
@@ -55,6 +81,7 @@ class _Gru(torch.autograd.Function):
         gates = weight.new_empty(len(inputs), 2 * dim)
         candidates, recurrent = weight.new_empty(len(inputs), dim), weight.new_empty(len(inputs), dim)
         before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
+        after = weight.new_empty(len(inputs), dim)
         start = 0
         for size in sizes:
             step = slice(start, start := start + size)
@@ -66,16 +93,16 @@ class _Gru(torch.autograd.Function):
             recurrent[step] = hidden[:, 2 * dim :]
             candidate = torch.mul(gates[step, :dim], recurrent[step], out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
-            states[:size] = torch.lerp(candidate, state, gates[step, dim:])
+            states[:size] = torch.lerp(candidate, state, gates[step, dim:], out=after[step])
         ctx.save_for_backward(weight, gates, candidates, recurrent, before)
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
-        return states[: sizes[0]]
+        return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, candidates, recurrent, before = ctx.saved_tensors
         dim = weight.shape[1]
-        of_state = gradients[0].clone()
+        of_state = weight.new_zeros(ctx.sizes[0], dim)
         of_gates = weight.new_zeros(len(before), 3 * dim)  # with respect to W h + b
         of_candidate = weight.new_empty(len(gates), dim)  # with respect to the input of tanh
         weight_low = weight.to(before.dtype)
@@ -83,7 +110,7 @@ class _Gru(torch.autograd.Function):
         for size in reversed(ctx.sizes):
             step = slice(end - size, end)
             end -= size
-            gradient, reset, update = of_state[:size], gates[step, :dim], gates[step, dim:]
+            gradient, reset, update = of_state[:size].add_(gradients[0][step]), gates[step, :dim], gates[step, dim:]
             candidate = candidates[step]
             kept = gradient * update
             torch.mul(gradient - kept, 1 - candidate.square(), out=of_candidate[step])
@@ -118,6 +145,7 @@ class _Lstm(torch.autograd.Function):
             weight.new_empty(len(inputs), dim),
         )  # before a step, and after it
         before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
+        after = weight.new_empty(len(inputs), dim)
         start = 0
         for size in sizes:
             step = slice(start, start := start + size)
@@ -132,15 +160,15 @@ class _Lstm(torch.autograd.Function):
             cells[step] = cell[:size]
             cell[:size].mul_(forget).addcmul_(entering, candidate)
             torch.tanh(cell[:size], out=squashed[step])
-            torch.mul(out, squashed[step], out=states[:size])
+            states[:size] = torch.mul(out, squashed[step], out=after[step])
         ctx.save_for_backward(weight, gates, cells, squashed, before)
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
-        return states[: sizes[0]]
+        return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, cells, squashed, before = ctx.saved_tensors
-        of_state, of_cell = gradients[0].clone(), torch.zeros_like(gradients[0])
+        of_state, of_cell = weight.new_zeros(2, ctx.sizes[0], weight.shape[1])
         of_gates = weight.new_zeros(len(before), gates.shape[1])  # with respect to x + W h + b
         weight_low = weight.to(before.dtype)
         end = len(gates)
@@ -149,6 +177,7 @@ class _Lstm(torch.autograd.Function):
             end -= size
             entering, forget, candidate, out = gates[step].chunk(4, 1)
             of_entering, of_forget, of_candidate, of_out = of_gates[step].chunk(4, 1)
+            of_state[:size].add_(gradients[0][step])
             torch.mul(of_state[:size] * squashed[step], out * (1 - out), out=of_out)
             through = of_cell[:size].addcmul_(of_state[:size] * out, 1 - squashed[step].square())
             torch.mul(through * candidate, entering * (1 - entering), out=of_entering)
