@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -38,12 +41,53 @@ def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
     return tuple(part[rows] for part in encoded)
 
 
-def joined(parts: list[Encoded]) -> Encoded:
-    """Several parts of one side, one after the other; shorter sets are padded to the longest."""
-    if len(parts[0]) == 1:
-        return (torch.cat([vectors for (vectors,) in parts]),)
-    longest = max(mask.shape[1] for _, mask in parts)
-    return tuple(map(torch.cat, zip(*(padded(part, longest) for part in parts), strict=True)))
+@dataclass(frozen=True)
+class Stored:
+    """Many embeddings of one side, sets without their padding.
+
+    vectors : (n, dim) or, of sets, all of them one after the other, (n_vectors, dim)
+    lengths : of sets, how many vectors each has (n,)
+    """
+
+    vectors: Tensor
+    lengths: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.vectors if self.lengths is None else self.lengths)
+
+    @cached_property
+    def _starts(self) -> Tensor:
+        assert self.lengths is not None
+        return self.lengths.cumsum(0) - self.lengths
+
+    def of(self, rows: Tensor, longest: int | None = None) -> Encoded:
+        """Some rows; sets are padded with zeros up to ``longest`` vectors, by default the longest of these rows."""
+        if self.lengths is None:
+            return (self.vectors[rows],)
+        lengths = self.lengths[rows]
+        column = torch.arange(int(lengths.max()) if longest is None else longest, device=rows.device)
+        mask = column < lengths[:, None]
+        where = (self._starts[rows][:, None] + column).clamp(max=len(self.vectors) - 1)
+        return self.vectors[where] * mask[:, :, None], mask
+
+    def all(self) -> Encoded:
+        """All rows."""
+        return self.of(torch.arange(len(self), device=self.vectors.device))
+
+
+def stored(parts: Iterable[Encoded]) -> Stored:
+    """Several parts of one side, one after the other."""
+    vectors, lengths = [], []
+    for part in parts:
+        vectors.append(part[0] if len(part) == 1 else part[0][part[1]])
+        lengths += [mask.sum(1) for mask in part[1:]]
+    end = sum(map(len, vectors))
+    whole = vectors[0].new_empty(end, *vectors[0].shape[1:])
+    while vectors:  # each part is freed when it is copied, so that all are in memory once, not twice
+        last = vectors.pop()
+        whole[end - len(last) : end] = last
+        end -= len(last)
+    return Stored(whole, torch.cat(lengths) if lengths else None)
 
 
 def padded(sets: Encoded, longest: int) -> Encoded:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.train.kinds import Encoded, Kind, joined, kind_of_rows, padded, select
+from vse.train.kinds import Encoded, Kind, kind_of_rows, padded, select, stored
 
 DIM = 3
 
@@ -43,19 +43,44 @@ def test_rows_of_every_tensor_are_selected() -> None:
     assert torch.equal(alone, vectors[:1])
 
 
-def test_vectors_are_joined_one_after_the_other() -> None:
+def test_vectors_are_stored_one_after_the_other() -> None:
     parts = [torch.randn(n, DIM) for n in (2, 0, 3)]
-    (whole,) = joined([(part,) for part in parts])
+    kept = stored([(part,) for part in parts])
+    assert (len(kept), kept.lengths) == (5, None)
+    (whole,) = kept.all()
     assert torch.equal(whole, torch.cat(parts))
+    (some,) = kept.of(torch.tensor([4, 0]), longest=9)
+    assert torch.equal(some, whole[[4, 0]])
 
 
-@given(counts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_joined_sets_keep_their_vectors_and_are_padded_to_the_longest(counts: list[list[int]]) -> None:
-    parts = [sets(part, seed) for seed, part in enumerate(counts)]
-    vectors, mask = joined(parts)
-    assert members((vectors, mask)) == [one for part in parts for one in members(part)]
+@given(
+    counts=st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=4), min_size=1, max_size=4),
+    n_more=st.integers(0, 3),
+    seed=st.integers(0, 9),
+)
+def test_stored_sets_keep_their_vectors_and_are_padded_with_zeros_that_do_not_count(
+    counts: list[list[int]], n_more: int, seed: int
+) -> None:
+    parts = [sets(part, seed, n_padding=k % 3) for k, part in enumerate(counts)]
+    kept = stored(parts)
+    assert len(kept.vectors) == sum(map(sum, counts))
+    expected = [one for part in parts for one in members(part)]
+    vectors, mask = kept.all()
+    assert members((vectors, mask)) == expected
     assert mask.shape[1] == vectors.shape[1] == max(map(max, counts))
     assert not vectors[~mask].any()
+    rows = torch.randint(len(expected), (3,), generator=torch.Generator().manual_seed(seed))
+    longest = max(len(expected[row]) for row in rows.tolist())
+    vectors, mask = kept.of(rows, longest + n_more)
+    assert members((vectors, mask)) == [expected[row] for row in rows.tolist()]
+    assert mask.shape == vectors.shape[:2] == (3, longest + n_more)
+    assert mask.dtype == torch.bool
+    assert not vectors[~mask].any()
+
+
+def test_members_need_not_come_first() -> None:
+    vectors, mask = torch.arange(6.0).view(1, 3, 2), torch.tensor([[True, False, True]])
+    assert members(stored([(vectors, mask)]).all()) == [[[0, 1], [4, 5]]]
 
 
 @given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=4), n_more=st.integers(0, 3))
@@ -64,18 +89,4 @@ def test_padding_adds_zeros_that_do_not_count(counts: list[int], n_more: int) ->
     vectors, mask = padded(before, max(counts) + n_more)
     assert members((vectors, mask)) == members(before)
     assert mask.shape == (len(counts), max(counts) + n_more)
-    assert mask.dtype == torch.bool
     assert not vectors[~mask].any()
-
-
-def test_padding_may_be_cut_off() -> None:
-    longer = sets([2, 1], n_padding=3)
-    vectors, mask = padded(longer, 2)
-    assert vectors.shape == (2, 2, DIM)
-    assert members((vectors, mask)) == members(longer)
-
-
-def test_single_vectors_have_no_padding() -> None:
-    vectors = torch.randn(2, DIM)
-    (same,) = padded((vectors,), 9)
-    assert same is vectors

@@ -58,7 +58,7 @@ def call(main: Callable[[list[str]], None], *arguments: object) -> None:
 def slow_scores(run: Path, split: str = "test") -> tuple[np.ndarray, np.ndarray]:
     """Both directions, pair by pair, each with no more than its own regions and words."""
     trained = load_run(run, split, device="cpu")
-    (regions, inside), (words, spoken) = encode(trained.model, trained.split, trained.device)
+    (regions, inside), (words, spoken) = (side.all() for side in encode(trained.model, trained.split, trained.device))
     i2t, t2i = np.empty((2, len(regions), len(words)))
     for i in range(len(regions)):
         for c in range(len(words)):

@@ -14,21 +14,22 @@ from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_
 from vse.features.backbones import autocast
 from vse.features.hardware import moved
 from vse.train.data.pairs import Split
-from vse.train.kinds import Encoded, joined, padded, select
+from vse.train.kinds import Encoded, Stored, stored
 from vse.train.models.build import Model
 
 _BLOCK = 512
 _PHOTOS = 64  # at once, where a CNN reads them
 TILE_IMAGES, TILE_CAPTIONS = 64, 512  # of a model that scores pairs: how many are scored at once
 _TILE_PAIRS = 2**25  # unless these are more pairs of vectors of their sets
+_STEP = 4  # to a multiple of this sets of captions are padded
 
 
-def encode(model: Model, split: Split, device: torch.device) -> tuple[Encoded, Encoded]:
+def encode(model: Model, split: Split, device: torch.device) -> tuple[Stored, Stored]:
     """Embeddings of all images and all captions of a split, in their order, on the CPU."""
     return encode_images(model, split, device), encode_captions(model, split)
 
 
-def encode_images(model: Model, split: Split, device: torch.device) -> Encoded:
+def encode_images(model: Model, split: Split, device: torch.device) -> Stored:
     """Embeddings of all images of a split."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     parts = (
@@ -37,7 +38,7 @@ def encode_images(model: Model, split: Split, device: torch.device) -> Encoded:
     return _encoded(model, model.embed_images, parts)
 
 
-def encode_captions(model: Model, split: Split) -> Encoded:
+def encode_captions(model: Model, split: Split) -> Stored:
     """Embeddings of all captions of a split."""
     parts = (split.captions.of(rows) for rows in _blocks(len(split.pairs), _BLOCK))
     return _encoded(model, model.embed_captions, parts)
@@ -47,10 +48,10 @@ def _blocks(n: int, size: int) -> Iterator[NDArray[np.int64]]:
     return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
 
-def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Encoded:
+def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Stored:
     model.eval()
     with torch.inference_mode():
-        return joined([tuple(tensor.cpu() for tensor in embed(*part)) for part in parts])
+        return stored(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
 
 
 class PairScores:
@@ -66,16 +67,16 @@ class PairScores:
     precision : of a training step, in which the tiles are computed
     """
 
-    def __init__(self, model: Model, images: Encoded, captions: Encoded, precision: str = "fp32") -> None:
+    def __init__(self, model: Model, images: Stored, captions: Stored, precision: str = "fp32") -> None:
         self._model, self._images, self._captions = model.eval(), images, captions
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
         self._image_width = int(_lengths(images).max())
-        self._widths = 2 ** torch.log2(_lengths(captions)).ceil().long()
+        self._widths = -(-_lengths(captions) // _STEP) * _STEP
         self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
-            one = model.similarity(*(self._tile(side, first, 1, int(_lengths(side)[0])) for side in (images, captions)))
+            one = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,7 @@ class PairScores:
 
     def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
         """The scores as blocks of rows: i2t, and t2i if they depend on the direction."""
-        n_images = len(self._images[0])
+        n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
             return i2t, None
@@ -94,7 +95,7 @@ class PairScores:
 
     def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
-        numbers = torch.arange(len(self._captions[0])) if columns is None else columns
+        numbers = torch.arange(len(self._captions)) if columns is None else columns
         images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES, self._image_width)
         i2t, t2i = torch.empty(2, n_rows, len(numbers))
         with torch.inference_mode(), autocast(self._precision, self._device):
@@ -113,28 +114,22 @@ class PairScores:
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
-    def _tile(self, side: Encoded, numbers: Tensor, size: int, width: int) -> Encoded:
-        """Some rows of a side, with the first one repeated up to ``size``, and sets cut or padded to ``width`` vectors."""
-        missing = size - len(numbers)
-        rows = select(side, torch.cat([numbers, numbers[:1].expand(missing)]))
-        if len(rows) > 1:
-            rows = padded(tuple(part[:, :width] for part in rows), width)
+    def _tile(self, side: Stored, numbers: Tensor, size: int, width: int | None) -> Encoded:
+        """Some rows of a side, with the first one repeated up to ``size``, and sets padded to ``width`` vectors."""
+        rows = side.of(torch.cat([numbers, numbers[:1].expand(size - len(numbers))]), width)
         return tuple(part.to(self._device) for part in rows)
 
 
 def ranks(
-    model: Model, images: Encoded, captions: Encoded, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
+    model: Model, images: Stored, captions: Stored, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
     """Exact ranks of embeddings as the model compares them; ``precision`` is that of a model that scores every pair."""
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
-        return ranks_from_embeddings(images[0], captions[0], image_of_caption, ranked_by)
+        return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)
     return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 
-def _lengths(side: Encoded) -> Int[Tensor, " n"]:
-    """Up to which vector each set goes; 1 of single vectors."""
-    if len(side) == 1:
-        return torch.ones(len(side[0]), dtype=torch.int64)
-    mask = side[1]
-    return (mask * torch.arange(1, mask.shape[1] + 1)).amax(1)
+def _lengths(side: Stored) -> Int[Tensor, " n"]:
+    """How many vectors each set has; 1 of single vectors."""
+    return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

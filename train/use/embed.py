@@ -198,7 +198,7 @@ def embed_split(
     if state := unfinished_state(trained.record):
         provenance["unfinished"] = state
     for side, embedded in (("images", images), ("captions", captions)):
-        if not torch.isfinite(embedded[0]).all():
+        if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
     ranked_by = similarity.ranked_by
@@ -206,8 +206,8 @@ def embed_split(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
-        images=None if trained.model.pairwise else images[0].numpy(),
-        captions=captions[0].numpy() if similarity.captions == Kind.VECTORS else None,
+        images=None if trained.model.pairwise else images.vectors.numpy(),
+        captions=captions.vectors.numpy() if similarity.captions == Kind.VECTORS else None,
         scores=None,
         dataset=trained.dataset.name,
         split=split,
