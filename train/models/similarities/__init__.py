@@ -16,5 +16,6 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "order": "vse.train.models.similarities.order:OrderSettings",
         "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
         "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
+        "scan": "vse.train.models.similarities.scan:ScanSettings",
     },
 )

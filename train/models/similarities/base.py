@@ -61,7 +61,7 @@ class SimilaritySettings(Settings):
         raise NotImplementedError
 
 
-def root_or_zero(squared: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+def root_or_zero(squared: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Square roots whose gradient is 0, not infinite, where they are 0; a NaN stays a NaN."""
     positive = squared != 0  # which a NaN is, too
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)

@@ -1,0 +1,193 @@
+"""Stacked cross attention (SCAN): each word attends to the regions of an image, or each region to the words of a caption."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import leaky_relu
+from torch.utils.checkpoint import checkpoint
+
+from vse.train.kinds import Encoded, Kind, select
+from vse.train.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
+
+_EPS = 1e-8  # added to norms, and the least denominator of a cosine, as in the authors' code
+_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # cosines of regions and words at once; on a CPU they stay in its caches
+_KEPT = 2**26  # cosines of a call for whose backward pass all is kept
+_GROUPS = 4  # of captions of like lengths in a training step
+_STEEP = 20.0  # beyond this sharpness exponents are taken relative to the highest
+
+
+class ScanSettings(SimilaritySettings):
+    """Cosines of each query vector with what it attends to, in one number (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
+
+    With ``t2i`` the words e_j of a caption attend to the regions v_k of an image; with ``i2t``, regions to words:
+
+        a_kj = v_k . e_j,   h_kj = [a_kj]_+ / ||[a_k.]_+||,   w_kj = softmax_k(sharpness h_kj),   R_j = cos(e_j, sum_k w_kj v_k)
+
+    and the score aggregates R_j over j. Both directions of retrieval have the same score. All vectors are unit vectors.
+    """
+
+    name: Literal["scan"] = "scan"
+    images: ClassVar = Kind.SETS
+    captions: ClassVar = Kind.SETS
+    needs_unit_length: ClassVar = True
+    attention: Literal["t2i", "i2t"] = Field("t2i", description="t2i: words attend to regions; i2t: regions attend to words")
+    aggregation: Literal["avg", "lse", "sum", "max"] = Field(
+        "avg",
+        description="of the cosines R_j of a pair: their mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
+    )
+    sharpness: float = Field(9.0, gt=0, le=1000, description="lambda_1 of the paper, lambda_softmax of the code")
+    lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; of lse alone")
+    raw_feature_norm: Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"] = Field(
+        "clipped_l2norm",
+        description="what becomes of a_kj before the softmax, under the names of the code: clipped: the rectifier; l1norm, "
+        "l2norm, softmax: normalised over the queries j of each k",
+    )
+    rectifier: Literal["relu", "leaky_relu"] = Field(
+        "relu", description="of the clipped norms: relu (the paper), or leaky_relu with a slope of 0.1 (the authors' code)"
+    )
+
+    def build(self, dim: int) -> Similarity:
+        return Scan(self)
+
+
+class Scan(Similarity):
+    """Scores of sets of regions with sets of words.
+
+    No attended vector is ever formed: its product with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj, and its length is
+    |sum_k w_kj v_k|^2 = w_j' G w_j with the inner products G of one set's vectors. Softmaxes are not normalised: a cosine
+    does not change by it. Pairs are scored block by block; for large batches the backward pass computes each block again.
+    """
+
+    def __init__(self, settings: ScanSettings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+        """A score of every image (row) with every caption (column)."""
+        if not torch.is_grad_enabled():  # so that a pair's arithmetic does not depend on the others
+            return self._of_all(images, captions)
+        order = captions[1].sum(1).argsort()
+        groups = order.chunk(_GROUPS)
+        return torch.cat([self._of_all(images, _cut(select(captions, group))) for group in groups], 1)[:, order.argsort()]
+
+    def of_pairs(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, " k"]:
+        """Scores of single pairs."""
+        context, inside, queries, asked = self._of_single(images, captions, rows, columns)
+        with torch.autocast(context.device.type, enabled=False):
+            cosines, squares = (context @ queries.transpose(1, 2))[..., None], queries.square().sum(2, keepdim=True)
+            return self._aggregated(self._relevance(cosines, _gram(context), squares, inside, asked), asked)[:, 0]
+
+    def attention(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, "k n_context n_queries"]:
+        """The weights w of single pairs: of regions for each word or, with i2t, of words for each region."""
+        context, inside, queries, asked = self._of_single(images, captions, rows, columns)
+        weights = self._weights((context @ queries.transpose(1, 2))[..., None], inside, asked)
+        return (weights / weights.sum(1, keepdim=True))[..., 0]
+
+    def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
+        """Context and queries, with zeros where there is no vector."""
+        sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
+        context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
+        return context, queries
+
+    def _of_single(
+        self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of k pairs: context (k, n_context, dim), its mask, queries (k, n_queries, dim), their mask (k, n_queries, 1)."""
+        (context, inside), (queries, asked) = self._sides(select(images, rows), select(captions, columns))
+        return context, inside, queries, asked[:, :, None]
+
+    def _of_all(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
+        (context, inside), (queries, asked) = self._sides(images, captions)
+        (n, n_context, dim), (m, n_queries) = context.shape, asked.shape
+        of_one = n_context * n_queries * m
+        size = 2 ** max(0, (_BLOCK.get(context.device.type, 2**26) // max(1, of_one)).bit_length() - 1)
+        again = torch.is_grad_enabled() and n * of_one > _KEPT
+        products = (
+            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device := context.device.type) else context.dtype
+        )
+        low, columns = context.to(products), queries.transpose(0, 1).reshape(-1, dim).to(products).T
+        squares = queries.square().sum(2).T
+
+        def block(rows: slice) -> Tensor:
+            with torch.autocast(device, enabled=False):
+                cosines = (low[rows].flatten(0, 1) @ columns).to(context.dtype).view(-1, n_context, n_queries, m)
+                relevance = self._relevance(cosines, _gram(context[rows]), squares, inside[rows], asked.T)
+                return self._aggregated(relevance, asked.T)
+
+        blocks = [slice(start, start + size) for start in range(0, n, size)]
+        parts = [
+            checkpoint(block, rows, use_reentrant=False, preserve_rng_state=False) if again else block(rows) for rows in blocks
+        ]
+        scores = torch.cat([*parts, context.new_empty(0, m)])
+        return scores if self.settings.attention == "t2i" else scores.T
+
+    def _relevance(
+        self,
+        cosines: Float[Tensor, "k n_context n_queries m"],
+        gram: Float[Tensor, "k n_context n_context"],
+        squares: Float[Tensor, "... n_queries m"],
+        inside: Bool[Tensor, "k n_context"],
+        asked: Bool[Tensor, "... n_queries m"],
+    ) -> Float[Tensor, "k n_queries m"]:
+        """R: the cosine of each query, of squared length ``squares``, with what it attends to; 0 where there is none."""
+        weights = self._weights(cosines, inside, asked)
+        products = (weights * cosines).sum(1)
+        flat = weights.flatten(2)
+        attended = (torch.bmm(gram, flat) * flat).sum(1).view_as(products)
+        least = _EPS * weights.sum(1)
+        return products * torch.maximum(attended * squares, least.square()).rsqrt()
+
+    def _weights(
+        self, cosines: Float[Tensor, "k n_context n_queries m"], inside: Bool[Tensor, "k n_context"], asked: Tensor
+    ) -> Float[Tensor, "k n_context n_queries m"]:
+        """Attention weights, up to a factor for each query."""
+        exponents = self._exponents(cosines, asked)
+        there = inside[:, :, None, None]
+        if self.settings.sharpness > _STEEP:
+            exponents = exponents - exponents.detach().masked_fill(~there, -torch.inf).amax(1, keepdim=True)
+        weights = exponents.exp_()
+        return weights if bool(inside.all()) else weights * there
+
+    def _exponents(self, cosines: Tensor, asked: Tensor) -> Tensor:
+        """The sharpness times h, the cosines as ``raw_feature_norm`` says, over the queries (dimension 2)."""
+        norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
+        if norm == "softmax":
+            return sharpness * cosines.masked_fill(~asked, -torch.inf).softmax(2).masked_fill(~asked, 0)
+        if norm.startswith("clipped"):
+            cosines = cosines.relu() if self.settings.rectifier == "relu" else leaky_relu(cosines, 0.1)
+        if norm in ("clipped", "no_norm"):
+            return sharpness * cosines
+        sums = (cosines.square() if norm.endswith("l2norm") else cosines.abs()).sum(2, keepdim=True)
+        return cosines * (sharpness / ((root_or_zero(sums) if norm.endswith("l2norm") else sums) + _EPS))
+
+    def _aggregated(
+        self, relevance: Float[Tensor, "k n_queries m"], asked: Bool[Tensor, "... n_queries m"]
+    ) -> Float[Tensor, "k m"]:
+        """One score of each pair from R over its queries."""
+        kind, sharpness = self.settings.aggregation, self.settings.lse_sharpness
+        if kind == "max":
+            return relevance.masked_fill(~asked, -torch.inf).amax(1)
+        if kind == "lse":
+            return (sharpness * relevance).masked_fill(~asked, -torch.inf).logsumexp(1) / sharpness
+        total = relevance.sum(1)
+        return total / asked.sum(-2) if kind == "avg" else total
+
+
+def _gram(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
+    return sets @ sets.transpose(1, 2)
+
+
+def _cut(sets: Encoded) -> Encoded:
+    """Sets without the columns that none of them has."""
+    vectors, mask = sets
+    longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
+    return vectors[:, :longest], mask[:, :longest]
