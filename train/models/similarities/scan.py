@@ -26,7 +26,7 @@ class ScanSettings(SimilaritySettings):
 
     With ``t2i`` the words e_j of a caption attend to the regions v_k of an image; with ``i2t``, regions to words:
 
-        a_kj = v_k . e_j,   h_kj = [a_kj]_+ / ||[a_k.]_+||,   w_kj = softmax_k(sharpness h_kj),   R_j = cos(e_j, sum_k w_kj v_k)
+        a_kj = v_k . e_j,  h_kj = [a_kj]_+ / ||[a_k.]_+||,  w_kj = softmax_k(sharpness h_kj),  R_j = cos(e_j, sum_k w_kj v_k)
 
     and the score aggregates R_j over j. Both directions of retrieval have the same score. All vectors are unit vectors.
     """
