@@ -10,15 +10,16 @@ from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.parts import part_of
 from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, validated
+from vse.train.adversaries import ADVERSARIES
+from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
-from vse.train.solvers import ADVERSARIES, SOLVERS
+from vse.train.solvers import SOLVERS
 from vse.train.solvers.adam import GradientSettings
-from vse.train.solvers.adversary import AdversarySettings
 from vse.train.solvers.base import SolverSettings, TrainConfig, WarmupConfig
 
 _BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
@@ -54,7 +55,7 @@ class ExperimentConfig(ExperimentPlan):
     warmup: WarmupConfig = WarmupConfig()
     train: TrainConfig = TrainConfig()
     adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_of(ADVERSARIES)] = Field(
-        None, description="a second player that adds candidates to each batch and is trained against the model; none: nobody"
+        None, description="a second player that makes each batch harder and is trained against the model; none: nobody"
     )
 
     @model_validator(mode="after")

@@ -27,6 +27,7 @@ class Batch:
     images, captions : embeddings of the n pairs, see :mod:`vse.train.kinds`
     image_of, text_of : (n,) a number for the image and for the text of each pair
     more_images, more_captions : embeddings of further candidates, which are negatives of every query, such as an adversary's
+    pair_of : (n,) the number of each pair among those that are trained on, if an adversary asks
     """
 
     images: Encoded
@@ -35,6 +36,7 @@ class Batch:
     text_of: Numbers
     more_images: Encoded | None = None
     more_captions: Encoded | None = None
+    pair_of: Numbers | None = None
 
 
 class Ranking(NamedTuple):

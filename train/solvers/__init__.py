@@ -1,12 +1,11 @@
 """How the weights of a model are found, epoch by epoch. May import data, models, losses and run.
 
-A new solver is one file here and one line below, and so is an adversary, the second player of a training.
+A new solver is one file here and one line below.
 """
 
 from __future__ import annotations
 
 from vse.pipeline.parts import Registry
-from vse.train.solvers.adversary import AdversarySettings
 from vse.train.solvers.base import SolverSettings
 
 SOLVERS: Registry[SolverSettings] = Registry(
@@ -16,4 +15,3 @@ SOLVERS: Registry[SolverSettings] = Registry(
         "cca": "vse.train.solvers.cca:CcaSettings",
     },
 )
-ADVERSARIES: Registry[AdversarySettings] = Registry("adversary", lazy={})

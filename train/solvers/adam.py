@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Literal
 
 import numpy as np
@@ -26,6 +27,7 @@ from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
 log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # before these nothing counts as a collapse
+_COLLAPSED_ENTROPY = 0.05  # of an adversary's draws, in nats, as an epoch's mean
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
 _OUT_OF_MEMORY = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
@@ -45,8 +47,8 @@ class GradientSettings(SolverSettings):
 class Trainer(Solver):
     """Training by gradients, with Adam.
 
-    An adversary, if the experiment has one, is a second player: it adds candidates to each batch, and in the same step its own
-    Adam updates its weights by its own objective.
+    An adversary, if the experiment has one, is a second player: it makes each batch harder, and in the same step its own Adam
+    updates its weights by its own objective.
     """
 
     def __init__(self, task: Task) -> None:
@@ -64,7 +66,8 @@ class Trainer(Solver):
         decayed = [weight for weight in trained if not any(weight is other for other in undecayed)]
         groups = [{"params": decayed, "weight_decay": self.settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
         self.optimizer = torch.optim.Adam(groups, lr=self.settings.learning_rate, fused=True)
-        self.adversary = None if task.adversary is None else task.adversary.build(model).to(self.device)
+        self.adversary = None if task.adversary is None else task.adversary.build(task).to(self.device)
+        self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = torch.optim.Adam(
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
@@ -81,6 +84,7 @@ class Trainer(Solver):
             second_player = {
                 "adversary": self.adversary.state_dict(),
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
+                "measures": {name: float(total) for name, total in self._measures.items()},
             }
         return {
             **super().state(),
@@ -100,6 +104,7 @@ class Trainer(Solver):
         if self.adversary is not None:
             self.adversary.load_state_dict(state["adversary"])
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
+            self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
 
     def described(self, row: Mapping[str, float]) -> str:
         return f"loss {row['loss']:.3g}, {row['pairs_per_s']:.0f} pairs/s"
@@ -113,7 +118,7 @@ class Trainer(Solver):
         with memory_guard(_OUT_OF_MEMORY), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
-        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss}
+        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self._measured()}
         if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
                 row |= self.validate()
@@ -124,6 +129,7 @@ class Trainer(Solver):
         if self.listing:
             self.listing.end_epoch()
         self._totals.zero_()
+        self._measures = {}
         self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
     def _train(self, save: Callable[[], None]) -> None:
@@ -136,6 +142,8 @@ class Trainer(Solver):
         shares = [self.processes.share(batch) for batch in left]
         stream = self.task.images.of_pairs(shares, image_of, seed, progress.epoch)
         self.model.train()
+        if self.adversary is not None and progress.step == 0:
+            self.adversary.start_epoch(self.model)
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
         rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
         with progress_bar(
@@ -174,21 +182,24 @@ class Trainer(Solver):
         images, captions = self._embedded(seen, share)
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
-        pairs = Batch(images, captions, self.pairs.image_of[batch], texts)
-        if self.adversary is not None:
-            pairs = self.adversary.candidates(pairs, self.model)
-        cost = objective(pairs, self._seed(0))
+        pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
         self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
+            if self.adversary is None:
+                cost = objective(pairs, self._seed(0))
+            else:
+                cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self._seed(0))
         if self.adversary is None:
             cost.loss.backward()  # type: ignore[no-untyped-call]
         else:
-            self._set_both_gradients(cost.loss, self.adversary.objective(cost, pairs), list(self.adversary.parameters()))
+            self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
+            self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
         self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         if self.adversary is not None:
-            self.adversary_optimizer.step()
+            self._step_adversary()
         if self.listing and cost.rankings is not None:
             self.listing.add(self.progress.epoch + 1, batch.tolist(), cost.rankings, self.task.loss.margin)
         return cost.loss.detach().double(), cost.collapsed.double()
@@ -200,6 +211,33 @@ class Trainer(Solver):
         adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
         for weight, gradient in zip([*weights, *adversary_weights], [*gradients, *adversary_gradients], strict=True):
             weight.grad = gradient
+
+    def _step_adversary(self) -> None:
+        assert self.adversary is not None
+        assert self.task.adversary is not None
+        if (self.progress.step + 1) % self.task.adversary.every == 0:
+            if self.task.adversary.clip is not None:
+                nn.utils.clip_grad_norm_(self.adversary.parameters(), self.task.adversary.clip)
+            self.adversary_optimizer.step()
+
+    def _measure(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
+        """Add what an adversary measured of a batch to the epoch's sums."""
+        for name, value in measures.items():
+            total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
+            total += n_pairs * value.double()
+
+    def _measured(self) -> dict[str, float]:
+        """The epoch's means of what the adversary measured; says so if it always draws the same."""
+        n_pairs = max(1, self.progress.pairs)
+        means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
+        if means.get("adversary_entropy", 1.0) < _COLLAPSED_ENTROPY:
+            log.warning(
+                "epoch %d: the adversary's entropy is %.2g, it draws the same negative of a query again and again; "
+                "--set adversary.entropy_weight=1 holds it up, and so does a lower adversary.learning_rate",
+                self.progress.epoch + 1,
+                means["adversary_entropy"],
+            )
+        return means
 
     def _seed(self, use: int) -> int:
         """A seed of this step, another one for each use."""
@@ -218,12 +256,17 @@ class Trainer(Solver):
     def _finite_loss(self) -> float:
         """The epoch's mean loss so far; :class:`UserError` if the training has diverged."""
         loss = float(self._totals[0]) / max(1, self.progress.pairs)
-        if not np.isfinite(loss):
-            raise TrainingFailed(
-                f"epoch {self.progress.epoch + 1}, step {self.progress.step}: the loss is {loss}; the last good checkpoint is "
-                "kept. Try a lower learning rate",
-                "diverged",
-            )
+        of_adversary = float(self._measures.get("loss", 0.0))
+        for value, what, cure in (
+            (loss, "the loss", "a lower learning rate"),
+            (of_adversary, "the adversary's loss", "a lower adversary.learning_rate"),
+        ):
+            if not np.isfinite(value):
+                raise TrainingFailed(
+                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {what} is {value}; the last good checkpoint "
+                    f"is kept. Try {cure}",
+                    "diverged",
+                )
         return loss
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:

@@ -15,6 +15,7 @@ from vse.eval.ranking.metrics import RECALLS, metrics
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted
 from vse.pipeline.parts import part_of
+from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
 from vse.train.data.pairs import Pairs, Split
@@ -26,7 +27,6 @@ from vse.train.losses.base import Loss
 from vse.train.models.build import Model
 from vse.train.run.interruption import Interruption, StopNow
 from vse.train.run.processes import Processes
-from vse.train.solvers.adversary import AdversarySettings
 from vse.train.solvers.encode import encode, ranks
 from vse.train.solvers.negatives import HardNegatives
 

@@ -15,6 +15,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
+        "pooled": "vse.train.models.encoders.pooled:Pooled",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(

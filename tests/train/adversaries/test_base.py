@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from tests.train.conftest import assert_same, experiment, state
 from vse.pipeline.errors import Interrupted, UserError
+from vse.train.adversaries import ADVERSARIES
+from vse.train.adversaries.base import Adversary, AdversarySettings
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch, Cost
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import unit_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.processes import Processes
-from vse.train.solvers import ADVERSARIES, adam
-from vse.train.solvers.adversary import Adversary, AdversarySettings
+from vse.train.solvers import adam
+from vse.train.solvers.base import Task
 from vse.train.training import Existing, train
 
 
@@ -33,8 +35,8 @@ class ToyAdversarySettings(AdversarySettings):
     name: Literal["toy"] = "toy"
     n_captions: int = 3
 
-    def build(self, model: Model) -> Adversary:
-        return ToyAdversary(model.dim, self.n_captions)
+    def build(self, task: Task) -> Adversary:
+        return ToyAdversary(task.model.dim, self.n_captions)
 
 
 class ToyAdversary(Adversary):

@@ -1,0 +1,18 @@
+"""Adversaries, the second player of a training. A new one is one file here and one line below.
+
+An adversary is a class of settings, derived from :class:`vse.train.adversaries.base.AdversarySettings`, whose ``build``
+returns a network that makes the batches of a task harder and is trained against the model.
+"""
+
+from __future__ import annotations
+
+from vse.pipeline.parts import Registry
+from vse.train.adversaries.base import AdversarySettings
+
+ADVERSARIES: Registry[AdversarySettings] = Registry(
+    "adversary",
+    lazy={
+        "ace": "vse.train.adversaries.ace:AceSettings",
+        "compositional": "vse.train.adversaries.compositional:CompositionalSettings",
+    },
+)

@@ -1,0 +1,275 @@
+"""Adversarial contrastive estimation (ACE): a generator learns to draw hard negatives from the whole training set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+
+from vse.features.backbones import autocast
+from vse.features.hardware import moved
+from vse.pipeline.errors import UserError
+from vse.train.adversaries.base import Adversary, Round
+from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
+from vse.train.data.images import CachedImages
+from vse.train.data.pairs import Pairs
+from vse.train.kinds import Encoded, Kind
+from vse.train.losses.base import Batch, Cost, Numbers, Objective, Ranking
+from vse.train.models.build import Model
+
+if TYPE_CHECKING:
+    from vse.train.solvers.base import Task
+
+_BLOCK = 1024  # items embedded at once for the tables
+
+
+class AceSettings(ReinforceSettings):
+    """Exemplar negatives from all training items (Bose et al., ViGIL 2018, section 2; Bose, Ling and Cao, ACL 2018).
+
+    For each query q, an image or a caption of the batch, a negative c' of the other side is drawn from p(c | q), and
+
+        [margin - s(q, c) + s(q, c')]_+
+
+    is minimised by the model and, with REINFORCE, maximised by the generator. A step costs a product of the queries with all
+    candidates and the embedding of one more batch.
+    """
+
+    name: Literal["ace"] = "ace"
+    candidates: Literal["all", "batch"] | PositiveInt = Field(
+        "all", description="what p(c | q) is over: all training items, those of the batch, or so many drawn anew for each step"
+    )
+    table: Literal["model", "learnt"] = Field(
+        "model", description="what p(c | q) knows of a candidate: its embedding by the model, or a vector of its own"
+    )
+    refresh: Literal["visited", "epoch"] = Field(
+        "visited",
+        description="when the model's embeddings are renewed, after all were computed at the start: whenever a batch has "
+        "them, or all at the start of every epoch",
+    )
+    in_batch: float = Field(
+        0.5, ge=0, le=1, description="share of the experiment's own loss, with the negatives of the batch, in the model's loss"
+    )
+    mask: Literal["pair", "image", "text"] = Field(
+        "text",
+        description="what is never drawn: what the query is paired with, all captions of its image too, or also every caption "
+        "of the same text as one of these, and every image that has one",
+    )
+
+    def build(self, task: Task) -> Adversary:
+        model = task.model
+        if model.gives != (Kind.VECTORS, Kind.VECTORS):
+            name = model.config.similarity.name
+            raise UserError(
+                f"adversary: ace draws single vectors, and the similarity {name!r} compares sets; "
+                "compositional draws parts of sets"
+            )
+        if not task.loss.ranks:
+            raise UserError(f"adversary: ace adds to a ranking loss, and {task.loss.name} ranks nothing")
+        if not isinstance(task.images, CachedImages):
+            raise UserError("adversary: ace embeds negatives from cached features (images.source: cache)")
+        return Ace(self, task, task.images)
+
+
+class Ace(Adversary):
+    """Two generators, one for each direction, with what they know of all training items.
+
+    Parameters
+    ----------
+    settings : of the adversary
+    task : whose model, pairs and captions it reads
+    images : features of the training images
+    """
+
+    def __init__(self, settings: AceSettings, task: Task, images: CachedImages) -> None:
+        super().__init__()
+        self.settings, self.loss, self._precision = settings, task.loss, task.settings.precision
+        self._device = task.processes.device
+        sizes = len(task.pairs.images), len(task.pairs)
+        _check_memory(settings, sizes, task.model.dim, task.settings.batch_size, self._device)
+        negatives = FalseNegatives(task.pairs, settings.mask)
+        self.captions = _Side(sizes[1], task.model.dim, settings)
+        self.images = _Side(sizes[0], task.model.dim, settings)
+        self.captions.inputs, self.captions.false = task.captions.of, negatives.captions
+        self.images.inputs, self.images.false = images.of_images, negatives.images
+        self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
+
+    filled: Tensor
+
+    def start_epoch(self, model: Model) -> None:
+        """Embed all training items, if their embeddings are wanted and not there."""
+        if self.captions.embedded is None or (bool(self.filled) and self.settings.refresh == "visited"):
+            return
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for side, embed in ((self.images, model.embed_images), (self.captions, model.embed_captions)):
+                assert side.embedded is not None
+                for start in range(0, len(side.embedded), _BLOCK):
+                    numbers = np.arange(start, min(start + _BLOCK, len(side.embedded)))
+                    side.embedded[numbers] = self._embed(embed, side, numbers)
+        self.filled.fill_(True)
+        model.train(was_training)
+
+    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
+        """The model's loss on the batch's own and on the drawn negatives, and minus the expected reward of the generators."""
+        cost = objective(batch, seed)
+        assert batch.pair_of is not None
+        assert cost.rankings is not None
+        if self.captions.embedded is not None and self.images.embedded is not None:
+            self.images.embedded[batch.image_of] = batch.images[0].detach()
+            self.captions.embedded[batch.pair_of] = batch.captions[0].detach()
+        weights = self.loss.lambda1, self.loss.lambda2
+        turns = [
+            self._turn(batch, model, self.captions, cost.rankings[0], batch.pair_of),
+            self._turn(batch, model, self.images, cost.rankings[1], batch.image_of),
+        ]
+        share = self.settings.in_batch
+        drawn = sum(weight * turn.cost for weight, turn in zip(weights, turns, strict=True))
+        collapsed = sum(weights) * self.loss.margin * len(batch.image_of)
+        return Round(
+            Cost(share * cost.loss + (1 - share) * drawn, share * cost.collapsed + (1 - share) * collapsed, cost.rankings),
+            turns[0].loss + turns[1].loss,
+            {name: (turns[0].measures[name] + turns[1].measures[name]) / 2 for name in turns[0].measures},
+        )
+
+    def _turn(self, batch: Batch, model: Model, side: _Side, ranking: Ranking, own: Numbers) -> Turn:
+        """One direction: negatives of ``side`` for the queries of the other; ``own`` are the batch's numbers on that side."""
+        to_captions = side is self.captions
+        assert batch.pair_of is not None
+        queries, embed = (batch.images, model.embed_captions) if to_captions else (batch.captions, model.embed_images)
+        in_batch = (batch.captions if to_captions else batch.images)[0]
+        numbers, candidates = side.candidates(own, in_batch.detach())
+        logits = side.inference(queries[0].detach(), candidates)
+        false = side.false(batch.image_of, batch.pair_of, numbers).to(logits.device)
+        drawn = draw(logits, false, self.settings.samples)
+
+        def scores(chosen: Tensor) -> Tensor:
+            """Of each query (n,) with its own candidates (n, s)."""
+            if self.settings.candidates == "batch":
+                negatives = in_batch[chosen.flatten()]
+            else:
+                negatives = self._embed(embed, side, numbers[chosen.flatten().cpu().numpy()])
+            rows = torch.arange(len(chosen), device=chosen.device).repeat_interleave(chosen.shape[1])
+            columns = torch.arange(len(rows), device=chosen.device)
+            if to_captions:
+                return model.similarity.of_pairs(queries, (negatives,), rows, columns).view_as(chosen)
+            return model.similarity.of_pairs((negatives,), queries, columns, rows).view_as(chosen)
+
+        positives = ranking.scores.gather(1, ranking.positives[:, None])
+        negatives = scores(drawn.numbers)
+        hinges = (self.loss.margin - positives + negatives).clamp(min=0) * drawn.possible[:, None]
+        of_likeliest = None
+        if self.settings.baseline == "self_critical":
+            with torch.no_grad():
+                of_likeliest = (self.loss.margin - positives + scores(drawn.likeliest[:, None])).clamp(min=0)[:, 0]
+        advantages = side.baseline(hinges.detach(), of_likeliest)
+        false_share = (logits.detach().softmax(1) * false).sum(1)
+        return Turn(
+            hinges.mean(1).sum(),
+            surrogate(drawn, advantages, self.settings),
+            measured(drawn, hinges, false_share, negatives, ranking),
+        )
+
+    def _embed(self, embed: Callable[..., Encoded], side: _Side, numbers: Numbers) -> Float[Tensor, "n dim"]:
+        with autocast(self._precision, self._device):
+            return embed(*(moved(part, self._device) for part in side.inputs(numbers)))[0]
+
+
+class _Side(nn.Module):
+    """The candidates of one side, and the generator that draws them for queries of the other.
+
+    ``embedded`` are the model's embeddings of all items (n, dim), or None if a generator does not read them; ``inputs`` are
+    what the model reads of items, ``false`` which are false negatives of a batch's queries.
+    """
+
+    embedded: Tensor | None
+    inputs: Callable[[Numbers], tuple[Tensor, ...]]
+    false: Callable[[Numbers, Numbers, Numbers], Bool[Tensor, "n m"]]
+
+    def __init__(self, n: int, dim: int, settings: AceSettings) -> None:
+        super().__init__()
+        self.n, self.kind = n, settings.candidates
+        self.inference, self.baseline = Inference(dim, settings), Baseline(settings)
+        learnt, in_batch = settings.table == "learnt", settings.candidates == "batch"
+        self.register_buffer("embedded", None if learnt or in_batch else torch.zeros(n, dim))
+        self.learnt = nn.Parameter(torch.randn(n, dim) / dim**0.5) if learnt and not in_batch else None
+
+    def candidates(self, own: Numbers, in_batch: Tensor) -> tuple[Numbers, Float[Tensor, "m dim"]]:
+        """The numbers of the candidates of a step, and what the generator knows of them."""
+        if self.kind == "batch":
+            return own, in_batch
+        table = self.embedded if self.learnt is None else self.learnt
+        assert table is not None
+        if self.kind == "all" or self.kind >= self.n:
+            return np.arange(self.n), table
+        pool = torch.randperm(self.n)[: self.kind]
+        return pool.numpy(), table[pool.to(table.device)]
+
+
+class FalseNegatives:
+    """Which items are positives of a query though they are not paired with it in the batch, for both directions."""
+
+    def __init__(self, pairs: Pairs, mask: str) -> None:
+        self._mask, self._image_of, self._text_of = mask, pairs.image_of, pairs.text_of
+        self._of_image = _Groups(pairs.image_of, len(pairs.images))
+        self._of_text = _Groups(pairs.text_of, int(pairs.text_of.max()) + 1)
+
+    def captions(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
+        """Of image queries, which are paired with the captions ``pair_of``, and candidate captions ``numbers``."""
+        rows = [self._of_image[image] for image in image_of]
+        if self._mask == "pair":
+            rows = [pair[None] for pair in pair_of]
+        if self._mask == "text":
+            rows = [np.concatenate([self._of_text[text] for text in np.unique(self._text_of[row])]) for row in rows]
+        return _mask(rows, numbers, len(self._image_of))
+
+    def images(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
+        """Of caption queries ``pair_of``, which are paired with the images ``image_of``, and candidate images ``numbers``."""
+        rows = [image[None] for image in image_of]
+        if self._mask == "text":
+            rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of]]
+        return _mask(rows, numbers, int(self._image_of.max()) + 1)
+
+
+class _Groups:
+    """The members of each group, by its number."""
+
+    def __init__(self, group_of: Numbers, n: int) -> None:
+        self._order = np.argsort(group_of, kind="stable")
+        self._starts = np.searchsorted(group_of[self._order], np.arange(n + 1))
+
+    def __getitem__(self, group: int) -> Numbers:
+        return self._order[self._starts[group] : self._starts[group + 1]]
+
+
+def _mask(rows: list[Numbers], numbers: Numbers, n: int) -> Bool[Tensor, "n m"]:
+    """Which of the candidates ``numbers``, of ``n`` items, each row names."""
+    if np.array_equal(numbers, np.arange(n)):
+        mask = np.zeros((len(rows), n), bool)
+        mask[np.repeat(np.arange(len(rows)), [len(row) for row in rows]), np.concatenate(rows)] = True
+        return torch.from_numpy(mask)
+    return torch.from_numpy(np.stack([np.isin(numbers, row) for row in rows]))
+
+
+def _check_memory(settings: AceSettings, sizes: tuple[int, int], dim: int, batch_size: int, device: torch.device) -> None:
+    """:class:`UserError` if the candidates' vectors and logits do not fit into memory."""
+    n_tables = 0 if settings.candidates == "batch" else sum(sizes)
+    n_candidates = {"all": max(sizes), "batch": batch_size}.get(str(settings.candidates), settings.candidates)
+    copies = 4 if settings.table == "learnt" else 1  # the gradient and Adam's two means
+    needed = 4 * (n_tables * dim * copies + 5 * batch_size * int(n_candidates))
+    there = (
+        torch.cuda.mem_get_info(device)[0]
+        if device.type == "cuda"
+        else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
+    if needed > 0.8 * there:
+        raise UserError(
+            f"adversary: ace takes {needed / 1e9:.1f} GB for {max(sizes)} candidates, and the memory is {there / 1e9:.1f} GB; "
+            "--set adversary.candidates=10000 draws so many for each step"
+        )

@@ -1,0 +1,147 @@
+"""The compositional adversary: a negative image is pieced together from regions of the batch, one for each word."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field
+from torch import Tensor, nn
+
+from vse.pipeline.errors import UserError
+from vse.train.adversaries.base import Adversary, Round
+from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
+from vse.train.kinds import Kind
+from vse.train.losses.base import Batch, Cost, Objective, Ranking
+from vse.train.models.build import Model
+
+if TYPE_CHECKING:
+    from vse.train.solvers.base import Task
+
+
+class CompositionalSettings(ReinforceSettings):
+    """A negative image I' for each caption T, of a region per word (Bose et al., ViGIL workshop at NeurIPS 2018, section 3).
+
+    For each word e_l of T a categorical P_l(. | e_1, ..., e_m), softmax_v(f(e_l) . v) over all regions v of the batch but
+    those of T's own image, gives a region v'_l; these make up I' = {v'_1, ..., v'_m}. With the scores S of the model,
+
+        min_phi max_theta  S(I, T) - E[S(I', T)]     (Eq. 1)
+
+    theta by the gradient through the drawn regions, phi by REINFORCE with the reward S(I', T). The words e_l come from a
+    bidirectional GRU, so each knows of the others. S is the experiment's similarity. The paper's is a mean over regions v_k of
+    R(v_k, what v_k attends to among the words): in SCAN's names attention i2t, aggregation avg, though the row of SCAN beside
+    which its table puts it is one of t-i.
+    """
+
+    name: Literal["compositional"] = "compositional"
+    sides: Literal["images", "captions", "both"] = Field(
+        "images", description="what is composed: images of regions for captions, captions of words for images, or both"
+    )
+    form: Literal["difference", "hinge"] = Field(
+        "difference",
+        description="what the model minimises: S(I', T) - S(I, T) (Eq. 1), or [margin - S(I, T) + S(I', T)]_+, which then is "
+        "the reward too",
+    )
+    weight: float = Field(1.0, gt=0, description="of that in the model's loss")
+    in_batch: float = Field(
+        1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
+    )
+
+    def build(self, task: Task) -> Adversary:
+        if task.model.gives != (Kind.SETS, Kind.SETS):
+            name = task.model.config.similarity.name
+            raise UserError(
+                f"adversary: compositional draws regions for words, and the similarity {name!r} compares single vectors; "
+                "ace draws these"
+            )
+        if not task.loss.ranks:
+            raise UserError(f"adversary: compositional adds to a ranking loss, and {task.loss.name} ranks nothing")
+        return Compositional(self, task)
+
+
+class Compositional(Adversary):
+    """The inference network of each side that is composed, with the baseline of its rewards."""
+
+    def __init__(self, settings: CompositionalSettings, task: Task) -> None:
+        super().__init__()
+        self.settings, self.loss = settings, task.loss
+        sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
+        self.inferences = nn.ModuleDict({side: Inference(task.model.dim, settings) for side in sides})
+        self.baselines = nn.ModuleDict({side: Baseline(settings) for side in sides})
+        self._text_of = torch.from_numpy(task.pairs.text_of)
+
+    def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
+        """The model's loss on the batch's own and on composed negatives, and minus the reward of the inference networks."""
+        cost = objective(batch, seed)
+        assert cost.rankings is not None
+        with torch.autocast(batch.images[0].device.type, enabled=False):
+            turns = [self._turn(batch, model, side, cost.rankings[1 if side == "images" else 0]) for side in self.inferences]
+        weight, in_batch = self.settings.weight, self.settings.in_batch
+        margin = self.loss.margin if self.settings.form == "hinge" else 0.0
+        return Round(
+            Cost(
+                in_batch * cost.loss + weight * sum(turn.cost for turn in turns),
+                in_batch * cost.collapsed + weight * margin * len(batch.image_of) * len(turns),
+                cost.rankings,
+            ),
+            torch.stack([turn.loss for turn in turns]).sum(),
+            {name: torch.stack([turn.measures[name] for turn in turns]).mean() for name in turns[0].measures},
+        )
+
+    def _turn(self, batch: Batch, model: Model, side: str, ranking: Ranking) -> Turn:
+        """One side composed, for all queries of the other."""
+        (parts, there), (queries, asked) = (
+            (batch.images, batch.captions) if side == "images" else (batch.captions, batch.images)
+        )
+        words = queries.detach()[asked]  # (n_words, dim), those of all queries one after the other
+        query = asked.nonzero()[:, 0]
+        false = self._false(batch).to(parts.device)[query]
+        logits = self.inferences[side](words, parts.detach().flatten(0, 1)).unflatten(1, there.shape)
+        logits = logits.masked_fill(~there, -torch.inf)
+        drawn = draw(logits.flatten(1), false[:, :, None].expand_as(logits).flatten(1), self.settings.samples)
+
+        def scores(numbers: Int[Tensor, "n_words s"]) -> Float[Tensor, "n s"]:
+            """Of each query with what is composed for it."""
+            columns = []
+            for chosen in numbers.unbind(1):
+                composed = parts.new_zeros(*asked.shape, parts.shape[2])
+                composed[asked] = parts.flatten(0, 1)[chosen]
+                sides = ((composed, asked), batch.captions) if side == "images" else (batch.images, (composed, asked))
+                columns.append(model.similarity.of_pairs(*sides, *[torch.arange(len(asked), device=parts.device)] * 2))
+            return torch.stack(columns, 1)
+
+        possible = ~false.new_zeros(len(asked)).index_put_((query,), ~drawn.possible)
+        positives = ranking.scores.gather(1, ranking.positives[:, None])
+        composed = scores(drawn.numbers)
+        rewards, costs = self._rewards(positives, composed), self._costs(positives, composed)
+        of_likeliest = None
+        if self.settings.baseline == "self_critical":
+            with torch.no_grad():
+                of_likeliest = self._rewards(positives, scores(drawn.likeliest[:, None]))[:, 0]
+        advantages = self.baselines[side](rewards.detach(), of_likeliest)
+        of_queries = drawn._replace(  # a composition is as likely as the product of its draws
+            log_probabilities=torch.zeros_like(rewards).index_add(0, query, drawn.log_probabilities),
+            entropies=rewards.new_zeros(len(asked)).index_add(0, query, drawn.entropies) / asked.sum(1),
+            possible=possible,
+        )
+        false_share = (logits.detach().flatten(1).softmax(1).view_as(logits).sum(2) * false).sum(1)
+        return Turn(
+            (costs.mean(1) * possible).sum(),
+            surrogate(of_queries, advantages, self.settings),
+            measured(drawn, rewards, false_share, composed, ranking),
+        )
+
+    def _rewards(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        """What the adversary is paid: the score of what it composed, or the hinge."""
+        return composed if self.settings.form == "difference" else self._costs(positives, composed)
+
+    def _costs(self, positives: Float[Tensor, "n 1"], composed: Float[Tensor, "n s"]) -> Float[Tensor, "n s"]:
+        """What a composition costs the model."""
+        difference = composed - positives
+        return difference if self.settings.form == "difference" else (self.loss.margin + difference).clamp(min=0)
+
+    def _false(self, batch: Batch) -> Bool[Tensor, "n n"]:
+        """Of which pairs of the batch a query's parts may not come: those of its image, and those of its text."""
+        image_of, text_of = torch.from_numpy(batch.image_of), self._text_of[batch.pair_of]
+        return (image_of[:, None] == image_of) | (text_of[:, None] == text_of)
