@@ -42,7 +42,7 @@ def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
 
 
 @dataclass(frozen=True)
-class Stored:
+class Packed:
     """Many embeddings of one side, sets without their padding.
 
     vectors : (n, dim) or, of sets, all of them one after the other, (n_vectors, dim)
@@ -75,7 +75,7 @@ class Stored:
         return self.of(torch.arange(len(self), device=self.vectors.device))
 
 
-def stored(parts: Iterable[Encoded]) -> Stored:
+def packed(parts: Iterable[Encoded]) -> Packed:
     """Several parts of one side, one after the other."""
     vectors, lengths = [], []
     for part in parts:
@@ -87,7 +87,7 @@ def stored(parts: Iterable[Encoded]) -> Stored:
         last = vectors.pop()
         whole[end - len(last) : end] = last
         end -= len(last)
-    return Stored(whole, torch.cat(lengths) if lengths else None)
+    return Packed(whole, torch.cat(lengths) if lengths else None)
 
 
 def padded(sets: Encoded, longest: int) -> Encoded:

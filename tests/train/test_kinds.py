@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.train.kinds import Encoded, Kind, kind_of_rows, padded, select, stored
+from vse.train.kinds import Encoded, Kind, kind_of_rows, padded, select, packed
 
 DIM = 3
 
@@ -45,7 +45,7 @@ def test_rows_of_every_tensor_are_selected() -> None:
 
 def test_vectors_are_stored_one_after_the_other() -> None:
     parts = [torch.randn(n, DIM) for n in (2, 0, 3)]
-    kept = stored([(part,) for part in parts])
+    kept = packed([(part,) for part in parts])
     assert (len(kept), kept.lengths) == (5, None)
     (whole,) = kept.all()
     assert torch.equal(whole, torch.cat(parts))
@@ -62,7 +62,7 @@ def test_stored_sets_keep_their_vectors_and_are_padded_with_zeros_that_do_not_co
     counts: list[list[int]], n_more: int, seed: int
 ) -> None:
     parts = [sets(part, seed, n_padding=k % 3) for k, part in enumerate(counts)]
-    kept = stored(parts)
+    kept = packed(parts)
     assert len(kept.vectors) == sum(map(sum, counts))
     expected = [one for part in parts for one in members(part)]
     vectors, mask = kept.all()
@@ -80,7 +80,7 @@ def test_stored_sets_keep_their_vectors_and_are_padded_with_zeros_that_do_not_co
 
 def test_members_need_not_come_first() -> None:
     vectors, mask = torch.arange(6.0).view(1, 3, 2), torch.tensor([[True, False, True]])
-    assert members(stored([(vectors, mask)]).all()) == [[[0, 1], [4, 5]]]
+    assert members(packed([(vectors, mask)]).all()) == [[[0, 1], [4, 5]]]
 
 
 @given(counts=st.lists(st.integers(1, 5), min_size=1, max_size=4), n_more=st.integers(0, 3))

@@ -222,18 +222,18 @@ class FalseNegatives:
 
     def captions(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
         """Of image queries, which are paired with the captions ``pair_of``, and candidate captions ``numbers``."""
-        rows = [self._of_image[image] for image in image_of]
+        rows = [self._of_image[image] for image in image_of.tolist()]
         if self._mask == "pair":
             rows = [pair[None] for pair in pair_of]
         if self._mask == "text":
-            rows = [np.concatenate([self._of_text[text] for text in np.unique(self._text_of[row])]) for row in rows]
+            rows = [np.concatenate([self._of_text[text] for text in np.unique(self._text_of[row]).tolist()]) for row in rows]
         return _mask(rows, numbers, len(self._image_of))
 
     def images(self, image_of: Numbers, pair_of: Numbers, numbers: Numbers) -> Bool[Tensor, "n m"]:
         """Of caption queries ``pair_of``, which are paired with the images ``image_of``, and candidate images ``numbers``."""
         rows = [image[None] for image in image_of]
         if self._mask == "text":
-            rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of]]
+            rows = [self._image_of[self._of_text[text]] for text in self._text_of[pair_of].tolist()]
         return _mask(rows, numbers, int(self._image_of.max()) + 1)
 
 

@@ -1,7 +1,7 @@
 """What adversaries that draw negatives share: a categorical distribution, and REINFORCE to train it.
 
-Of a query q the candidate c is drawn with p(c | q) = softmax_c(f(q) . c), and rewarded by what it costs the model. The gradient
-of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
+Of a query q the candidate c is drawn with p(c | q) = softmax_c(f(q) . c), and rewarded by what it costs the model. The
+gradient of the expected reward is E[(reward - baseline) grad log p(c | q)] (Williams, 1992).
 """
 
 from __future__ import annotations

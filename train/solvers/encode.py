@@ -14,22 +14,22 @@ from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_
 from vse.features.backbones import autocast
 from vse.features.hardware import moved
 from vse.train.data.pairs import Split
-from vse.train.kinds import Encoded, Stored, stored
+from vse.train.kinds import Encoded, Packed, packed
 from vse.train.models.build import Model
 
 _BLOCK = 512
 _PHOTOS = 64  # at once, where a CNN reads them
-TILE_IMAGES, TILE_CAPTIONS = 64, 512  # of a model that scores pairs: how many are scored at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 256  # of a model that scores pairs: how many are scored at once
 _TILE_PAIRS = 2**25  # unless these are more pairs of vectors of their sets
 _STEP = 4  # to a multiple of this sets of captions are padded
 
 
-def encode(model: Model, split: Split, device: torch.device) -> tuple[Stored, Stored]:
+def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Packed]:
     """Embeddings of all images and all captions of a split, in their order, on the CPU."""
     return encode_images(model, split, device), encode_captions(model, split)
 
 
-def encode_images(model: Model, split: Split, device: torch.device) -> Stored:
+def encode_images(model: Model, split: Split, device: torch.device) -> Packed:
     """Embeddings of all images of a split."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     parts = (
@@ -38,7 +38,7 @@ def encode_images(model: Model, split: Split, device: torch.device) -> Stored:
     return _encoded(model, model.embed_images, parts)
 
 
-def encode_captions(model: Model, split: Split) -> Stored:
+def encode_captions(model: Model, split: Split) -> Packed:
     """Embeddings of all captions of a split."""
     parts = (split.captions.of(rows) for rows in _blocks(len(split.pairs), _BLOCK))
     return _encoded(model, model.embed_captions, parts)
@@ -48,10 +48,10 @@ def _blocks(n: int, size: int) -> Iterator[NDArray[np.int64]]:
     return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
 
 
-def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Stored:
+def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:
     model.eval()
     with torch.inference_mode():
-        return stored(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
+        return packed(tuple(tensor.cpu() for tensor in embed(*part)) for part in parts)
 
 
 class PairScores:
@@ -67,12 +67,17 @@ class PairScores:
     precision : of a training step, in which the tiles are computed
     """
 
-    def __init__(self, model: Model, images: Stored, captions: Stored, precision: str = "fp32") -> None:
+    def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
         self._model, self._images, self._captions = model.eval(), images, captions
         self._precision = precision
         self._device = next(model.parameters(), torch.empty(0)).device
         self._image_width = int(_lengths(images).max())
         self._widths = -(-_lengths(captions) // _STEP) * _STEP
+        self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
+        widths, counts = self._widths.unique(return_counts=True)
+        self._caption_tiles = {
+            width: self._caption_tile(width, count) for width, count in zip(widths.tolist(), counts.tolist(), strict=True)
+        }
         self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
@@ -96,7 +101,7 @@ class PairScores:
     def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
         numbers = torch.arange(len(self._captions)) if columns is None else columns
-        images = self._tile(self._images, torch.arange(rows.start, rows.stop), TILE_IMAGES, self._image_width)
+        images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
         i2t, t2i = torch.empty(2, n_rows, len(numbers))
         with torch.inference_mode(), autocast(self._precision, self._device):
             for places, size, width in self._tiles(numbers):
@@ -109,19 +114,23 @@ class PairScores:
         """Which of some captions are scored together, padded to how many, and to sets of how many vectors."""
         widths = self._widths[numbers]
         for width in sorted(set(widths.tolist())):
-            fitting = max(1, _TILE_PAIRS // (TILE_IMAGES * self._image_width * width))
-            size = min(TILE_CAPTIONS, 2 ** (fitting.bit_length() - 1))  # kernels treat odd ends of a tile differently
+            size = self._caption_tiles[width]
             for places in torch.split((widths == width).nonzero()[:, 0], size):
                 yield places, size, width
 
-    def _tile(self, side: Stored, numbers: Tensor, size: int, width: int | None) -> Encoded:
+    def _caption_tile(self, width: int, n: int) -> int:
+        """How many captions of a width, of which there are ``n``, are scored at once; kernels treat odd ends differently."""
+        fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
+        return min(TILE_CAPTIONS, 2 ** (fitting.bit_length() - 1), _power_of_two(n))
+
+    def _tile(self, side: Packed, numbers: Tensor, size: int, width: int | None) -> Encoded:
         """Some rows of a side, with the first one repeated up to ``size``, and sets padded to ``width`` vectors."""
         rows = side.of(torch.cat([numbers, numbers[:1].expand(size - len(numbers))]), width)
         return tuple(part.to(self._device) for part in rows)
 
 
 def ranks(
-    model: Model, images: Stored, captions: Stored, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
+    model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
     """Exact ranks of embeddings as the model compares them; ``precision`` is that of a model that scores every pair."""
     ranked_by = model.config.similarity.ranked_by
@@ -130,6 +139,11 @@ def ranks(
     return ranks_from_blocks(*PairScores(model, images, captions, precision).blocks(image_of_caption))
 
 
-def _lengths(side: Stored) -> Int[Tensor, " n"]:
+def _power_of_two(n: int) -> int:
+    """The least that is not below ``n``."""
+    return 2 ** max(0, n - 1).bit_length()
+
+
+def _lengths(side: Packed) -> Int[Tensor, " n"]:
     """How many vectors each set has; 1 of single vectors."""
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

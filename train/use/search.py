@@ -26,7 +26,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
-from vse.train.kinds import Encoded, stored
+from vse.train.kinds import Encoded, packed
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
@@ -119,11 +119,11 @@ def _best_pairs(trained: TrainedRun, asked: Encoded, k: int, by_photo: bool) -> 
     """Scores and rows of the ``k`` best for one query, every pair of the split being scored by the model."""
     model, split = trained.model, trained.split
     if by_photo:
-        i2t, _ = PairScores(model, stored([asked]), encode_captions(model, split))(slice(0, 1), None)
+        i2t, _ = PairScores(model, packed([asked]), encode_captions(model, split))(slice(0, 1), None)
         every = i2t[0]
     else:
         images = encode_images(model, split, trained.device)
-        pairs = PairScores(model, images, stored([asked]))
+        pairs = PairScores(model, images, packed([asked]))
         spans = (slice(start, start + TILE_IMAGES) for start in range(0, len(images), TILE_IMAGES))
         ends = len(images)
         every = torch.cat([pairs(slice(span.start, min(span.stop, ends)), None)[1][:, 0] for span in spans])

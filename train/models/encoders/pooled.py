@@ -20,7 +20,7 @@ class Pooled(EncoderSettings):
     takes: ClassVar = (Kind.SETS,)
     pooling: Literal["mean", "attention"] = Field(
         "mean",
-        description="of the mapped vectors x_k, at unit length: their mean, or sum_k w_k x_k with w = softmax_k(q . x_k) and a "
+        description="of the mapped vectors x_k, at unit length: their mean, or sum_k w_k x_k, w = softmax_k(q . x_k), with a "
         "vector q that is learnt",
     )
 

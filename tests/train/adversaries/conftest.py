@@ -1,0 +1,51 @@
+"""Tasks, and batches of them, that adversaries play with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.train.conftest import experiment
+from vse.features.cache import open_cache
+from vse.pipeline.dataset import load_dataset_file
+from vse.train.experiment import ExperimentConfig
+from vse.train.losses.base import Batch
+from vse.train.prepare import prepare_task
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths, open_inputs
+from vse.train.run.processes import join_processes
+from vse.train.solvers.base import Task
+
+SCAN = [
+    "model.similarity={name: scan, attention: i2t, sharpness: 4}",
+    "model.caption_encoder={name: gru, states: all, bidirectional: true}",
+]
+
+
+def task_of(cache: Path, *sets: str) -> Task:
+    """What a solver would be given for an experiment on a cache."""
+    return prepared(cache, experiment(*sets))
+
+
+def prepared(cache: Path, settings: ExperimentConfig) -> Task:
+    opened = open_cache(cache)
+    dataset = load_dataset_file(opened.captions)
+    inputs = open_inputs(opened, dataset, settings, RunFolder(Path("nowhere")), 0, InputPaths())
+    return prepare_task(settings, inputs, 0, join_processes("cpu"), 0)[0]
+
+
+def batch_of(task: Task, pairs: list[int]) -> Batch:
+    """Some pairs, embedded."""
+    numbers = np.asarray(pairs)
+    image_of = task.pairs.image_of
+    (seen,) = task.images.of_pairs([numbers], image_of, 0, 0)
+    images, captions = task.model.embed_images(*seen), task.model.embed_captions(*task.captions.of(numbers))
+    return Batch(images, captions, image_of[numbers], numbers, pair_of=numbers)
+
+
+def grid(loss: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients, zeros where there are none."""
+    gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+    return [torch.zeros_like(w) if g is None else g for w, g in zip(weights, gradients, strict=True)]

@@ -1,0 +1,191 @@
+"""The compositional adversary: what it draws, what that costs, and what it learns, against loops and enumerations."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.train.adversaries.conftest import SCAN, batch_of, grid, task_of
+from tests.train.conftest import experiment, table
+from vse.pipeline.errors import UserError
+from vse.train.adversaries import compositional as module
+from vse.train.adversaries.compositional import Compositional
+from vse.train.adversaries.reinforce import Drawn, draw
+from vse.train.kinds import Encoded
+from vse.train.losses.base import Batch
+from vse.train.solvers.base import Task
+from vse.train.training import train
+
+ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
+
+
+def players(cache: Path, adversary: str, *sets: str) -> tuple[Task, Compositional]:
+    task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
+    assert task.adversary is not None
+    torch.manual_seed(1)
+    made = task.adversary.build(task)
+    assert isinstance(made, Compositional)
+    return task, made
+
+
+def sets_of(side: Encoded) -> list[torch.Tensor]:
+    """The vectors of each set, without padding."""
+    return [vectors[mask] for vectors, mask in zip(*side, strict=True)]
+
+
+def score(task: Task, image: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
+    """The score of one image and one caption alone."""
+    sides = [(one[None], torch.ones(1, len(one), dtype=torch.bool)) for one in (image, caption)]
+    scores = task.model.similarity(*sides)
+    assert isinstance(scores, torch.Tensor)
+    return scores[0, 0]
+
+
+def allowed(task: Task, batch: Batch) -> list[list[bool]]:
+    """Of which pairs of the batch parts may come for a query: of other images, and of captions of other words."""
+    words = [task.pairs.captions[pair].tokens for pair in batch.pair_of.tolist()]  # type: ignore[union-attr]
+    image_of = batch.image_of.tolist()
+    return [[image_of[a] != image_of[b] and words[a] != words[b] for b in range(len(words))] for a in range(len(words))]
+
+
+def played(
+    adversary: Compositional, task: Task, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> tuple[module.Round, list[tuple[torch.Tensor, torch.Tensor, Drawn]]]:
+    seen = []
+
+    def spied(logits: torch.Tensor, masked: torch.Tensor, samples: int) -> Drawn:
+        seen.append((logits.detach(), masked, draw(logits, masked, samples)))
+        return seen[-1][2]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "draw", spied)
+        return adversary.play(batch, task.model, task.loss.objective(task.model.similarity), 0), seen
+
+
+@pytest.mark.parametrize("form", ["difference", "hinge"])
+@pytest.mark.parametrize("sides", ["images", "captions", "both"])
+def test_compositions_cost_what_each_scores_alone(
+    positions: Path, monkeypatch: pytest.MonkeyPatch, sides: str, form: str
+) -> None:
+    """Beside the loss of the batch: the values and gradients of the model, and of the networks by REINFORCE."""
+    settings = f"sides: {sides}, form: {form}, samples: 2, weight: 0.7, in_batch: 0.3, baseline: none"
+    task, adversary = players(positions, settings)
+    batch = batch_of(task, ROWS)
+    found, seen = played(adversary, task, batch, monkeypatch)
+    images, captions = sets_of(batch.images), sets_of(batch.captions)
+    costs, own_loss = torch.zeros(()), torch.zeros(())
+    for side, (_, masked, drawn) in zip(adversary.inferences, seen, strict=True):
+        (parts, there), queries = (batch.images, captions) if side == "images" else (batch.captions, images)
+        flat = parts.flatten(0, 1)
+        logits = adversary.inferences[side](torch.cat(queries).detach(), flat.detach())
+        log_p = logits.masked_fill(masked | ~there.flatten(), -torch.inf).log_softmax(1)
+        starts = np.cumsum([0, *map(len, queries)])
+        for k, query in enumerate(queries):
+            for s in range(2):
+                numbers = drawn.numbers[starts[k] : starts[k + 1], s]
+                assert len(numbers) == len(query), "a part for each vector of the query"
+                composed = score(task, flat[numbers], query) if side == "images" else score(task, query, flat[numbers])
+                cost = composed - score(task, images[k], captions[k])
+                cost = cost if form == "difference" else (0.5 + cost).clamp(min=0)
+                costs = costs + cost / 2
+                reward = (composed if form == "difference" else cost).detach()
+                likely = sum(log_p[starts[k] + row, number] for row, number in enumerate(numbers.tolist()))
+                own_loss = own_loss - reward * likely / (2 * len(queries))
+    slow = 0.3 * task.loss.objective(task.model.similarity)(batch, 0).loss + 0.7 * costs
+    torch.testing.assert_close(found.cost.loss, slow, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.loss, own_loss, rtol=1e-4, atol=1e-5)
+    for loss, expected, player in ((found.cost.loss, slow, task.model), (found.loss, own_loss, adversary)):
+        weights = list(player.parameters())
+        for fast, exact in zip(grid(loss, weights), grid(expected, weights), strict=True):
+            torch.testing.assert_close(fast, exact, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("sides", ["images", "captions"])
+def test_parts_come_from_other_images_alone(positions: Path, monkeypatch: pytest.MonkeyPatch, sides: str) -> None:
+    """Pairs 0 and 1 are of one image: neither query gets a part of it, and no query gets padding."""
+    task, adversary = players(positions, f"sides: {sides}, samples: 50")
+    batch = batch_of(task, ROWS)
+    _, ((_, _, drawn),) = played(adversary, task, batch, monkeypatch)
+    (parts, there), queries = (batch.images, batch.captions) if sides == "images" else (batch.captions, batch.images)
+    rows, columns = drawn.numbers // parts.shape[1], drawn.numbers % parts.shape[1]
+    may = allowed(task, batch)
+    assert not may[0][3], "pairs 0 and 1 are of one image"
+    query_of = queries[1].nonzero()[:, 0].tolist()
+    came = {(query, row) for query, own in zip(query_of, rows.tolist(), strict=True) for row in own}
+    assert came == {(a, b) for a in range(4) for b in range(4) if may[a][b]}
+    assert there[rows, columns].all()
+
+
+def test_the_expected_gradient_is_that_of_the_expected_score(positions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By enumeration of all compositions of two words from three regions: 9 for each of two captions (Eq. 1)."""
+    task, adversary = players(positions, "baseline: none, scale: 3")
+    whole = batch_of(task, [0, 7])
+    (words, spoken), (regions, there) = whole.captions, whole.images
+    batch = replace(whole, captions=(words[:, :2], spoken[:, :2]), images=(regions[:, :3], there[:, :3]))
+    captions, images = sets_of(batch.captions), sets_of(batch.images)
+    objective = task.loss.objective(task.model.similarity)
+    weights = list(adversary.parameters())
+    expected_score, expected_gradients = torch.zeros(()), [torch.zeros_like(weight) for weight in weights]
+    p = []
+    for k in (0, 1):
+        logits = adversary.inferences["images"](captions[k].detach(), images[1 - k].detach())
+        p.append(logits.softmax(1))
+        for first, second in itertools.product(range(3), repeat=2):
+            composed = score(task, images[1 - k][[first, second]], captions[k]).detach()
+            expected_score = expected_score + p[k][0, first] * p[k][1, second] * composed / 2
+    for choice in itertools.product(range(3), repeat=4):  # of both words of both captions
+        numbers = torch.tensor([[choice[0] + 3], [choice[1] + 3], [choice[2]], [choice[3]]])
+
+        def chosen(logits: torch.Tensor, masked: torch.Tensor, samples: int, numbers: torch.Tensor = numbers) -> Drawn:
+            real = draw(logits, masked, samples)
+            log_p = logits.masked_fill(masked, -torch.inf).log_softmax(1)
+            return real._replace(numbers=numbers, log_probabilities=log_p.gather(1, numbers))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "draw", chosen)
+            loss = adversary.play(batch, task.model, objective, 0).loss
+        likely = p[0][0, choice[0]] * p[0][1, choice[1]] * p[1][0, choice[2]] * p[1][1, choice[3]]
+        for total, gradient in zip(expected_gradients, grid(loss, weights), strict=True):
+            total += likely.detach() * gradient
+    for total, exact in zip(expected_gradients, grid(-expected_score, weights), strict=True):
+        torch.testing.assert_close(total, exact, rtol=1e-3, atol=1e-6)
+
+
+def test_a_run_logs_what_the_adversary_does(positions: Path, tmp_path: Path) -> None:
+    sets = [*SCAN, "adversary={name: compositional, scale: 5, entropy_weight: 0.1, baseline: self_critical}", "train.epochs=2"]
+    rows = table(train(positions, experiment(*sets), out=tmp_path / "run"))
+    for row in rows:
+        measures = {name: float(row[f"adversary_{name}"]) for name in ("entropy", "reward", "masked", "harder", "loss")}
+        assert np.isfinite(list(measures.values())).all()
+        assert 0 < measures["masked"] < 1
+        assert 0 < measures["entropy"] <= np.log(32 * 4) + 1e-6
+        assert -2 <= measures["harder"] <= 2
+
+
+def test_it_learns_to_compose_harder_negatives(positions: Path, tmp_path: Path) -> None:
+    """Against a model that stands still, its reward rises; one that hardly learns stays where it was."""
+    rewards: list[list[float]] = []
+    for rate in ("1e-12", "0.01"):
+        sets = [f"adversary={{name: compositional, learning_rate: {rate}, samples: 4}}", "train.learning_rate=1e-12"]
+        run = train(positions, experiment(*SCAN, *sets, "train.epochs=4"), out=tmp_path / rate)
+        rewards.append([float(row["adversary_reward"]) for row in table(run)])
+    assert rewards[1][-1] > max(rewards[0]) + 0.02
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        ([], "compositional draws regions for words, and the similarity 'cosine' compares single vectors; ace draws these"),
+        ([*SCAN, "loss=logistic"], "compositional adds to a ranking loss, and logistic ranks nothing"),
+    ],
+)
+def test_what_it_does_not_go_with_is_refused(cache: Path, positions: Path, tmp_path: Path, sets: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        train(positions if sets else cache, experiment("adversary=compositional", *sets), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
