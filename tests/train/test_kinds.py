@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.train.kinds import Encoded, Kind, kind_of_rows, padded, select, packed
+from vse.train.kinds import Encoded, Kind, kind_of_rows, packed, padded, select
 
 DIM = 3
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.eval.slow_ranks import slow_ranks
 from tests.train.toy_similarity import ToySettings
-from vse.train.kinds import Encoded, Kind, select, packed
+from vse.train.kinds import Encoded, Kind, packed, select
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import Similarity, SimilaritySettings
