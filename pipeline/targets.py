@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.input_files import is_path
-from vse.pipeline.preset_files import known_presets
+from vse.pipeline.presets import known_presets, load_plan
 
 _FOLDERS = ("data", "features", "results", "runs")
 _FLAGS = (
@@ -65,6 +65,15 @@ def _check(target: str) -> None:
             _check_name("datasets", dataset)
             for name in others:
                 _check_name(kind, name)
+            if kind == "experiments":
+                _check_experiment(dataset, others[0], run=folder == "runs")
+
+
+def _check_experiment(dataset: str, name: str, run: bool) -> None:
+    plan = load_plan(name, dataset)
+    if run and plan.ensemble_of:
+        members = " and ".join(f"runs/{dataset}_{member}" for member in plan.ensemble_of)
+        raise UserError(f"{name} is an ensemble and has no run but {members}; ask for results/{dataset}_{name}.json")
 
 
 def _check_name(kind: str, name: str) -> None:
