@@ -41,9 +41,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
         if "ensemble_of" in read_preset("experiments", member):
             raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
     if plan.start_from in known and "ensemble_of" in read_preset("experiments", str(plan.start_from)):
-        raise UserError(
-            f"experiment {name!r}: start_from: {plan.start_from!r} is an ensemble, which has no weights of its own"
-        )
+        raise UserError(f"experiment {name!r}: start_from: {plan.start_from!r} is an ensemble, which has no weights")
     return plan
 
 

@@ -57,16 +57,16 @@ def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -
             raise UserError(f"{path}: of the experiment {name}, and the ensemble {plan.name} is of {' and '.join(names)}")
         other, _ = found.setdefault((name, member.seed), (path, member))
         if other != path:
-            raise UserError(f"{path} and {other} are both {_seed_of(name, member.seed)}; of each member an ensemble takes one")
+            raise UserError(f"{path} and {other} are both of {_run(name, member.seed)}; an ensemble counts it once")
     seeds = dict.fromkeys(seed for _, seed in found)
     for seed, name in product(seeds, names):
         if (name, seed) not in found:
-            raise UserError(f"an ensemble is of the same seeds of all its members, and no file is {_seed_of(name, seed)}")
+            raise UserError(f"an ensemble is of the same seeds of all its members, and there is no file of {_run(name, seed)}")
     return [[found[name, seed] for name in names] for seed in seeds]
 
 
-def _seed_of(experiment: str, seed: int | None) -> str:
-    return f"{experiment} without a seed" if seed is None else f"seed {seed} of {experiment}"
+def _run(experiment: str, seed: int | None) -> str:
+    return f"{experiment} without a seed" if seed is None else f"{experiment} seed {seed}"
 
 
 def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | None = None) -> Embeddings:

@@ -46,6 +46,25 @@ def test_what_may_be_right_is_left_to_snakemake(arguments: list[str]) -> None:
     check_targets(["snakemake", *arguments])
 
 
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("runs/demo_duo/seed-0/test.h5", "^duo is an ensemble and has no run but .*_vse0; ask for results/demo_duo.json$"),
+        ("results/demo_duet.html", "^experiment 'duet': ensemble_of: unknown experiment 'vsep' .did you mean 'vsepp'"),
+    ],
+)
+def test_an_ensemble_has_results_of_its_own_alone_and_known_members(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "duo.yaml").write_text("ensemble_of: [vsepp, vse0]")
+    (tmp_path / "experiments" / "duet.yaml").write_text("ensemble_of: [vsep, vse0]")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    check_targets(["snakemake", "results/demo_duo.json", "results/demo_duo.html", "runs/demo_vse0/seed-0/test.h5"])
+    with pytest.raises(UserError, match=message):
+        check_targets(["snakemake", target])
+
+
 def test_what_is_there_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()

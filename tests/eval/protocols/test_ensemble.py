@@ -145,12 +145,12 @@ def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(
     a, b = ([write(experiment, seed) for seed in (0, 1)] for experiment in ("vsepp", "vse0"))
     other, twin = write("order0", 0), write("vse0", 1, name="again")
     for files, preset, reason in (
-        ([*a, b[0]], None, "no file is seed 1 of vse0"),
-        ([*a, *b, other], None, "no file is seed 1 of order0"),
-        ([*a, *b, twin], None, "again-1.h5 and .*vse0-1.h5 are both seed 1 of vse0"),
-        ([write("vsepp", None), *b], None, "no file is vse0 without a seed"),
-        (a, "duo", "an ensemble is of the same seeds of all its members, and no file is seed 0 of vse0"),
-        ([a[0], b[1]], "duo", "no file is seed 0 of vse0"),
+        ([*a, b[0]], None, "no file of vse0 seed 1"),
+        ([*a, *b, other], None, "no file of order0 seed 1"),
+        ([*a, *b, twin], None, "again-1.h5 and .*vse0-1.h5 are both of vse0 seed 1"),
+        ([write("vsepp", None), *b], None, "no file of vse0 without a seed"),
+        (a, "duo", "an ensemble is of the same seeds of all its members, and there is no file of vse0 seed 0"),
+        ([a[0], b[1]], "duo", "no file of vse0 seed 0"),
         ([a[0], other], "duo", "order0-0.h5: of the experiment order0, and the ensemble duo is of vsepp and vse0"),
         ([a[0], b[0]], "vsepp", "the experiment vsepp is no ensemble"),
         ([a[0], b[0]], "dou", r"unknown experiment 'dou' \(did you mean 'duo'"),
