@@ -25,6 +25,7 @@ _FLAGS = (
     "--forceall",
     "--rerun-incomplete",
 )  # without a value
+_WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
 _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 _NAMED = (  # patterns in which {dataset} stands for that of data sets' names
     (r"features/(?P<dataset>{dataset})_(?P<feature>[^/.]+)\.h5", "features"),
@@ -49,7 +50,8 @@ def check_targets(arguments: Sequence[str]) -> None:
     knows its targets. What may be the value of an option, and what is no file of the workflow, is left to Snakemake.
     """
     for before, argument in pairwise(arguments):
-        if (before in _FLAGS or not before.startswith("-")) and is_path(argument) and not Path(argument).exists():
+        complete = before in _FLAGS or not before.startswith("-") or _WITH_VALUE.fullmatch(before)
+        if complete and is_path(argument) and not Path(argument).exists():
             _check(argument)
 
 

@@ -116,8 +116,6 @@ def feature_shards(wildcards):
 def training_features(wildcards):
     """The caches of images that an experiment trains on and is validated on, which are often the same."""
     config = experiment_preset(wildcards)
-    if config.ensemble_of:
-        raise WorkflowError(f"{config.name} is an ensemble: nothing but its members {config.ensemble_of} is trained")
     names = dict.fromkeys([config.feature, config.eval_feature or config.feature])
     return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
 

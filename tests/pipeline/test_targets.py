@@ -21,7 +21,7 @@ from vse.pipeline.targets import check_targets
         ("feature/demo_fc7.h5", "did you mean features/demo_fc7.h5?"),
     ],
 )
-@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"]])
+@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"], ["4", "-c8"]])
 def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], target: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_targets(["snakemake", "--cores", *before, target])
