@@ -21,9 +21,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets import load_plan
 
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
-
-
-Members = list[tuple[Path, Embeddings]]
+Members = list[tuple[Path, Embeddings]]  # of an ensemble of one seed: each with its file
 
 
 def ensemble_plan(name: str) -> ExperimentPlan:

@@ -66,7 +66,7 @@ def evaluate(
         plan = None if experiment is None else ensemble_plan(experiment)
         by_seed = members_by_seed(files, plan)
         files = [path for (path, _), *_ in by_seed]
-        runs = same_model(files, [ensemble(members, sentence, plan) for members in by_seed])
+        runs = _same_model(files, [ensemble(members, sentence, plan) for members in by_seed])
     else:
         runs = read_seeds(files)
         by_seed = [[(path, run)] for path, run in zip(files, runs, strict=True)]
@@ -110,10 +110,10 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
     If no file names its experiment, it is called as the first file is.
     """
-    return same_model(files, [read_embeddings(path) for path in files])
+    return _same_model(files, [read_embeddings(path) for path in files])
 
 
-def same_model(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
+def _same_model(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
     """The ``runs`` of some ``files`` under one name; :class:`UserError` if they are not seeds of one model."""
     named_path, named = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
