@@ -29,6 +29,7 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each metric.")
 @click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
+@click.option("--experiment", help="With --ensemble: the preset that says what its members are.  [default: none]")
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
@@ -51,6 +52,7 @@ def eval_command(
     protocol: tuple[str, ...],
     comparing: bool,
     ensemble: bool,
+    experiment: str | None,
     bootstrap: int | None,
     index: str | None,
     index_parameters: str,
@@ -62,10 +64,12 @@ def eval_command(
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
     Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs. With --compare they
-    are two models, or as many seeds of two; with --ensemble one model made of several.
+    are two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
     if comparing and (ensemble or index):
         raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
+    if experiment is not None and not ensemble:
+        raise UserError("--experiment names the preset of an ensemble: give --ensemble, too")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
@@ -77,7 +81,9 @@ def eval_command(
     if comparing:
         lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
-        lines = _evaluate(files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
+        lines = _evaluate(
+            files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment
+        )
     *for_people, last = lines
     for line in for_people:
         click.echo(printable(line), err=out is not None or comparing)
@@ -110,6 +116,7 @@ def _evaluate(
     index: str | None,
     index_parameters: str,
     unfinished: bool,
+    experiment: str | None,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol and of the index, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
@@ -118,7 +125,7 @@ def _evaluate(
     with TemporaryDirectory() as folder:
         file = out or Path(folder, "result.json")
         result = read_result(
-            evaluate(files, file, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished)
+            evaluate(files, file, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment)
         )
     lines = [summary_line(result, name) for name in result.protocols]
     return [*lines, *([index_line(result.index)] if index else []), *([str(out)] if out else [])]

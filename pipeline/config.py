@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -18,6 +18,7 @@ class Settings(BaseModel):
 
 
 _HOW = (("images", "workers"), ("train", "features_in_memory"), ("train", "memory_gb"), ("train", "save_minutes"))
+OF_ENSEMBLES = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # all that an ensemble may set
 
 
 class ExperimentPlan(Settings):
@@ -40,6 +41,24 @@ class ExperimentPlan(Settings):
     )
     start_from: str | None = Field(None, description="experiment whose best weights (same data set and seed) this starts from")
     protocols: list[str] = Field(default=["auto"], min_length=1, description="protocols of the workflow's evaluation")
+    ensemble_of: list[str] = Field(
+        default_factory=list,
+        exclude=True,
+        description="experiments whose scores are averaged, seed by seed: an ensemble, of which nothing else is trained",
+    )
+
+    @model_validator(mode="after")
+    def _ensemble_is_made_of_others(self) -> Self:
+        if "ensemble_of" not in self.model_fields_set:
+            return self
+        other = self.model_fields_set.difference(OF_ENSEMBLES)
+        if other:
+            raise ValueError(f"an ensemble trains nothing, so it has no {min(other)}; only {', '.join(OF_ENSEMBLES[1:])}")
+        if len(self.ensemble_of) < 2:
+            raise ValueError("an ensemble has two members at least: ensemble_of: [a, b]")
+        if len(set(self.ensemble_of)) < len(self.ensemble_of):
+            raise ValueError("an ensemble counts every member once, and ensemble_of names one twice")
+        return self
 
     def content(self) -> dict[str, Any]:
         """The settings that determine the trained weights."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.config import DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
+from vse.pipeline.config import OF_ENSEMBLES, DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.parts import Registry, default_part, group_of, registry_of
 from vse.pipeline.preset_files import described_presets as described_presets
@@ -20,7 +20,7 @@ from vse.pipeline.preset_files import known_presets as known_presets
 from vse.pipeline.preset_files import parse_yaml, preset_layers, read_yaml
 
 _Schema = TypeVar("_Schema", bound=Settings)
-_FIXED = ("name", "extractor")  # of a preset as a whole: no setting
+_FIXED = ("name", "extractor", "ensemble_of")  # of a preset as a whole: no setting
 
 
 def load_dataset(name: str) -> DatasetConfig:
@@ -29,8 +29,20 @@ def load_dataset(name: str) -> DatasetConfig:
 
 
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
-    """What the workflow needs to know of the experiment ``name``; its other settings are not checked."""
-    return validated(ExperimentPlan, "experiment", name, experiment_settings(name, dataset, sets, ExperimentPlan))
+    """What the workflow needs to know of the experiment ``name``; its other settings are not checked.
+
+    The members of an ensemble are: :class:`UserError` if one is no experiment, or an ensemble itself.
+    """
+    plan = validated(ExperimentPlan, "experiment", name, experiment_settings(name, dataset, sets, ExperimentPlan))
+    known = known_presets("experiments")
+    for member in plan.ensemble_of:
+        if member not in known:
+            raise UserError(f"experiment {name!r}: ensemble_of: unknown experiment {member!r}{did_you_mean(member, known)}")
+        if "ensemble_of" in read_preset("experiments", member):
+            raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
+    if plan.start_from in known and "ensemble_of" in read_preset("experiments", str(plan.start_from)):
+        raise UserError(f"experiment {name!r}: start_from: {plan.start_from!r} is an ensemble, which has no weights")
+    return plan
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
@@ -55,12 +67,15 @@ def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], sch
     """All layers of an experiment's settings: its presets, the data set's changes of all and of this one, and ``--set``.
 
     A data set does not know which parts an experiment has: what it changes in every experiment concerns the parts that have
-    such a setting, and no others.
+    such a setting, and no others; nor that it is an ensemble, which has few settings.
     """
     content = read_preset("experiments", name, schema)
     if dataset in known_presets("datasets"):
         changes = load_dataset(dataset)
-        content = merged(content, changes.experiment, schema, lenient=True)
+        of_all = changes.experiment
+        if "ensemble_of" in content:
+            of_all = {key: value for key, value in of_all.items() if key in OF_ENSEMBLES}
+        content = merged(content, of_all, schema, lenient=True)
         content = merged(content, changes.experiments.get(content["name"], {}), schema)
     return with_sets(schema, content, sets)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.input_files import is_path
-from vse.pipeline.preset_files import known_presets
+from vse.pipeline.presets import known_presets, load_plan
 
 _FOLDERS = ("data", "features", "results", "runs")
 _FLAGS = (
@@ -25,6 +25,7 @@ _FLAGS = (
     "--forceall",
     "--rerun-incomplete",
 )  # without a value
+_WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
 _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 _NAMED = (  # patterns in which {dataset} stands for that of data sets' names
     (r"features/(?P<dataset>{dataset})_(?P<feature>[^/.]+)\.h5", "features"),
@@ -49,7 +50,8 @@ def check_targets(arguments: Sequence[str]) -> None:
     knows its targets. What may be the value of an option, and what is no file of the workflow, is left to Snakemake.
     """
     for before, argument in pairwise(arguments):
-        if (before in _FLAGS or not before.startswith("-")) and is_path(argument) and not Path(argument).exists():
+        complete = before in _FLAGS or not before.startswith("-") or _WITH_VALUE.fullmatch(before)
+        if complete and is_path(argument) and not Path(argument).exists():
             _check(argument)
 
 
@@ -65,6 +67,15 @@ def _check(target: str) -> None:
             _check_name("datasets", dataset)
             for name in others:
                 _check_name(kind, name)
+            if kind == "experiments":
+                _check_experiment(dataset, others[0], run=folder == "runs")
+
+
+def _check_experiment(dataset: str, name: str, run: bool) -> None:
+    plan = load_plan(name, dataset)
+    if run and plan.ensemble_of:
+        members = " and ".join(f"runs/{dataset}_{member}" for member in plan.ensemble_of)
+        raise UserError(f"{name} is an ensemble and has no run but {members}; ask for results/{dataset}_{name}.json")
 
 
 def _check_name(kind: str, name: str) -> None:

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from vse.pipeline.config import ExperimentPlan
+from vse.pipeline.errors import UserError
 from vse.pipeline.parts import part_of
-from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, validated
+from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, load_plan, validated
 from vse.train.adversaries import ADVERSARIES
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
@@ -83,8 +84,17 @@ class ExperimentConfig(ExperimentPlan):
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top."""
-    return validated(ExperimentConfig, "experiment", name, experiment_settings(name, dataset, sets, ExperimentConfig))
+    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top.
+
+    :class:`UserError` if it is an ensemble, of which nothing is trained.
+    """
+    content = experiment_settings(name, dataset, sets, ExperimentConfig)
+    if "ensemble_of" in content:
+        members = " and ".join(load_plan(name, dataset).ensemble_of)
+        raise UserError(
+            f"{name} is an ensemble: train {members}, and average their embeddings by vse-eval --ensemble --experiment {name}"
+        )
+    return validated(ExperimentConfig, "experiment", name, content)
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:

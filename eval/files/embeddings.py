@@ -5,6 +5,7 @@ Any program can write it; see ``docs/formats.md``.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -202,6 +203,19 @@ def read_embeddings(path: Path) -> Embeddings:
 def experiment_of(path: Path, run: Embeddings) -> str:
     """What to call the model of a file: its experiment, or the file's name if it does not say."""
     return path.stem if run.experiment is None else run.experiment
+
+
+def provenance_of(run: Embeddings) -> dict[str, Any]:
+    """What a file says of features, settings and versions; empty if that is no JSON, since any program may have written it."""
+    try:
+        said = json.loads(run.provenance, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {"note": said}
+
+
+def _no_number(constant: str) -> None:
+    """What JSON does not know, NaN and infinities, becomes null."""
 
 
 def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:

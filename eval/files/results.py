@@ -150,7 +150,7 @@ class Comparison(BaseModel):
     sha256: str
 
 
-_CHANGE = re.compile(r"([\w.]+): .* -> (.*)", re.DOTALL)
+_CHANGE = re.compile(r"([^:]+): .* -> (.*)", re.DOTALL)
 _Schema = TypeVar("_Schema", bound=BaseModel)
 _Protocol = TypeVar("_Protocol")
 

@@ -2,64 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
+from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
+from vse.eval.files.results import changed_settings_of
 from vse.eval.files.score_matrices import MeanScores
 from vse.eval.ranking.ranks import ScoreMatrix
+from vse.pipeline.config import OF_ENSEMBLES, ExperimentPlan
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets import load_plan
 
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
+Members = list[tuple[Path, Embeddings]]  # of an ensemble of one seed: each with its file
 
 
-def members_of(files: Sequence[Path]) -> list[Embeddings]:
-    """The members of an ensemble, each read once; :class:`UserError` if there is but one, or one twice."""
+def ensemble_plan(name: str) -> ExperimentPlan:
+    """The preset ``name``; :class:`UserError` if it is not that of an ensemble."""
+    plan = load_plan(name)
+    if not plan.ensemble_of:
+        raise UserError(f"the experiment {name} is no ensemble: its preset has no ensemble_of")
+    return plan
+
+
+def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -> list[Members]:
+    """The members of an ensemble, each file read once: a list of them for each seed of the ensemble.
+
+    Files of several experiments, of some more than one, are seeds: seed s of the ensemble is made of seed s of every
+    experiment. Files of one experiment, or one of each, are the members of one ensemble, whatever their seeds. With the
+    ``plan`` of an ensemble its members are what it says, in that order, and always of one seed. :class:`UserError` says
+    what is lacking or too much.
+    """
     if len(files) < 2:
         raise UserError("an ensemble has two members at least: give several files of embeddings")
     if len({path.resolve() for path in files}) < len(files):
         raise UserError("an ensemble counts every member once, and a file is given twice")
-    return [read_embeddings(path) for path in files]
+    members = [(path, read_embeddings(path)) for path in files]
+    names = plan.ensemble_of if plan else list(dict.fromkeys(experiment_of(*member) for member in members))
+    if not plan and len(names) in (1, len(files)):
+        return [members]
+    found: dict[tuple[str, int | None], tuple[Path, Embeddings]] = {}
+    for path, member in members:
+        name = experiment_of(path, member)
+        if plan and name not in names:
+            raise UserError(f"{path}: of the experiment {name}, and the ensemble {plan.name} is of {' and '.join(names)}")
+        other, _ = found.setdefault((name, member.seed), (path, member))
+        if other != path:
+            raise UserError(f"{path} and {other} are both of {_run(name, member.seed)}; an ensemble counts it once")
+    seeds = dict.fromkeys(seed for _, seed in found)
+    for seed, name in product(seeds, names):
+        if (name, seed) not in found:
+            raise UserError(f"an ensemble is of the same seeds of all its members, and there is no file of {_run(name, seed)}")
+    return [[found[name, seed] for name in names] for seed in seeds]
 
 
-def ensemble(files: Sequence[Path], sentence: bool = False, members: Sequence[Embeddings] | None = None) -> Embeddings:
+def _run(experiment: str, seed: int | None) -> str:
+    return f"{experiment} without a seed" if seed is None else f"{experiment} seed {seed}"
+
+
+def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | None = None) -> Embeddings:
     """One set of embeddings whose scores are the means of the members' scores, of all pairs.
 
-    ``members`` are what the ``files`` hold, if they were read already. They are of one split and similarity; their sizes,
-    experiments and seeds are free. No matrix of scores is made: an inner product and the order score are both sums over
-    dimensions, so the members' vectors are put side by side, each divided by the root of how many there are. Of files that
-    hold scores, the scores are averaged where they are read;
-    if those of any member depend on the direction, so do those of the ensemble.
+    The members are of one split and similarity; their sizes, experiments and seeds are free. The ensemble's experiment is that
+    of the ``plan`` or, without one, made of its members' names. No matrix of scores is made: an inner product and the order
+    score are both sums over dimensions, so the members' vectors are put side by side, each divided by the root of how many
+    there are. Of files that hold scores, the scores are averaged where they are read; if those of any member depend on the
+    direction, so do those of the ensemble.
 
     For the protocol ``sentence`` this is the mean of the members' cosines only if all captions are of one length: with
     ``sentence`` :class:`UserError` names a file whose captions are not.
     """
-    members = members_of(files) if members is None else members
-    first = members[0]
-    for path, member in zip(files, members, strict=True):
-        same_split(files[0], first, path, member, of=("similarity",))
+    (first_path, first), *_ = members
+    for path, member in members:
+        same_split(first_path, first, path, member, of=("similarity",))
         if (member.vectors is None) != (first.vectors is None):
-            raise UserError(f"{files[0]} and {path} cannot be averaged: one holds scores, the other embeddings")
+            raise UserError(f"{first_path} and {path} cannot be averaged: one holds scores, the other embeddings")
         if sentence and member.captions is not None:
             lengths = np.linalg.norm(member.captions, axis=1)
             if lengths.min() < 0.999 or lengths.max() > 1.001:
                 raise UserError(f"{path}: the protocol sentence of an ensemble needs captions of length 1, these are not")
-    names = dict.fromkeys(experiment_of(path, member) for path, member in zip(files, members, strict=True))
+    names = dict.fromkeys(experiment_of(*member) for member in members)
+    runs = [member for _, member in members]
     return replace(
         first,
-        images=_side_by_side([member.images for member in members]),
-        captions=_side_by_side([member.captions for member in members]),
-        **_mean_scores(members),
-        experiment=f"ensemble of {len(members)} ({', '.join(names)})",
-        provenance="{}",
-        trained_on=first.trained_on if len({member.trained_on for member in members}) == 1 else "several data sets",
+        images=_side_by_side([member.images for member in runs]),
+        captions=_side_by_side([member.captions for member in runs]),
+        **_mean_scores(runs),
+        experiment=plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
+        provenance=json.dumps(_provenance(members, plan)),
+        trained_on=first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
         source=None,
     )
+
+
+def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:
+    """What is said of an ensemble: the preset's settings, its members' features, and which of their settings were changed."""
+    features: dict[str, Any] = {}
+    changed: dict[str, None] = {}
+    for path, member in members:
+        said = provenance_of(member)
+        read = said.get("features")
+        features |= read if isinstance(read, Mapping) else {}
+        changed |= dict.fromkeys(f"{experiment_of(path, member)}.{change}" for change in changed_settings_of(said))
+    config = {name: getattr(plan, name) for name in OF_ENSEMBLES} if plan else {}
+    return {"features": features, "config": config, "changed_settings": list(changed)}
 
 
 def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:

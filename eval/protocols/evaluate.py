@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -17,10 +16,10 @@ import torch
 
 import vse
 from vse.eval.defaults import SAMPLES
-from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
+from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.files.split_identity import split_identity
-from vse.eval.protocols.ensemble import ensemble, members_of
+from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed
 from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
@@ -42,6 +41,7 @@ def evaluate(
     index: str | None = None,
     index_parameters: str = "",
     unfinished: bool = False,
+    experiment: str | None = None,
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -51,18 +51,28 @@ def evaluate(
     several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
     intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
 
-    With ``together`` the files are the members of an ensemble, of any experiments: what is evaluated is the mean of their
-    scores. ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own
-    R@K over the whole split, go into the result beside the exact metrics, of the first file if there are several (see
+    With ``together`` the files are the members of an ensemble, or of each of its seeds (see
+    :func:`vse.eval.protocols.ensemble.members_by_seed`): what is evaluated is the mean of their scores. The result is named by
+    their experiments or, if it is given, is of the ``experiment`` whose preset says what the members are.
+
+    ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own R@K over
+    the whole split, go into the result beside the exact metrics, of the first seed if there are several (see
     :func:`vse.eval.search.approximate.approximate_recalls`). Embeddings of a run that did not finish are refused unless
     ``unfinished``; then the result names them.
     """
     check_out(out, files)
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
-    read = members_of(files) if together else read_seeds(files)
-    not_finished = unfinished_runs(read, out, unfinished)
-    runs = [ensemble(files, sentence, read)] if together else read
-    for path, run in zip(files, runs, strict=False):
+    if together:
+        plan = None if experiment is None else ensemble_plan(experiment)
+        by_seed = members_by_seed(files, plan)
+        files = [path for (path, _), *_ in by_seed]
+        runs = _same_model(files, [ensemble(members, sentence, plan) for members in by_seed])
+    else:
+        runs = read_seeds(files)
+        by_seed = [[(path, run)] for path, run in zip(files, runs, strict=True)]
+    read = [member for members in by_seed for member in members]
+    not_finished = unfinished_runs([run for _, run in read], out, unfinished)
+    for path, run in zip(files, runs, strict=True):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
     tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
@@ -89,8 +99,8 @@ def evaluate(
         "cross_check": checks,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
-        **({"ensemble": _members(files, read)} if together else {}),
-        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
+        **({"ensemble": [_member(*member) for member in read]} if together else {}),
+        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for _, run in read]},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 
@@ -100,7 +110,11 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
     If no file names its experiment, it is called as the first file is.
     """
-    runs = [read_embeddings(path) for path in files]
+    return _same_model(files, [read_embeddings(path) for path in files])
+
+
+def _same_model(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
+    """The ``runs`` of some ``files`` under one name; :class:`UserError` if they are not seeds of one model."""
     named_path, named = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
     )
@@ -121,7 +135,7 @@ def unfinished_runs(runs: Sequence[Embeddings], out: Path, allowed: bool) -> lis
     """The files of ``runs`` whose training did not finish, with its state; :class:`UserError` if that is not ``allowed``."""
     unfinished = []
     for run in runs:
-        state = _said(run).get("unfinished")
+        state = provenance_of(run).get("unfinished")
         if not state or run.source is None:
             continue
         if not allowed:
@@ -216,10 +230,8 @@ def _slashed(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
 
 
-def _members(files: Sequence[Path], members: Sequence[Embeddings]) -> list[dict[str, Any]]:
-    return [
-        {"experiment": experiment_of(path, member), "seed": member.seed} for path, member in zip(files, members, strict=True)
-    ]
+def _member(path: Path, run: Embeddings) -> dict[str, Any]:
+    return {"experiment": experiment_of(path, run), "seed": run.seed}
 
 
 def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
@@ -264,17 +276,4 @@ def _provenance(run: Embeddings) -> dict[str, Any]:
         "faiss": faiss.__version__,
         "python": platform.python_version(),
     }
-    return {"features": {}, "config": {}, **_said(run), "versions": versions}
-
-
-def _said(run: Embeddings) -> dict[str, Any]:
-    """The provenance of embeddings, which any program may have written."""
-    try:
-        said = json.loads(run.provenance, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {"note": said}
-
-
-def _no_number(constant: str) -> None:
-    """What JSON does not know, NaN and infinities, becomes null."""
+    return {"features": {}, "config": {}, **provenance_of(run), "versions": versions}

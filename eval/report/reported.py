@@ -64,11 +64,12 @@ def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
     files = [_beside(path, entry["file"]) for entry in references]
     if embeddings:
         files[:1] = [embeddings]
-    # The first seed alone is shown; of an ensemble, which has more files than seeds, all members make the scores.
+    # The first seed alone is shown; of an ensemble, which has more files than seeds, all its members make the scores.
     together = bool(reported.result.ensemble)
+    shown = max(1, len(files) // len(reported.result.seeds)) if together else 1
     beside = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
     reported = replace(reported, files=(path, *files, *beside))
-    reported = _with_embeddings(reported, references, files if together else files[:1], given=embeddings is not None)
+    reported = _with_embeddings(reported, references, files[:shown], given=embeddings is not None)
     if together:
         return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")
     return _with_runs(reported, files)
@@ -100,8 +101,10 @@ def _with_embeddings(
                 f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
                 "evaluate them again, or give the right ones with --embeddings"
             )
-    run = ensemble(files, members=members) if len(files) > 1 else first
     result = reported.result
+    run = first
+    if result.ensemble:
+        run = replace(ensemble(list(zip(files, members, strict=True))), experiment=result.experiment)
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
     ours = {"n_images": len(run.image_ids), "n_captions": len(run.caption_ids), "dataset": run.dataset, "split": run.split}
     if run.experiment is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.defaults import COMPARED
-from vse.eval.files.embeddings import Embeddings, experiment_of, read_embeddings, same_split
+from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.results import (
     COMPARISON_VERSION,
     ComparedMetric,
@@ -197,13 +196,9 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _side(runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
-    try:
-        provenance = json.loads(runs[0].provenance)
-    except (ValueError, RecursionError):  # any program may have written it
-        provenance = {}
     return {
         "experiment": runs[0].experiment,
-        "name": shown_name(str(runs[0].experiment), provenance if isinstance(provenance, dict) else {}),
+        "name": shown_name(str(runs[0].experiment), provenance_of(runs[0])),
         **({"trained_on": runs[0].trained_on} if runs[0].trained_on else {}),
         "seeds": [run.seed for run in runs],
         "embeddings": [file_reference(run, out) for run in runs],

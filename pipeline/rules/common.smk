@@ -131,9 +131,11 @@ def caption_features(wildcards):
     return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
 
 
-def protocols(wildcards):
-    """The protocols of an experiment's evaluation, as options of vse-eval."""
-    return " ".join(f"--protocol {name}" for name in experiment_preset(wildcards).protocols)
+def evaluation_options(wildcards):
+    """How an experiment is evaluated, as options of vse-eval: by which protocols, and whether it is an ensemble."""
+    config = experiment_preset(wildcards)
+    ensemble = [f"--ensemble --experiment {wildcards.experiment}"] if config.ensemble_of else []
+    return " ".join([*ensemble, *(f"--protocol {name}" for name in config.protocols)])
 
 
 def base_run(wildcards):
@@ -143,9 +145,10 @@ def base_run(wildcards):
 
 
 def embeddings_of_seeds(wildcards):
-    """The embeddings of every seed of an experiment."""
-    run = f"runs/{wildcards.dataset}_{wildcards.experiment}"
-    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds or experiment_preset(wildcards).seeds]
+    """The embeddings of every seed of an experiment; of an ensemble, those of its members."""
+    config = experiment_preset(wildcards)
+    runs = [f"runs/{wildcards.dataset}_{name}" for name in config.ensemble_of or [wildcards.experiment]]
+    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds or config.seeds for run in runs]
 
 
 def results_of_table(wildcards):

@@ -19,9 +19,9 @@ rule evaluate:
     log:
         "logs/eval_{dataset}_{experiment}.log",
     params:
-        protocols=protocols,
+        options=evaluation_options,
     shell:
-        "vse-eval {input} {params.protocols} --device cpu --out {output} 2>&1 | tee {log}"
+        "vse-eval {input} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
 
 
 # A page for people: figures, curves, and what queries find, in pictures.

@@ -15,7 +15,8 @@ INTRODUCTION = """\
 
 All experiments that ship, file by file of `config/experiments/`. Each changes what it says of the preset that it extends; rows
 are those of [published tables](tables.md). `vse-train --experiment NAME` trains one; [Training](training.md) explains their
-settings, and [Add an experiment](howto/experiment.md) how to write your own.
+settings, and [Add an experiment](howto/experiment.md) how to write your own. An ensemble is not trained itself: the workflow
+trains its members, or [you do](evaluation.md#ensembles).
 """
 
 
@@ -33,9 +34,11 @@ def _family(path: Path) -> str:
 
 def _rows(presets: dict[str, dict[str, object]]) -> Iterator[str]:
     for name, settings in presets.items():
-        base, rows = settings.get("extends"), settings.get("rows", [])
+        base, rows, members = settings.get("extends"), settings.get("rows", []), settings.get("ensemble_of", [])
         assert isinstance(rows, list)
-        yield f"| `{name}` | {settings['about']} | {f'`{base}`' if base else ''} | {', '.join(rows)} |"
+        assert isinstance(members, list)
+        made_of = f"ensemble of {' and '.join(f'`{member}`' for member in members)}" if members else ""
+        yield f"| `{name}` | {settings['about']} | {f'`{base}`' if base else made_of} | {', '.join(rows)} |"
 
 
 if __name__ == "__main__":

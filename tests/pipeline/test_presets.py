@@ -268,6 +268,43 @@ def test_the_workflow_s_plan_of_an_experiment_has_what_determines_its_weights(ca
     assert {"about", "rows", "seeds", "protocols"}.isdisjoint(content)
 
 
+def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_have(cafe: Path) -> None:
+    (cafe / "experiments" / "mine.yaml").write_text(
+        "presets:\n"
+        "  duo: { about: Two., title: Duo, rows: [vsepp 1.6], seeds: [0, 1], ensemble_of: [plain, english] }\n"
+        "  later: { extends: duo, seeds: [7] }\n"
+    )
+    (cafe / "datasets" / "home.yaml").write_text(
+        "experiment: { tip: 1, protocols: [full] }\nexperiments: { later: { seeds: [8] } }"
+    )
+    duo, later = (presets.load_plan(name, "home") for name in ("duo", "later"))
+    assert (duo.ensemble_of, duo.seeds, duo.rows, duo.protocols) == (["plain", "english"], [0, 1], ["vsepp 1.6"], ["full"])
+    assert (later.ensemble_of, later.seeds, later.rows) == (["plain", "english"], [8], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ensemble_of: [plain]", "an ensemble has two members at least: ensemble_of: .a, b.$"),
+        ("ensemble_of: []", "an ensemble has two members at least"),
+        ("ensemble_of: [plain, plain]", "an ensemble counts every member once, and ensemble_of names one twice$"),
+        ("ensemble_of: plain", "ensemble_of: Input should be a valid list$"),
+        ("ensemble_of: [plain, englisch]", r"ensemble_of: unknown experiment 'englisch' \(did you mean 'english'"),
+        ("ensemble_of: [plain, duo]", "ensemble_of: 'duo' is an ensemble itself; name its members instead$"),
+        ("{ ensemble_of: [plain, english], tip: 1 }", "an ensemble trains nothing, so it has no tip; only about, title, "),
+        ("{ ensemble_of: [plain, english], extends: sweet }", "an ensemble trains nothing, so it has no table; only "),
+        ("{ extends: duo, feature: fc7 }", "an ensemble trains nothing, so it has no feature; only "),
+        ("start_from: duo", "start_from: 'duo' is an ensemble, which has no weights$"),
+    ],
+)
+def test_what_is_wrong_with_an_ensemble_is_said_in_one_line(text: str, message: str, cafe: Path) -> None:
+    (cafe / "experiments" / "duo.yaml").write_text("ensemble_of: [plain, english]")
+    (cafe / "experiments" / "mine.yaml").write_text(text)
+    with pytest.raises(UserError, match=f"^experiment 'mine': {message}") as refusal:
+        presets.load_plan("mine", "home")
+    assert "\n" not in str(refusal.value)
+
+
 def test_a_plan_keeps_what_a_data_set_changes() -> None:
     plain, demo = (presets.load_plan("vsepp_ft", dataset).content() for dataset in (None, "demo"))
     assert "warmup" not in plain

@@ -21,7 +21,7 @@ from vse.pipeline.targets import check_targets
         ("feature/demo_fc7.h5", "did you mean features/demo_fc7.h5?"),
     ],
 )
-@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"]])
+@pytest.mark.parametrize("before", [["4"], ["all", "-n"], ["4", "all"], ["4", "--"], ["4", "-c8"]])
 def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], target: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         check_targets(["snakemake", "--cores", *before, target])
@@ -44,6 +44,25 @@ def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], targe
 )
 def test_what_may_be_right_is_left_to_snakemake(arguments: list[str]) -> None:
     check_targets(["snakemake", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("runs/demo_duo/seed-0/test.h5", "^duo is an ensemble and has no run but .*_vse0; ask for results/demo_duo.json$"),
+        ("results/demo_duet.html", "^experiment 'duet': ensemble_of: unknown experiment 'vsep' .did you mean 'vsepp'"),
+    ],
+)
+def test_an_ensemble_has_results_of_its_own_alone_and_known_members(
+    target: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "duo.yaml").write_text("ensemble_of: [vsepp, vse0]")
+    (tmp_path / "experiments" / "duet.yaml").write_text("ensemble_of: [vsep, vse0]")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    check_targets(["snakemake", "results/demo_duo.json", "results/demo_duo.html", "runs/demo_vse0/seed-0/test.h5"])
+    with pytest.raises(UserError, match=message):
+        check_targets(["snakemake", target])
 
 
 def test_what_is_there_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import changed_fields, known_presets
+from vse.pipeline.presets import changed_fields, known_presets, load_plan
 from vse.train.experiment import load_experiment
 
 CCA = ["solver=cca", "model.image_encoder=branch", "model.image_encoder.widths=[4]", "caption_feature=tfidf"]
@@ -111,7 +111,18 @@ def test_an_old_name_of_a_setting_is_answered_with_the_new_one(old: str, new: st
 @pytest.mark.parametrize("dataset", [None, *known_presets("datasets")])
 def test_every_experiment_is_valid_on_every_data_set(dataset: str | None) -> None:
     for name in known_presets("experiments"):
-        assert load_experiment(name, dataset).name == name
+        if not load_plan(name, dataset).ensemble_of:
+            assert load_experiment(name, dataset).name == name
+
+
+def test_an_ensemble_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "duo.yaml").write_text("ensemble_of: [vsepp, vse0]")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    with pytest.raises(UserError, match=r"^duo is an ensemble: train vsepp and vse0, and average .* --experiment duo$"):
+        load_experiment("duo", "demo", ["train.epochs=1"])
+    with pytest.raises(UserError, match=r"^unknown setting 'ensemble_of'"):
+        load_experiment("vsepp", sets=["ensemble_of=[vse0, vsepp]"])
 
 
 def test_vsepp_is_the_paper_s() -> None:

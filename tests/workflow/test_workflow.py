@@ -77,6 +77,45 @@ def test_fine_tuning_of_two_seeds_brings_its_bases_and_both_features(tmp_path: P
     assert "seed-5" not in one.stdout + one.stderr
 
 
+DUO = """
+presets:
+  wide: { extends: vsepp, model: { dim: 24 } }
+  duo: { title: Two widths, rows: [vsepp 4.1], seeds: [0, 1], ensemble_of: [vsepp, wide] }
+"""
+
+
+@pytest.mark.slow
+def test_an_ensemble_trains_its_members_and_averages_them_seed_by_seed(tmp_path: Path, snakemake: Workflow) -> None:
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    (tmp_path / "presets" / "experiments" / "mine.yaml").write_text(DUO)
+    targets = ["results/demo_duo.json", "results/demo_duo.html"]
+    done = snakemake(*targets)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "results/demo_duo.json").read_text())
+    assert (result["experiment"], result["seeds"]) == ("duo", [0, 1])
+    members = [("vsepp", 0), ("wide", 0), ("vsepp", 1), ("wide", 1)]
+    assert [(member["experiment"], member["seed"]) for member in result["ensemble"]] == members
+    assert result["protocols"]["full"]["rsum"].keys() == {"mean", "std"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"demo_vsepp", "demo_wide"}
+    assert "<title>demo duo</title>" in (tmp_path / "results/demo_duo.html").read_text()
+    again = snakemake(*targets)
+    assert "Nothing to be done" in again.stderr + again.stdout
+
+
+def test_an_ensemble_is_a_row_of_tables_and_its_members_are_made_for_it(tmp_path: Path, snakemake: Workflow) -> None:
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    (tmp_path / "presets" / "experiments" / "mine.yaml").write_text(DUO)
+    settings = ["--config", "dataset=demo", 'experiments=["duo"]', "seeds=[3]"]
+    answer = snakemake("--dry-run", "results/tables/vsepp_4.csv", "results/tables/summary_demo.csv", *settings)
+    assert answer.returncode == 0, answer.stderr
+    text = answer.stdout + answer.stderr
+    files = "runs/demo_vsepp/seed-3/test.h5 runs/demo_wide/seed-3/test.h5"
+    assert f"vse-eval {files} --ensemble --experiment duo --protocol auto --device cpu" in text
+    assert "vse-table vsepp_4 results/demo_duo.json results/demo_vse0_10c_rv.json " in text
+    assert "vse-table summary results/demo_duo.json --out" in text
+    assert "runs/demo_duo" not in text
+
+
 @pytest.mark.slow
 def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tmp_path: Path, snakemake: Workflow) -> None:
     (tmp_path / "presets" / "experiments").mkdir(parents=True)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +14,17 @@ from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.ensemble import ensemble
+from vse.eval.files.results import read_result
+from vse.eval.protocols.ensemble import ensemble, members_by_seed
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
+from vse.eval.tables.summary import summary
+
+
+def averaged(files: list[Path]) -> Embeddings:
+    [members] = members_by_seed(files)
+    return ensemble(members)
 
 
 def dense_scores(run: Embeddings) -> np.ndarray:
@@ -45,7 +54,7 @@ def test_an_ensemble_ranks_by_the_mean_of_the_score_matrices(
     slow = metrics(Ranks(np.array(i2t), np.array(t2i)))
     assert found["protocols"]["full"]["i2t"] == pytest.approx(slow["i2t"])
     assert found["protocols"]["full"]["t2i"] == pytest.approx(slow["t2i"])
-    np.testing.assert_allclose(dense_scores(ensemble(files)), mean, atol=1e-6)
+    np.testing.assert_allclose(dense_scores(averaged(files)), mean, atol=1e-6)
 
 
 def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
@@ -55,7 +64,7 @@ def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
         write_embeddings(tmp_path / f"{k}.h5", made(images=None, captions=None, scores=matrix, similarity="network"))
         for k, matrix in enumerate(matrices)
     ]
-    found = ensemble(files)
+    found = averaged(files)
     assert found.scores is not None
     np.testing.assert_allclose(found.scores[:], np.mean(matrices, axis=0), atol=1e-6)
 
@@ -66,6 +75,97 @@ def test_an_ensemble_is_no_row_of_its_members(tmp_path: Path) -> None:
     assert result["experiment"] == "ensemble of 2 (vsepp, vse0)"
     assert [noted["file"] for noted in result["provenance"]["embeddings"]] == ["0.h5", "1.h5"]
     assert result["provenance"]["config"] == {}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Writes a file of an experiment and a seed; the preset ``duo`` is an ensemble of ``vsepp`` and ``vse0``."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "duo.yaml").write_text("title: Both\nseeds: [0, 1]\nensemble_of: [vsepp, vse0]\n")
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+
+    def write(experiment: str, seed: int | None, name: str = "", **changes: Any) -> Path:
+        run = made(seed=10 * (seed or 0) + len(experiment), noise=2.0, **changes)
+        path = tmp_path / f"{name or experiment}-{seed}.h5"
+        return write_embeddings(path, replace(run, experiment=experiment, seed=seed))
+
+    return write
+
+
+@pytest.mark.parametrize("preset", [[], ["--experiment", "duo"]])
+def test_seed_s_of_an_ensemble_is_made_of_seed_s_of_every_member(
+    preset: list[str], write: Callable[..., Path], tmp_path: Path
+) -> None:
+    files = {seed: [write(experiment, seed) for experiment in ("vsepp", "vse0")] for seed in (3, 1)}
+    alone = [
+        json.loads(evaluate(members, tmp_path / f"{seed}.json", together=True).read_text()) for seed, members in files.items()
+    ]
+    shuffled = [files[3][1], files[3][0], files[1][0], files[1][1]]
+    with pytest.raises(SystemExit) as stop:
+        eval_main([*map(str, shuffled), "--ensemble", *preset, "--out", str(tmp_path / "r.json")])
+    assert stop.value.code == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["seeds"] == [3, 1]
+    for direction in ("i2t", "t2i"):
+        for name, metric in result["protocols"]["full"][direction].items():
+            each = [one["protocols"]["full"][direction][name] for one in alone]
+            assert metric == {"mean": pytest.approx(np.mean(each)), "std": pytest.approx(np.std(each, ddof=1))}
+    order = ["vsepp", "vse0"] if preset else ["vse0", "vsepp"]
+    members = [(experiment, seed) for seed in (3, 1) for experiment in order]
+    assert [(member["experiment"], member["seed"]) for member in result["ensemble"]] == members
+    assert [file["file"] for file in result["provenance"]["embeddings"]] == [f"{name}-{seed}.h5" for name, seed in members]
+
+
+def test_a_preset_names_the_ensemble_and_its_title_and_what_was_changed_in_a_member(
+    write: Callable[..., Path], tmp_path: Path
+) -> None:
+    noted = {"features": {"fc7": "aa"}, "changed_settings": ["loss.margin: 0.2 -> 0.1"], "config": {"label": "mine"}}
+    files = [write("vsepp", 0, provenance=json.dumps(noted)), write("vse0", 0, provenance='{"features": {"effnet": "bb"}}')]
+    path = evaluate(files, tmp_path / "r.json", together=True, experiment="duo")
+    result = read_result(path)
+    assert (result.experiment, result.seeds) == ("duo", [0])
+    assert result.provenance["config"]["ensemble_of"] == ["vsepp", "vse0"]
+    assert result.provenance["features"] == {"fc7": "aa", "effnet": "bb"}
+    row = summary([path]).iloc[0]
+    assert (row["experiment"], row["method"]) == ("duo[margin=0.1]", "Both[margin=0.1]")
+    assert (row["feature"], row["settings"]) == ("fc7 + effnet", "vsepp.loss.margin: 0.2 -> 0.1")
+
+
+def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed(write: Callable[..., Path]) -> None:
+    of_one = [write("vsepp", seed) for seed in (0, 1, 2)]
+    assert [[path for path, _ in members] for members in members_by_seed(of_one)] == [of_one]
+    mixed = [write("vsepp", 0), write("vse0", 5), write("order0", None)]
+    assert [[path for path, _ in members] for members in members_by_seed(mixed)] == [mixed]
+
+
+def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(
+    write: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    out = tmp_path / "r.json"
+    a, b = ([write(experiment, seed) for seed in (0, 1)] for experiment in ("vsepp", "vse0"))
+    other, twin = write("order0", 0), write("vse0", 1, name="again")
+    for files, preset, reason in (
+        ([*a, b[0]], None, "no file of vse0 seed 1"),
+        ([*a, *b, other], None, "no file of order0 seed 1"),
+        ([*a, *b, twin], None, "again-1.h5 and .*vse0-1.h5 are both of vse0 seed 1"),
+        ([write("vsepp", None), *b], None, "no file of vse0 without a seed"),
+        (a, "duo", "an ensemble is of the same seeds of all its members, and there is no file of vse0 seed 0"),
+        ([a[0], b[1]], "duo", "no file of vse0 seed 0"),
+        ([a[0], other], "duo", "order0-0.h5: of the experiment order0, and the ensemble duo is of vsepp and vse0"),
+        ([a[0], b[0]], "vsepp", "the experiment vsepp is no ensemble"),
+        ([a[0], b[0]], "dou", r"unknown experiment 'dou' \(did you mean 'duo'"),
+    ):
+        options = ["--experiment", preset] if preset else []
+        line = fails(eval_main, *files, "--ensemble", *options, "--out", out)
+        assert re.search(reason, line), line
+    assert "give --ensemble, too" in fails(eval_main, *a, "--experiment", "duo", "--out", out)
+    assert not out.exists()
+
+
+def test_seeds_of_an_ensemble_are_of_one_split(write: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]) -> None:
+    files = [write(experiment, 0) for experiment in ("vsepp", "vse0")]
+    others = [write(experiment, 1, dataset="f8k") for experiment in ("vsepp", "vse0")]
+    assert "vsepp-1.h5 is of dataset 'f8k'" in fails(eval_main, *files, *others, "--ensemble", "--out", tmp_path / "r.json")
 
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path, fails: Callable[..., str]) -> None:

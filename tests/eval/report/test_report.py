@@ -424,14 +424,24 @@ def test_a_loss_that_never_changes_has_no_line(epochs: Any, world: World) -> Non
     assert ">warm-up<" not in world.page(world.result(world.embeddings(provenance=note)))
 
 
-def test_an_ensemble_is_shown_by_the_scores_of_all_its_members(world: World) -> None:
-    members = [world.embeddings(experiment=name, noise=2.0) for name in ("one", "two")]
-    result = evaluate(members, world.folder / "results" / "both.json", bootstrap=0, together=True)
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_an_ensemble_is_shown_by_the_scores_of_all_its_members_and_the_first_seed(
+    seeds: list[int], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.folder / "experiments").mkdir()
+    (world.folder / "experiments" / "both.yaml").write_text("ensemble_of: [vsepp, vse0]")
+    monkeypatch.setenv("VSE_PRESETS", str(world.folder))
+    members = [world.embeddings(experiment=name, noise=2.0, seed=seed) for seed in seeds for name in ("vsepp", "vse0")]
+    out, first = (world.folder / "results" / name for name in ("both.json", "first.json"))
+    result = evaluate(members, out, bootstrap=0, together=True, experiment="both")
     page = world.page(result, queries=36)
     ranks = [int(rank) for card in cards(page, "i2t") for rank in re.findall(r"at rank <b>(\d+)</b>", card)]
-    recall = json.loads(result.read_text())["protocols"]["full"]["i2t"]["r1"]
+    shown = evaluate(members[:2], first, bootstrap=0, together=True)
+    recall = json.loads(shown.read_text())["protocols"]["full"]["i2t"]["r1"]
     assert len(ranks) == N_IMAGES
     assert 100 * ranks.count(1) / N_IMAGES == pytest.approx(recall)
+    assert "<title>tiny both</title>" in page
+    assert ", ".join(f"{name} seed {seed}" for seed in seeds for name in ("vsepp", "vse0")) in page
     assert "the result is of an ensemble" in page
 
 

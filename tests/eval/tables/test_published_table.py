@@ -469,6 +469,21 @@ def test_a_preset_of_one_s_own_is_a_row_as_in_the_workflow(tmp_path: Path, resul
     assert filled(compared("ace_1", [result("mine")])) == ["ace 1.3"]
 
 
+def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, result: Results) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "duo.yaml").write_text("title: Both\nrows: [vsepp 4.1]\nensemble_of: [vsepp, vse0]")
+    for changes, shown in (({}, ""), ({"loss": {"margin": 0.1}}, "vsepp.loss.margin: 0.2 -> 0.1")):
+        files = []
+        for name, changed in (("vsepp", changes), ("vse0", {})):
+            result(name, config=settings(name, **changed))
+            files.append((tmp_path / "0.h5").rename(tmp_path / f"{name}.h5"))
+        path = evaluate(files, tmp_path / "duo.json", bootstrap=0, together=True, experiment="duo")
+        table = compared("vsepp_4", [path])
+        assert filled(table) == ["vsepp 4.1"]
+        row = line(table, "vsepp 4.1")
+        assert (row["experiment"], row["changed"]) == ("duo" + ("[margin=0.1]" if shown else ""), shown)
+
+
 def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Results) -> None:
     (printed,) = [row for row in published_rows("vsepp_1") if row.key == "vsepp 1.6"]
     target = printed.metrics["i2t_r1"]
