@@ -40,10 +40,11 @@ ROWS = [
     *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
     # The same models in other tables.
     "twobranch 5.1",
-    "ace 1.2",
+    *(f"ace 1.{row}" for row in range(1, 7)),
     "todnet 1.1",
     "todnet 4.2",
     "todnet 5.7",
+    *(f"todnet 6.{row}" for row in (1, 2, 9)),
 ]
 
 

@@ -64,6 +64,7 @@ EXTRAS = {
     "effnet": "timm",
     "effnet_10c": "timm",
     "effnet_rc": "timm",
+    "effnet_grid": "timm",
     "dino": "timm",
     "boxes_effnet": "timm",
     "clip": "openclip",
