@@ -105,9 +105,12 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
         logits = logits.masked_fill(masked & possible[:, None], -torch.inf)
     log_p = logits.log_softmax(1)
     p = log_p.exp()
-    with torch.no_grad():  # of clocks that ring after exponential times, candidate c at the rate p(c), the first to ring
-        first = [(p / torch.empty_like(p).exponential_().clamp_(min=1e-30)).argmax(1) for _ in range(samples)]
-        numbers = torch.stack(first, 1)
+    with torch.no_grad():  # the first candidate whose cumulative probability exceeds a uniform number; never a masked one
+        cumulative = p.cumsum(1)
+        total = cumulative[:, -1:]
+        uniform = torch.rand(len(p), samples, dtype=p.dtype, device=p.device)
+        below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+        numbers = torch.searchsorted(cumulative, below, right=True)
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
     return Drawn(numbers, log_p.gather(1, numbers), entropies, p.detach().argmax(1), possible)
 
