@@ -1,0 +1,228 @@
+"""SCAN: scores of all images with all captions, and a training step, against the published loop over captions.
+
+Claims: exact ranks of 5,000 images x 25,000 captions with 36 regions take under 3 GB on a CPU; scores take at most 1/3.5 of
+the time of the loop, a training step of batch 128 at most 1/2.
+The published loop is stated here anew, in tiles of 128 x 128 pairs and in float32 (the published evaluation has float64, in
+17 GB). Its time, and for 25,000 captions ours too, is that of the first whole blocks, as the column ``extrapolated`` says.
+Vectors are random unit vectors of 1,024 dimensions, captions as long as those of COCO (8 to 52 words, 13.3 on average). The
+limit is one product of all regions with all words, without padding and without anything else; ``of_limit`` is its share of the
+time. Memory is the peak of a process of its own, with embeddings and libraries.
+
+    python benchmarks/scan.py
+    python benchmarks/scan.py --images 5000 --blocks 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+from common import report, seconds
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize, relu
+
+from vse.train.kinds import Encoded, Kind, Packed
+from vse.train.losses.base import Batch
+from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.models.build import Input, Model, ModelConfig, build_model
+from vse.train.models.similarities.base import Similarity
+from vse.train.models.similarities.scan import ScanSettings
+from vse.train.solvers.encode import TILE_IMAGES, PairScores
+
+EACH, REGIONS, DIM, TILE, BATCH, N_WORDS = 5, 36, 1024, 128, 128, 8000
+FORMS = {"t2i": ScanSettings(), "i2t": ScanSettings(attention="i2t", sharpness=4)}
+
+
+def lengths_like_coco(n: int) -> Tensor:
+    """Words of n captions, <start> and <end> counted."""
+    generator = torch.Generator().manual_seed(1)
+    more = torch.distributions.Gamma(torch.tensor(1.3), torch.tensor(0.245))
+    torch.manual_seed(int(generator.initial_seed()))
+    return (8 + more.sample((n,)).floor().long()).clamp(max=52)
+
+
+def made(n_images: int) -> tuple[Packed, Packed]:
+    """Images and captions, as they are kept for an evaluation."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = lengths_like_coco(EACH * n_images)
+    sides = []
+    for counts in (torch.full((n_images,), REGIONS), lengths):
+        vectors = torch.empty(int(counts.sum()), DIM)
+        for part in vectors.split(2**14):  # no second copy of all
+            part.copy_(normalize(torch.randn(part.shape, generator=generator), dim=1))
+        sides.append(Packed(vectors, counts))
+    return sides[0], sides[1]
+
+
+def loop(images: Encoded, captions: Encoded, form: ScanSettings) -> Tensor:
+    """Scores as the published code computes them: caption by caption, with attended vectors."""
+    regions, columns = images[0], []
+    for words, spoken in zip(*captions, strict=True):
+        repeated = words[spoken][None].expand(len(regions), -1, -1)
+        queries, context = (repeated, regions) if form.attention == "t2i" else (regions, repeated)
+        cosines = relu(torch.bmm(context, queries.transpose(1, 2)))
+        cosines = cosines / (cosines.pow(2).sum(2, keepdim=True).sqrt() + 1e-8)
+        weights = torch.softmax(cosines.transpose(1, 2).contiguous() * form.sharpness, -1)
+        attended = torch.bmm(weights, context)
+        columns.append(cosine_similarity(queries, attended, dim=2, eps=1e-8).mean(1))
+    return torch.stack(columns, 1)
+
+
+class Loop(Similarity):
+    """The published loop as a similarity."""
+
+    def __init__(self, form: ScanSettings) -> None:
+        super().__init__()
+        self.form = form
+
+    def forward(self, images: Encoded, captions: Encoded) -> Tensor:
+        return loop(images, captions, self.form)
+
+
+def model_of(form: ScanSettings) -> Model:
+    encoder = {"name": "gru", "states": "all", "bidirectional": True}
+    config = ModelConfig.model_validate({"similarity": form, "caption_encoder": encoder})
+    torch.manual_seed(0)
+    return build_model(config, Input(Kind.SETS, 2048, "regions"), Input(Kind.WORDS, N_WORDS, "captions"))
+
+
+def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings, precision: str) -> dict[str, float]:
+    """Seconds per million pairs, and which share of the pairs was scored."""
+    images, captions = made(n_images)
+    n_pairs = n_images * len(captions)
+    if who == "published":
+        columns = torch.arange(0, min(len(captions), TILE * (n_blocks or 4)))
+        rows = images.of(torch.arange(min(n_images, TILE)))
+
+        def work() -> None:
+            for start in range(0, len(columns), TILE):
+                loop(rows, captions.of(columns[start : start + TILE]), form)
+
+        scored = len(rows[0]) * len(columns)
+    elif who == "limit":
+        regions = images.of(torch.arange(min(n_images, TILE_IMAGES)))[0].flatten(0, 1).contiguous()
+        words = captions.vectors[:8192].T.contiguous()
+
+        def work() -> None:
+            regions @ words
+
+        work()
+        taken = min(timed(work, precision) for _ in range(5))
+        n_words = captions.vectors.shape[0] / len(captions)
+        return {"s_per_million": 1e6 * taken / (len(regions) / REGIONS * 8192 / n_words), "share": 0.0}
+    else:
+        scores = PairScores(model_of(form), images, captions, precision)
+        starts = range(0, n_images, TILE_IMAGES)[:n_blocks]
+
+        def work() -> None:
+            for start in starts:
+                scores(slice(start, min(start + TILE_IMAGES, n_images)), None)
+
+        scored = min(n_images, TILE_IMAGES * len(starts)) * len(captions)
+        return {"s_per_million": 1e6 * seconds(work) / scored, "share": scored / n_pairs}
+    return {"s_per_million": 1e6 * timed(work, precision) / scored, "share": scored / n_pairs}
+
+
+def timed(work: Callable[[], None], precision: str) -> float:
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        return seconds(work)
+
+
+def training_step(who: str, form: ScanSettings, precision: str) -> dict[str, float]:
+    """Seconds of a step: both encoders, scores, max of hinges, gradients and Adam."""
+    model = model_of(form)
+    if who == "published":
+        model.similarity = Loop(form)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
+    objective = MaxOfHinges().objective(model.similarity)
+    lengths = lengths_like_coco(BATCH)
+    regions, mask = torch.rand(BATCH, REGIONS, 2048), torch.ones(BATCH, REGIONS, dtype=torch.bool)
+    words = torch.randint(N_WORDS, (BATCH, int(lengths.max())))
+    numbers = torch.arange(BATCH).numpy()
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            images, captions = model.embed_images(regions, mask), model.embed_captions(words, lengths)
+            cost = objective(Batch(images, captions, numbers, numbers), 0)
+        optimizer.zero_grad(set_to_none=True)
+        cost.loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    step()
+    return {"s": min(seconds(step) for _ in range(3))}
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """Runs in a process of its own."""
+    form = FORMS[arguments.attention]
+    if arguments.work == "step":
+        found = training_step(arguments.who, form, arguments.precision)
+    else:
+        found = evaluation(arguments.images, arguments.blocks, arguments.who, form, arguments.precision)
+    return {**found, "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--blocks", type=int, help="blocks that are scored; all of ours, four of the loop by default")
+    parser.add_argument("--work", choices=["scores", "step"])
+    parser.add_argument("--who", choices=["ours", "published", "limit"])
+    parser.add_argument("--attention", choices=list(FORMS))
+    parser.add_argument("--precision", choices=["fp32", "bf16"])
+    arguments = parser.parse_args()
+    if arguments.who:
+        print(json.dumps(measure(arguments)))
+        return
+
+    def alone(**options: object) -> dict[str, float]:
+        command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in options.items() if value is not None)]
+        result: dict[str, float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return result
+
+    size = {"images": arguments.images, "blocks": arguments.blocks}
+    rows = []
+    for attention in FORMS:
+        for precision in ("fp32", "bf16"):
+            how = {"attention": attention, "precision": precision}
+            limit, theirs, ours = (alone(work="scores", who=who, **how, **size) for who in ("limit", "published", "ours"))
+            rows.append(
+                {
+                    "work": f"scores of {arguments.images} x {EACH * arguments.images}",
+                    **how,
+                    "ours_s": f"{ours['s_per_million']:.2f}",
+                    "published_s": f"{theirs['s_per_million']:.2f}",
+                    "ratio": f"{theirs['s_per_million'] / ours['s_per_million']:.1f}",
+                    "of_limit": f"{limit['s_per_million'] / ours['s_per_million']:.2f}",
+                    "ours_gb": f"{ours['peak_gb']:.2f}",
+                    "published_gb": f"{theirs['peak_gb']:.2f}",
+                    "extrapolated": f"ours from {ours['share']:.1%} of the pairs, published from {theirs['share']:.1%}",
+                }
+            )
+    if arguments.images == 1000:
+        for attention in FORMS:
+            for precision in ("fp32", "bf16"):
+                how = {"attention": attention, "precision": precision}
+                theirs, ours = (alone(work="step", who=who, **how) for who in ("published", "ours"))
+                rows.append(
+                    {
+                        **dict.fromkeys(rows[0], ""),
+                        "work": "training step of 128 pairs",
+                        **how,
+                        "ours_s": f"{ours['s']:.2f}",
+                        "published_s": f"{theirs['s']:.2f}",
+                        "ratio": f"{theirs['s'] / ours['s']:.1f}",
+                        "ours_gb": f"{ours['peak_gb']:.2f}",
+                        "published_gb": f"{theirs['peak_gb']:.2f}",
+                    }
+                )
+    report("scan" if arguments.images == 1000 else f"scan_{arguments.images}", rows)
+
+
+if __name__ == "__main__":
+    main()
