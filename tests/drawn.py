@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 
 import numpy as np
@@ -19,6 +19,11 @@ class Shown:
     words: dict[int, str]
     opacities: np.ndarray
 
+    def of(self, numbers: list[int]) -> Shown:
+        """The drawing of some words alone."""
+        columns = [list(self.words).index(number) for number in numbers]
+        return replace(self, words={number: self.words[number] for number in numbers}, opacities=self.opacities[:, columns])
+
 
 def drawings(page: str) -> dict[str, Shown]:
     """The drawings of a page, or of a part of one, by their names."""
@@ -28,7 +33,7 @@ def drawings(page: str) -> dict[str, Shown]:
         rects = re.findall(rf'<rect id="{name}-(\d+)" x="(.*?)" y="(.*?)" width="(.*?)" height="(.*?)"/>', page)
         assert [int(rect[0]) for rect in rects] == list(range(len(rects)))
         under, shades = rf'<use class="under" href="#{name}"/>', r'<g class="shades">(.*?)</g>'
-        maps = re.findall(rf'<svg class="map m(\d+)"[^>]*>{under}{shades}<text[^>]*>(.*?)</text>', page)
+        maps = re.findall(rf'<svg class="map m(\d+)[^>]*>{under}{shades}<text[^>]*>(.*?)</text>', page)
         opacities = np.zeros((len(rects), len(maps)))
         for column, (_, shaded, _) in enumerate(maps):
             for region, opacity in re.findall(rf'<use href="#{name}-(\d+)" opacity="(.*?)"/>', shaded):

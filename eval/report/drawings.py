@@ -64,15 +64,15 @@ class Drawing:
         return round(min(max(self.size) / lines, 1.5 * self.size[0] / (len(text) + 5)), 1)
 
 
-def drawn(name: str, attentions: Sequence[Attention]) -> Drawing:
-    """A drawing of a photo with one caption or more."""
+def drawn(name: str, attentions: Sequence[Attention], first: int = 0) -> Drawing:
+    """A drawing of a photo with one caption or more, whose words have the numbers from ``first`` on."""
     photo = attentions[0]
     x1, y1, x2, y2 = photo.boxes.T.round(1).tolist()
     corners = zip(x1, y1, x2, y2, strict=True)
     regions = [(left, top, round(right - left, 1), round(bottom - top, 1)) for left, top, right, bottom in corners]
     captions: list[list[DrawnWord]] = []
     for one in attentions:
-        captions.append(_words(one, sum(map(len, captions))))
+        captions.append(_words(one, first + sum(map(len, captions))))
     return Drawing(name, photo.size, regions, captions)
 
 

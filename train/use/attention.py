@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.report.attended import AttendingRun, Pair
 from vse.eval.search.hits import Attention, SearchHit
 from vse.features.extractors.extractor import UnfitSize
 from vse.features.hardware import moved
@@ -17,8 +19,10 @@ from vse.features.places import Places
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage, decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
-from vse.train.use.embed import TrainedRun
+from vse.train.run.folder import RunFolder
+from vse.train.use.embed import TrainedRun, load_run
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,7 @@ class PairAttention:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
         self._trained, self._side = trained, side
         self._places = Places(trained.cache)
+        self._sizes: dict[Path, tuple[int, int] | None] = {}
 
     def of(
         self, photo: Path | None, image_id: int | None, tokens: Sequence[str], image: Encoded, caption: Encoded
@@ -48,12 +53,12 @@ class PairAttention:
         tokens : the words of the caption
         image, caption : what the encoders give for them, sets (1, n, dim) with their masks
         """
-        if photo is None:
+        size = self._size(photo)
+        if size is None:
             return None
         try:
-            size = decode(photo).size
             boxes = self._places.of(size, image_id)
-        except (BadImage, UnfitSize):
+        except UnfitSize:
             return None
         words, first = self._words(tokens), torch.zeros(1, dtype=torch.int64)
         similarity, device = self._trained.model.similarity, self._trained.device
@@ -79,6 +84,14 @@ class PairAttention:
         with torch.inference_mode():
             parts = trained.split.captions.of(np.asarray(rows, np.int64))
             return packed([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+
+    def _size(self, photo: Path | None) -> tuple[int, int] | None:
+        if photo is not None and photo not in self._sizes:
+            try:
+                self._sizes[photo] = decode(photo).size
+            except BadImage:
+                self._sizes[photo] = None
+        return None if photo is None else self._sizes[photo]
 
     def _words(self, tokens: Sequence[str]) -> tuple[str, ...]:
         start, *numbers, end = self._trained.vocabulary.encode(tokens)
@@ -115,3 +128,50 @@ def with_attention(
             for k, hit in enumerate(hits)
         ]
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
+
+
+def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
+    """What the model in the folder of a run looked at in pairs of its embeddings, for :mod:`vse.eval.report`.
+
+    None if it is no run, or its model does not attend; :class:`UserError` if its attention cannot be drawn.
+    """
+    folder = RunFolder(run)
+    if not folder.config_file.is_file():
+        return None
+    try:
+        attends = folder.settings(ExperimentConfig).model.similarity.attends
+    except UserError as error:
+        log.info("%s; so whether its model attends is not known", error)
+        return None
+    if attends is None:
+        return None
+    trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
+    if trained.dataset.name != embeddings.dataset:
+        raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
+    attention, pairs = PairAttention(trained), trained.split.pairs
+    images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
+    captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
+
+    def of_pairs(wanted: Sequence[Pair]) -> list[Attention | None]:
+        known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
+        if not known:
+            return [None] * len(wanted)
+        image_rows = sorted({images[imgid] for imgid, _ in known})
+        caption_rows = sorted({captions[sentid] for _, sentid in known})
+        seen, read = attention.images(image_rows), attention.captions(caption_rows)
+
+        def of_pair(imgid: int, sentid: int) -> Attention | None:
+            if (imgid, sentid) not in known:
+                return None
+            image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
+            return attention.of(
+                trained.dataset.image_path(image),
+                imgid,
+                caption.tokens,
+                seen.of(torch.tensor([image_rows.index(images[imgid])])),
+                read.of(torch.tensor([caption_rows.index(captions[sentid])])),
+            )
+
+        return [of_pair(*pair) for pair in wanted]
+
+    return AttendingRun(of_pairs, trained.inputs)

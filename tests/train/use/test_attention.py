@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from tests.drawn import Shown, drawings, shares
+from tests.drawn import drawings
 from tests.train.conftest import experiment
+from tests.train.use.attending import compare, scan
 from vse.eval.report.html_page import thumbnail
 from vse.features.cache import merge_shards, open_cache
 from vse.features.rows import Identity, Rows
@@ -20,17 +20,11 @@ from vse.features.shards import shard_path, write_shard
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.vocabulary import tokenize
 from vse.train.cli import search_main
-from vse.train.solvers.encode import encode
 from vse.train.training import train
 from vse.train.use.embed import load_run
 
 SIDES = ["t2i", "i2t"]
 TEXT = "a red square above a blue zebra"
-
-
-def scan(side: str) -> list[str]:
-    similarity = f"model.similarity={{name: scan, attention: {side}}}"
-    return [similarity, "model.caption_encoder={name: gru, states: all, bidirectional: true}", "train.epochs=1"]
 
 
 @pytest.fixture(scope="module", params=SIDES)
@@ -74,29 +68,6 @@ def searched(run: Path, query: str | Path, page: Path, *options: object) -> str:
 
 def cards(page: str) -> list[str]:
     return page.split('<li class="card')[1:]
-
-
-def slow_weights(run: Path, image_id: int, tokens: list[str]) -> tuple[np.ndarray, str]:
-    """The attention (n_regions, n_words) of one pair, its caption encoded by itself, and which side attends."""
-    trained = load_run(run, "test", device="cpu")
-    words = trained.vocabulary.encode(tokens)
-    row = trained.split.pairs.image_ids.tolist().index(image_id)
-    image = encode(trained.model, trained.split, trained.device)[0].of(torch.tensor([row]))
-    with torch.inference_mode():
-        caption = trained.model.embed_captions(torch.tensor([words]), torch.tensor([len(words)]))
-        weights = trained.model.similarity.attention(image, caption, torch.tensor([0]), torch.tensor([0]))[0]
-    side = trained.experiment.model.similarity.attends
-    return (weights if side == "t2i" else weights.T).numpy(), side
-
-
-def compare(shown: Shown, run: Path, image_id: int, tokens: list[str], atol: float = 2e-3) -> None:
-    weights, side = slow_weights(run, image_id, tokens)
-    drawn = shares(weights, side)
-    np.testing.assert_allclose(shown.opacities / shown.opacities.max(), np.where(drawn < 0.02, 0, drawn), atol=atol)
-    for column, (label, token) in enumerate(zip(shown.words.values(), ["<start>", *tokens, "<end>"], strict=True)):
-        word, highest = label.split(" ")
-        assert word in (token, f"<{token}>")
-        assert int(highest.removesuffix("%")) == pytest.approx(100 * weights[:, column].max(), abs=0.51 + 100 * atol)
 
 
 def test_for_a_text_each_photo_shows_where_its_words_look(on_grid: Path, demo: Path, tmp_path: Path) -> None:
