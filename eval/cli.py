@@ -1,4 +1,4 @@
-"""The commands ``vse-eval``, ``vse-table`` and ``vse-report``; each imports what it runs when it runs."""
+"""The commands ``vse-eval`` and ``vse-table``; each imports what it runs when it runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from vse.eval.defaults import COMPARED, PROTOCOLS, QUERIES, SAMPLES, TABLES, published_tables
-from vse.pipeline.command import SEED, entry_point
+from vse.eval.defaults import COMPARED, PROTOCOLS, SAMPLES, TABLES, published_tables
+from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
 from vse.pipeline.plain_text import printable
@@ -165,32 +165,5 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out
         click.echo(as_text(compared_cells(table)) if out is None else write_compared(table, out))
 
 
-@click.command("vse-report")
-@click.argument("results", nargs=-1, required=True, type=_FILE)
-@click.option("--out", type=_FILE, required=True, help="The report to write (HTML).")
-@click.option("--data", type=_FILE, help="dataset.json, if it does not lie where the embeddings say.")
-@click.option(
-    "--embeddings",
-    type=_FILE,
-    multiple=True,
-    help="The embeddings of the first seed, if they do not lie where the result says; given for each RESULT.",
-)
-@click.option(
-    "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown in each direction."
-)
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
-def report_command(
-    results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
-) -> None:
-    """Report a result, or two side by side: metrics, curves, and what queries retrieve, with photos and captions.
-
-    The report is one HTML file that needs no network and runs no script.
-    """
-    from vse.eval.report.report import write_report
-
-    click.echo(write_report(results, out, data, embeddings, queries, seed))
-
-
 eval_main = entry_point(eval_command)
-report_main = entry_point(report_command)
 table_main = entry_point(table_command)

@@ -34,12 +34,7 @@ def crops_of(
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
         return _stacked([_random_resized(image, config, rng) for rng in _rngs(config, image_id, visit)])
-    if config.resize_mode == "square":
-        width = height = config.resize
-    else:
-        width, height = scaled(image.size, config.resize)
-    if config.resize_mode == "library":
-        width, height = (config.resize * side // min(image.size) for side in image.size)
+    width, height = _resized(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
@@ -48,12 +43,20 @@ def crops_of(
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
             views.append(_mirrored(_cut(small, top, left, config.crop), rng))
         return _stacked(views)
-    centre = (round(bottom / 2), round(right / 2))
+    centre = _centre(width, height, config.crop)
     if config.crops == "1c":
         return _stacked([_cut(small, *centre, config.crop)])
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
     views = [_cut(small, top, left, config.crop) for top, left in corners]
     return _stacked([*views, *(view[:, ::-1] for view in views)])
+
+
+def centre_crop(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
+    """Where the centre crop lies in an image of this width and height: x1, y1, x2, y2 in its pixels."""
+    width, height = _resized(size, config)
+    top, left = _centre(width, height, config.crop)
+    x, y = size[0] / width, size[1] / height
+    return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
 
 
 def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
@@ -82,6 +85,21 @@ def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> F
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
     return (images - shift) / scale
+
+
+def _resized(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
+    """Width and height to which an image is resized before it is cut."""
+    if config.resize_mode == "square":
+        return config.resize, config.resize
+    width, height = scaled(size, config.resize)
+    if config.resize_mode == "library":
+        width, height = (config.resize * side // min(size) for side in size)
+    return width, height
+
+
+def _centre(width: int, height: int, crop: int) -> tuple[int, int]:
+    """Top and left of the centre crop."""
+    return round((height - crop) / 2), round((width - crop) / 2)
 
 
 def _rngs(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:

@@ -1,4 +1,4 @@
-"""The commands ``vse-train``, ``vse-embed`` and ``vse-search``; each imports what it runs when it runs."""
+"""The commands ``vse-train``, ``vse-embed``, ``vse-search`` and ``vse-report``; each imports what it runs when it runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from vse.eval.defaults import QUERIES
 from vse.pipeline.command import SEED, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
@@ -215,6 +216,34 @@ def search_command(
         log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
 
 
+@click.command("vse-report")
+@click.argument("results", nargs=-1, required=True, type=_FILE)
+@click.option("--out", type=_FILE, required=True, help="The report to write (HTML).")
+@click.option("--data", type=_FILE, help="dataset.json, if it does not lie where the embeddings say.")
+@click.option(
+    "--embeddings",
+    type=_FILE,
+    multiple=True,
+    help="The embeddings of the first seed, if they do not lie where the result says; given for each RESULT.",
+)
+@click.option(
+    "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown in each direction."
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
+def report_command(
+    results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
+) -> None:
+    """Report a result, or two side by side: metrics, curves, and what queries retrieve, with photos and captions.
+
+    The report is one HTML file that needs no network and runs no script.
+    """
+    from vse.eval.report.report import write_report
+    from vse.train.use.attention import attention_of_run
+
+    click.echo(write_report(results, out, data, embeddings, queries, seed, attention_of_run))
+
+
 train_main = entry_point(train_command)
 embed_main = entry_point(embed_command)
 search_main = entry_point(search_command)
+report_main = entry_point(report_command)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,11 @@ import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import Ranks
+from vse.eval.report.attended import Attended, Pair
+from vse.eval.report.drawings import Drawing, DrawnWord, drawn
 from vse.eval.report.gallery import NEAR, Candidate, Direction, Retrieved, retrieved, select_queries, select_queries_of_two
 from vse.eval.report.html_page import thumbnail
+from vse.eval.search.hits import Attention
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
@@ -34,13 +37,18 @@ class Photo:
 
 @dataclass(frozen=True)
 class ShownCandidate:
-    """A candidate as it is shown: a caption, or a photo with one of its captions. ``rank`` is 1-based."""
+    """A candidate as it is shown: a caption, or a photo with one of its captions. ``rank`` is 1-based.
+
+    ``words`` are those of a caption whose attention is drawn on the query; ``drawing`` is that of the query on a photo.
+    """
 
     rank: int
     score: str
     right: bool
     caption: str
     photo: Photo | None
+    words: Sequence[DrawnWord] = ()
+    drawing: Drawing | None = None
 
 
 @dataclass(frozen=True)
@@ -51,14 +59,21 @@ class ModelColumn:
     answers: Sequence[ShownCandidate]
     answer: ShownCandidate | None
 
+    @property
+    def words(self) -> Sequence[DrawnWord]:
+        """Those of the query, if its attention is drawn on a candidate."""
+        shown = [*self.answers, *([self.answer] if self.answer else [])]
+        return next((one.drawing.words for one in shown if one.drawing), ())
+
 
 @dataclass(frozen=True)
 class QueryCard:
-    """A query, which is a photo or a caption, and a column per model."""
+    """A query, which is a photo or a caption, and a column per model; ``drawings`` are those of captions on its photo."""
 
     photo: Photo | None
     caption: str
     columns: Sequence[ModelColumn]
+    drawings: Sequence[Drawing] = ()
 
 
 @dataclass(frozen=True)
@@ -71,11 +86,22 @@ class CardGroup:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The queries of one direction; of two models also ``counts``: how often the first, the second and neither is better."""
+    """The queries of one direction; of two models also ``counts``: how often the first, the second and neither is better.
+
+    ``attends`` are the sides (``t2i``, ``i2t``) that attend to the other in drawings.
+    """
 
     direction: Direction
     groups: Sequence[CardGroup]
     counts: tuple[int, int, int] | None = None
+    attends: Sequence[str] = ()
+
+    @property
+    def n_words(self) -> int:
+        """How many words a card has at most."""
+        cards = [card for group in self.groups for card in group.cards]
+        of_photos = [sum(len(drawing.words) for drawing in card.drawings) for card in cards]
+        return max([0, *of_photos, *(len(column.words) for card in cards for column in card.columns)])
 
 
 @dataclass(frozen=True)
@@ -140,9 +166,15 @@ class Photos:
 
 
 def gallery(
-    direction: Direction, runs: Sequence[Embeddings], ranks: Sequence[Ranks], photos: Photos, n: int, seed: int
+    direction: Direction,
+    runs: Sequence[Embeddings],
+    ranks: Sequence[Ranks],
+    photos: Photos,
+    n: int,
+    seed: int,
+    attended: Sequence[Attended],
 ) -> Gallery:
-    """``n`` queries of one model, or of two whose embeddings are in the same order."""
+    """``n`` queries of one model, or of two whose embeddings are in the same order; ``attended`` has an entry for each."""
     image_of_caption = runs[0].image_of_caption()
     asking = (
         np.unique(image_of_caption) if direction == "i2t" else np.arange(len(image_of_caption))
@@ -165,11 +197,13 @@ def gallery(
     queries = [asking[group].tolist() for group in picked]
     everything = [query for group in queries for query in group]
     results = [dict(zip(everything, retrieved(run, direction, everything), strict=True)) for run in runs]
+    seen = [one.of(_scores(direction, runs[0], found.values())) for one, found in zip(attended, results, strict=True)]
     groups = [
-        CardGroup(title, [_card(direction, runs[0], photos, [one[query] for one in results]) for query in group])
+        CardGroup(title, [_card(direction, runs[0], photos, [one[query] for one in results], seen) for query in group])
         for title, group in zip(titles, queries, strict=True)
     ]
-    return Gallery(direction, [group for group in groups if group.cards], counts)
+    sides = sorted({attention.side for one in seen for attention in one.values()}, reverse=True)
+    return Gallery(direction, [group for group in groups if group.cards], counts, sides)
 
 
 def hardest_negatives(table: pd.DataFrame, photos: Photos) -> tuple[int, dict[str, list[HardNegative]]]:
@@ -193,17 +227,50 @@ def _negative(row: Any, photos: Photos) -> HardNegative:
     return HardNegative(f"{row['cost']:#.3g}", positive, str(row["caption"]), negative, str(row["negative_caption"]))
 
 
-def _card(direction: Direction, run: Embeddings, photos: Photos, results: Sequence[Retrieved]) -> QueryCard:
+def _shown(result: Retrieved) -> list[Candidate]:
+    """The best candidates and, if the best right one is not among them, that."""
+    return [*result.candidates, *([] if result.answer in result.candidates else [result.answer])]
+
+
+def _pair(direction: Direction, run: Embeddings, query: int, candidate: Candidate) -> Pair:
+    image, caption = (query, candidate.row) if direction == "i2t" else (candidate.row, query)
+    return int(run.image_ids[image]), int(run.caption_ids[caption])
+
+
+def _scores(direction: Direction, run: Embeddings, results: Iterable[Retrieved]) -> dict[Pair, float]:
+    """Of all pairs that are shown."""
+    return {_pair(direction, run, result.query, one): one.score for result in results for one in _shown(result)}
+
+
+def _card(
+    direction: Direction,
+    run: Embeddings,
+    photos: Photos,
+    results: Sequence[Retrieved],
+    seen: Sequence[Mapping[Pair, Attention]],
+) -> QueryCard:
     query = results[0].query
-    columns = []
-    for result in results:
-        shown = [_answer(direction, run, photos, candidate) for candidate in result.candidates]
-        among = result.answer.rank < len(shown)
-        best = None if among else _answer(direction, run, photos, result.answer)
-        columns.append(ModelColumn(result.answer.rank + 1, shown, best))
-    if direction == "i2t":
-        photo = photos.photo(int(run.image_ids[query]))
-        return QueryCard(photo, photo.caption, columns)
+    photo = photos.photo(int(run.image_ids[query])) if direction == "i2t" else None
+    columns: list[ModelColumn] = []
+    drawings: list[Drawing] = []
+    for number, (result, attention) in enumerate(zip(results, seen, strict=True)):
+        pairs = [_pair(direction, run, query, candidate) for candidate in _shown(result)]
+        name = f"{direction}-{query}-{number}"
+        words: dict[Pair, Sequence[DrawnWord]] = {}
+        if photo and photo.source and (drawable := [pair for pair in pairs if pair in attention]):
+            first = sum(len(drawing.words) for drawing in drawings)
+            drawings.append(drawn(name, [attention[pair] for pair in drawable], first))
+            words = dict(zip(drawable, drawings[-1].captions, strict=True))
+        answers = []
+        for candidate, pair in zip(_shown(result), pairs, strict=True):
+            answer = _answer(direction, run, photos, candidate)
+            if answer.photo and answer.photo.source and pair in attention:
+                answer = replace(answer, drawing=drawn(f"{name}-{candidate.row}", [attention[pair]]))
+            answers.append(replace(answer, words=words.get(pair, ())))
+        n_best = len(result.candidates)
+        columns.append(ModelColumn(result.answer.rank + 1, answers[:n_best], next(iter(answers[n_best:]), None)))
+    if photo:
+        return QueryCard(photo, photo.caption, columns, drawings)
     return QueryCard(None, photos.caption(int(run.caption_ids[query])), columns)
 
 

@@ -15,9 +15,11 @@ from vse.eval.defaults import QUERIES
 from vse.eval.files.results import Member, Result
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
+from vse.eval.report.attended import Attended, AttentionOfRun
 from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives
 from vse.eval.report.chance import captions_each, chance_rsum
 from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
+from vse.eval.report.drawings import BRACKETS, SAID
 from vse.eval.report.gallery import all_ranks
 from vse.eval.report.html_page import write_page
 from vse.eval.report.reported import ReportedResult, on_the_same_queries, read_reported
@@ -64,12 +66,13 @@ def write_report(
     embeddings: Sequence[Path] = (),
     queries: int = QUERIES,
     seed: int = 0,
+    attention: AttentionOfRun | None = None,
 ) -> Path:
     """Write an HTML report of one result file, or of two on the same queries; returns ``out``.
 
     ``data`` (``dataset.json``) and ``embeddings`` (of the first seed, one file per result) say where these lie if not where
     the results say. What is not there is left out, and the report says so. The gallery shows so many ``queries`` in each
-    direction; ``seed`` decides which of many alike.
+    direction; ``seed`` decides which of many alike. ``attention`` tells what the model of a run looked at, which is drawn.
     """
     if not 1 <= len(results) <= 2:
         raise UserError(f"a report shows one result, or two side by side, not {len(results)}")
@@ -93,7 +96,9 @@ def write_report(
     if photos:
         runs = [one.run for one in reported if one.run]
         if len(runs) == len(reported) and queries:
-            galleries = [gallery(direction, runs, ranks, photos, queries, seed) for direction in ("i2t", "t2i")]
+            attended = [Attended(one, attention, missing) for one in reported]
+            check_out(out, [file for one in attended for file in one.inputs])
+            galleries = [gallery(direction, runs, ranks, photos, queries, seed, attended) for direction in ("i2t", "t2i")]
         if len(reported) == 1 and reported[0].negatives is not None:
             epoch, negatives = hardest_negatives(reported[0].negatives, photos)
         missing += _unreadable(photos)
@@ -115,6 +120,9 @@ def write_report(
         training_notes=[*_training_notes(reported, photos)],
         histograms=_histograms(ranks, reported[0].result) if len(ranks) == len(reported) else [],
         galleries=galleries,
+        n_words=max((one.n_words for one in galleries), default=0),
+        said=SAID,
+        brackets=BRACKETS,
         epoch=epoch,
         negatives=negatives,
         differing=_differing(reported),

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class ReportedResult:
     """A result, and the embeddings and run files that lie where it says.
 
-    ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``; ``curves`` has a table per seed
-    that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
+    ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``, in its ``folder``; ``curves`` has a
+    table per seed that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
     ``missing`` says in a sentence each what is missing, without naming folders, since others will read it; ``files`` are all
     that it is made from.
     """
@@ -37,6 +37,7 @@ class ReportedResult:
     run: Embeddings | None = None
     captions: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
     curves: tuple[pd.DataFrame, ...] = ()
     negatives: pd.DataFrame | None = None
     missing: tuple[str, ...] = ()
@@ -140,7 +141,8 @@ def _with_runs(reported: ReportedResult, files: list[Path]) -> ReportedResult:
         return replace(reported, curves=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
     negatives = _table(folders[0] / "negatives.csv", columns)
-    return replace(reported, curves=tuple(curves), record=records[0], negatives=negatives)
+    folder = folders[0] if records[0] else None
+    return replace(reported, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
 
 
 def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping[str, Any] | None:

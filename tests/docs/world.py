@@ -20,6 +20,7 @@ ROOMS = ("pipeline", "features", "train", "eval")
 COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg", "pyproject.toml")
 MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
+GRID = f"{FC7}positions: true\n"
 DEMO = """
 n_images: 110
 shards: 2
@@ -116,6 +117,7 @@ class World:
         """A small demo, folds as small as its test split, and a small network for the features that every example reads."""
         (self.folder / "config/datasets/demo.yaml").write_text(DEMO)
         (self.folder / "config/features/fc7.yaml").write_text(FC7)
+        (self.folder / "config/features/effnet_grid.yaml").write_text(GRID)
         for module, old, new in SMALLER:
             text = (self.folder / module).read_text()
             assert text.count(old) == 1, f"{module}: {old}"

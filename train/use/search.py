@@ -28,6 +28,7 @@ from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded, packed
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
+from vse.train.use.attention import with_attention
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,8 @@ def search_split(
         dim = vectors.shape[1]
         searched = _of_split(trained, split, by_photo) if corpus is None else _of_file(trained, corpus, by_photo, dim)
         scores, rows = _nearest(trained, searched, vectors, k, by_photo, index, index_type, index_parameters)
-    return _hits(trained, searched, scores, rows, by_photo)
+    hits = _hits(trained, searched, scores, rows, by_photo)
+    return hits if page is None or corpus is not None else with_attention(trained, query, asked, hits, rows.tolist())
 
 
 def _best_pairs(trained: TrainedRun, asked: Encoded, k: int, by_photo: bool) -> tuple[Scores, Rows]:

@@ -26,11 +26,12 @@ from tests.hostile import (
     refused_or_done,
     spoilt_json,
 )
-from vse.eval.cli import eval_main, report_main, table_main
+from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.tables.significance import compare
+from vse.train.cli import report_main
 
 QUICK = ["--bootstrap", 0, "--no-cross-check", "--out"]
 NAMES = ("image_ids", "caption_ids", "caption_image_ids", "images", "captions", "coco_ids")

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from tests.eval.protocols.test_evaluate import made
-from vse.eval.cli import eval_main, report_main, table_main
+from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.tables.significance import compare
+from vse.train.cli import report_main
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vse.eval.cli import report_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import content_sha256, evaluate
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import flattened, write_report
 from vse.pipeline.errors import UserError
+from vse.train.cli import report_main
 
 N_IMAGES, N_EACH = 12, 2
 EVIL_NAME = "<script src=x> & 'y'"  # names of data sets have no slash

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
 from tests.train.conftest import COMMAND
-from vse.eval.cli import report_main
 from vse.features.data_cli import main as data_main
-from vse.train.cli import embed_main, train_main
+from vse.train.cli import embed_main, report_main, train_main
 
 RECORD: list[tuple[str | int, ...]] = [(name,) for name in ("features", "seed", "versions", "state")]
 RECORD += [("features", name) for name in ("name", "key", "path")]

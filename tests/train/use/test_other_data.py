@@ -13,13 +13,13 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import experiment
-from vse.eval.cli import eval_main, report_main, table_main
+from vse.eval.cli import eval_main, table_main
 from vse.features.cache import open_cache
 from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
 from vse.pipeline.demo import make_demo
-from vse.train.cli import embed_main, search_main, train_main
+from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 from vse.train.use.search import search_split

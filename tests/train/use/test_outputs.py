@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from vse.eval.cli import eval_main, report_main
+from vse.eval.cli import eval_main
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
 from vse.pipeline.dataset import load_dataset_file
-from vse.train.cli import embed_main, search_main
+from vse.train.cli import embed_main, report_main, search_main
 
 RUN_FILES = ("best.safetensors", "run.json", "config.yaml", "vocab.json", "last.ckpt", "metrics.csv")
 

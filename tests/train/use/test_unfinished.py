@@ -14,9 +14,9 @@ import torch
 
 from tests.train.conftest import COMMAND, experiment
 from tests.train.use.test_other_data import done
-from vse.eval.cli import eval_main, report_main, table_main
+from vse.eval.cli import eval_main, table_main
 from vse.pipeline.errors import Interrupted, UserError
-from vse.train.cli import embed_main, search_main, train_main
+from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
 from vse.train.training import train

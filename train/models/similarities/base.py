@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -36,6 +36,12 @@ class Similarity(nn.Module):
         chosen: Tensor = scores[rows, columns]
         return chosen
 
+    def attention(
+        self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
+    ) -> Float[Tensor, "k n_context n_queries"]:
+        """Of single pairs, how much each word attends to each region, or the reverse, where the settings say ``attends``."""
+        raise NotImplementedError
+
 
 class SimilaritySettings(Settings):
     """Settings of a similarity, chosen by its ``name``.
@@ -47,6 +53,8 @@ class SimilaritySettings(Settings):
         goes through the model, and its scores are what ``vse-embed`` writes
     compares_one_side : whether two images, or two captions, can be compared by it as well
     needs_unit_length : whether it takes unit vectors alone
+    attends : which side of a pair attends to the other, so that ``attention`` gives weights: with ``t2i`` (k, n_regions,
+        n_words), each word's over the regions; with ``i2t`` (k, n_words, n_regions), each region's over the words; or neither
     """
 
     name: str
@@ -55,6 +63,10 @@ class SimilaritySettings(Settings):
     ranked_by: ClassVar[str | None] = None
     compares_one_side: ClassVar[bool] = False
     needs_unit_length: ClassVar[bool] = False
+
+    @property
+    def attends(self) -> Literal["t2i", "i2t"] | None:
+        return None
 
     def build(self, dim: int) -> Similarity:
         """The similarity of embeddings of length ``dim``."""

@@ -51,6 +51,10 @@ class ScanSettings(SimilaritySettings):
         "relu", description="of the clipped norms: relu (the paper), or leaky_relu with a slope of 0.1 (the authors' code)"
     )
 
+    @property
+    def attends(self) -> Literal["t2i", "i2t"]:
+        return self.attention
+
     def build(self, dim: int) -> Similarity:
         return Scan(self)
 

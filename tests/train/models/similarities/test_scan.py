@@ -185,6 +185,11 @@ def test_a_case_by_hand() -> None:
 
 
 @pytest.mark.parametrize("attention", ["t2i", "i2t"])
+def test_its_settings_say_which_side_attends(attention: str) -> None:
+    assert ScanSettings(attention=attention).attends == attention
+
+
+@pytest.mark.parametrize("attention", ["t2i", "i2t"])
 def test_weights_add_up_to_one_over_what_is_attended_to(attention: str) -> None:
     similarity = ScanSettings(attention=attention).build(DIM)
     weights = similarity.attention(IMAGES, CAPTIONS, torch.arange(4), torch.arange(4))

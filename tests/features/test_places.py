@@ -1,0 +1,146 @@
+"""Where the vectors of a set lie on a photo, against what the network sees of photos with a bright square."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from tests.conftest import TINY_FEATURE
+from vse.features.cache import FeatureCache, merge_shards, open_cache
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.crops import crops_of
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.places import Places
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, write_shard
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+
+SIZES = [(90, 60), (61, 120), (64, 64)]
+
+
+@pytest.fixture(scope="module")
+def positions(few: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of four vectors per image, one for each position of a CNN's grid."""
+    out = tmp_path_factory.mktemp("positions") / "demo_positions.h5"
+    extract_shards(few, CnnExtractor(TINY_FEATURE.model_copy(update={"name": "positions", "positions": True})), out, 1)
+    return merge(few, out, 1)
+
+
+def grid(cache: Path, **changed: Any) -> tuple[FeatureCache, CnnConfig]:
+    """A cache of positions as if made with other settings, and these."""
+    opened = open_cache(cache)
+    settings = {**opened.provenance["config"], **changed}
+    made = replace(opened, provenance={"config": settings}, row_shape=(settings["grid"] ** 2, opened.dim))
+    return made, CnnConfig(name="positions", **settings)
+
+
+def with_square(size: tuple[int, int], box: np.ndarray) -> Image.Image:
+    """A black photo in which a box is white."""
+    photo = Image.new("RGB", size)
+    photo.paste((255, 255, 255), tuple(int(side) for side in box.round()))
+    return photo
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("mode", ["square", "shorter", "library"])
+@pytest.mark.parametrize("crop", [72, 60])
+def test_a_cell_has_the_light_of_its_part_of_the_crop(positions: Path, size: tuple[int, int], mode: str, crop: int) -> None:
+    cache, config = grid(positions, resize=72, crop=crop, grid=3, resize_mode=mode)
+    boxes = Places(cache).of(size)
+    for lit in range(9):
+        pixels = crops_of(with_square(size, boxes[lit]), config)[0, 0].float().numpy()
+        side = crop // 3
+        light = [
+            pixels[row * side : (row + 1) * side, column * side : (column + 1) * side].mean() / 255
+            for row in range(3)
+            for column in range(3)
+        ]
+        expected = np.eye(9)[lit]
+        np.testing.assert_allclose(light, expected, atol=0.12)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_square_changes_the_vector_of_the_cell_that_it_lies_in(positions: Path, size: tuple[int, int]) -> None:
+    cache, config = grid(positions, resize=72, crop=60, grid=3, resize_mode="shorter")
+    extractor, boxes = (
+        CnnExtractor(config.model_copy(update={"normalize": False, "weights": "random"})),
+        Places(cache).of(size),
+    )
+    dark = extractor.features(extractor.prepare(Image.new("RGB", size), 0)[None])[0]
+    for lit in range(9):
+        x1, y1, x2, y2 = boxes[lit]
+        middle = np.asarray([x1 + (x2 - x1) / 3, y1 + (y2 - y1) / 3, x2 - (x2 - x1) / 3, y2 - (y2 - y1) / 3])
+        seen = extractor.features(extractor.prepare(with_square(size, middle), 0)[None])[0]
+        assert (seen - dark).norm(dim=1).argmax() == lit
+
+
+def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32] | None) -> Path:
+    """A cache of regions: image k of the data set has k % 3 + 1, whose x1 is the number of the region in the cache."""
+    ids = np.asarray([image.imgid for image in load_dataset_file(demo).images], np.int64)
+    out, first = folder / "demo_boxes.h5", 0
+    for shard in range(n_shards):
+        own = ids[shard * len(ids) // n_shards : (shard + 1) * len(ids) // n_shards]
+        counts = np.asarray([np.flatnonzero(ids == k)[0] % 3 + 1 for k in own])
+        numbers = np.arange(first, first + counts.sum(), dtype=np.float32)
+        first += counts.sum()
+        rows = Rows(
+            own,
+            np.ones((len(numbers), 4), np.float32),
+            np.zeros((len(own), 32), np.uint8),
+            offsets=np.concatenate([[0], np.cumsum(counts)]),
+            **{
+                "boxes": np.stack([numbers, numbers * 0 + 1, numbers + 10, numbers * 0 + 21], 1),
+                "scores": np.ones(len(numbers), np.float32),
+                "image_size": np.full((len(own), 2), (300, 100), np.int32),
+                **changed,
+            },
+        )
+        write_shard(shard_path(out, shard, n_shards), Identity("demo", "boxes", "image", {}), rows)
+    return merge_shards(out, n_shards, demo, ids)
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_regions_have_their_boxes_in_whichever_shard_they_are(demo: Path, tmp_path: Path, n_shards: int) -> None:
+    places, first = Places(open_cache(regions(demo, tmp_path, n_shards))), 0
+    for number, image in enumerate(load_dataset_file(demo).images):
+        expected = [[k, 1, k + 10, 21] for k in range(first, first + number % 3 + 1)]
+        assert places.of((300, 100), image.imgid).tolist() == expected
+        first += number % 3 + 1
+    half = places.of((150, 50), image.imgid)
+    np.testing.assert_allclose(half, np.asarray(expected) / 2)
+    assert places.of((300, 100), 10**6).shape == places.of((300, 100)).shape == (0, 4)
+
+
+def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, positions: Path, tmp_path: Path) -> None:
+    for lacking in ("boxes", "image_size"):
+        file = regions(demo, tmp_path / lacking, 1, **{lacking: None})
+        with pytest.raises(UserError, match="demo_boxes.h5: does not say where on the photos its boxes lie"):
+            Places(open_cache(file))
+    for made in (open_cache(cache), grid(positions, crops="10c")[0], replace(grid(positions)[0], row_shape=(5, 64))):
+        with pytest.raises(UserError, match="does not say where on the photos"):
+            Places(made)
+    with pytest.raises(UserError, match="demo_positions.h5: not a cache of a CNN's positions, by its provenance"):
+        Places(replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}}))
+    imported = replace(open_cache(positions), provenance={"imported": {"layout": "arrays"}})
+    with pytest.raises(UserError, match="does not say where"):
+        Places(imported)
+
+
+def test_boxes_of_an_image_of_no_size_are_no_numbers(demo: Path, tmp_path: Path) -> None:
+    n = len(load_dataset_file(demo).images)
+    places = Places(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
+    assert not np.isfinite(places.of((300, 100), 0)).all()
+
+
+def test_the_settings_of_tiny_positions_divide_the_whole_photo(positions: Path) -> None:
+    assert TINY_FEATURE.grid == 2
+    boxes = Places(open_cache(positions)).of((40, 20))
+    assert boxes.tolist() == [[0, 0, 20, 10], [20, 0, 40, 10], [0, 10, 20, 20], [20, 10, 40, 20]]

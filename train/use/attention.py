@@ -1,0 +1,177 @@
+"""What a trained model that attends looks at in a pair: how much of each word's attention each region of the photo has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.report.attended import AttendingRun, Pair
+from vse.eval.search.hits import Attention, SearchHit
+from vse.features.extractors.extractor import UnfitSize
+from vse.features.hardware import moved
+from vse.features.places import Places
+from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import BadImage, decode
+from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.train.experiment import ExperimentConfig
+from vse.train.kinds import Encoded, Packed, packed
+from vse.train.run.folder import RunFolder
+from vse.train.use.embed import TrainedRun, load_run
+
+log = logging.getLogger(__name__)
+
+
+class PairAttention:
+    """Attention in pairs of a photo and a caption, each by itself.
+
+    :class:`UserError` if the features do not say where on the photos they lie, or captions are not read word by word.
+    """
+
+    def __init__(self, trained: TrainedRun) -> None:
+        side = trained.experiment.model.similarity.attends
+        assert side is not None, "a model that does not attend"
+        if trained.caption_cache is not None:
+            raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
+        self._trained, self._side = trained, side
+        self._places = Places(trained.cache)
+        self._sizes: dict[Path, tuple[int, int] | None] = {}
+
+    def of(
+        self, photo: Path | None, image_id: int | None, tokens: Sequence[str], image: Encoded, caption: Encoded
+    ) -> Attention | None:
+        """The attention in one pair; None if the photo cannot be read or there are not as many boxes as regions.
+
+        Parameters
+        ----------
+        photo, image_id : the photo, and its number if it is one of the data set
+        tokens : the words of the caption
+        image, caption : what the encoders give for them, sets (1, n, dim) with their masks
+        """
+        size = self._size(photo)
+        if size is None:
+            return None
+        try:
+            boxes = self._places.of(size, image_id)
+        except UnfitSize:
+            return None
+        words, first = self._words(tokens), torch.zeros(1, dtype=torch.int64)
+        similarity, device = self._trained.model.similarity, self._trained.device
+        sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
+        with torch.inference_mode():
+            weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
+            score = similarity.of_pairs(sides[0], sides[1], first, first)
+        weights = weights if self._side == "t2i" else weights.T
+        if weights.shape != (len(boxes), len(words)) or not np.isfinite(boxes).all():
+            return None
+        return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
+
+    def images(self, rows: Sequence[int]) -> Packed:
+        """What the image encoder gives for some images of the split."""
+        trained = self._trained
+        with torch.inference_mode():
+            parts = (moved(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
+            return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
+
+    def captions(self, rows: Sequence[int]) -> Packed:
+        """What the caption encoder gives for some captions of the split."""
+        trained = self._trained
+        with torch.inference_mode():
+            parts = trained.split.captions.of(np.asarray(rows, np.int64))
+            return packed([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
+
+    def _size(self, photo: Path | None) -> tuple[int, int] | None:
+        if photo is not None and photo not in self._sizes:
+            try:
+                self._sizes[photo] = decode(photo).size
+            except BadImage:
+                self._sizes[photo] = None
+        return None if photo is None else self._sizes[photo]
+
+    def _words(self, tokens: Sequence[str]) -> tuple[str, ...]:
+        start, *numbers, end = self._trained.vocabulary.encode(tokens)
+        known = self._trained.vocabulary.words
+        read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(tokens, numbers, strict=True))
+        return known[start], *read, known[end]
+
+
+def with_attention(
+    trained: TrainedRun, query: str | Path, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
+) -> list[SearchHit]:
+    """The hits of a query, which the encoder made into ``asked``, with the attention of each; ``rows`` are those of the split.
+
+    Of a model that does not attend they are as they were, and so they are, with a line in the log, if its attention cannot
+    be drawn.
+    """
+    if trained.experiment.model.similarity.attends is None or not hits:
+        return list(hits)
+    try:
+        attention = PairAttention(trained)
+    except UserError as error:
+        log.info("%s; so the report does not show where words look", error)
+        return list(hits)
+    if isinstance(query, Path):
+        found = attention.captions(rows)
+        captions = trained.split.pairs.captions
+        seen = [
+            attention.of(query, None, captions[row].tokens, asked, found.of(torch.tensor([k]))) for k, row in enumerate(rows)
+        ]
+    else:
+        found = attention.images(rows)
+        seen = [
+            attention.of(hit.photo, hit.image_id, tokenize(query), found.of(torch.tensor([k])), asked)
+            for k, hit in enumerate(hits)
+        ]
+    return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
+
+
+def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
+    """What the model in the folder of a run looked at in pairs of its embeddings, for :mod:`vse.eval.report`.
+
+    None if it is no run, or its model does not attend; :class:`UserError` if its attention cannot be drawn.
+    """
+    folder = RunFolder(run)
+    if not folder.config_file.is_file():
+        return None
+    try:
+        attends = folder.settings(ExperimentConfig).model.similarity.attends
+    except UserError as error:
+        log.info("%s; so whether its model attends is not known", error)
+        return None
+    if attends is None:
+        return None
+    trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
+    if trained.dataset.name != embeddings.dataset:
+        raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
+    attention, pairs = PairAttention(trained), trained.split.pairs
+    images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
+    captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}
+
+    def of_pairs(wanted: Sequence[Pair]) -> list[Attention | None]:
+        known = {pair for pair in wanted if pair[0] in images and pair[1] in captions}
+        if not known:
+            return [None] * len(wanted)
+        image_rows = sorted({images[imgid] for imgid, _ in known})
+        caption_rows = sorted({captions[sentid] for _, sentid in known})
+        seen, read = attention.images(image_rows), attention.captions(caption_rows)
+
+        def of_pair(imgid: int, sentid: int) -> Attention | None:
+            if (imgid, sentid) not in known:
+                return None
+            image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
+            return attention.of(
+                trained.dataset.image_path(image),
+                imgid,
+                caption.tokens,
+                seen.of(torch.tensor([image_rows.index(images[imgid])])),
+                read.of(torch.tensor([caption_rows.index(captions[sentid])])),
+            )
+
+        return [of_pair(*pair) for pair in wanted]
+
+    return AttendingRun(of_pairs, trained.inputs)
