@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 # Each folder, and those of its room that it may import.
-_SOLVED_BY = {"kinds", "data", "models", "losses", "run"}
+_SOLVED_BY = {"kinds", "data", "models", "losses", "adversaries", "run"}
 _PREPARED_BY = {*_SOLVED_BY, "solvers", "experiment"}
 MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "eval": {
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "data": {"kinds"},
         "models": {"kinds"},
         "losses": {"kinds", "data", "models"},
+        "adversaries": {"kinds", "data", "models", "losses"},
         "run": {"kinds", "data", "models"},
         "solvers": _SOLVED_BY,
         "experiment": {*_SOLVED_BY, "solvers"},

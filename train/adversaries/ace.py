@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -15,16 +15,13 @@ from torch import Tensor, nn
 from vse.features.backbones import autocast
 from vse.features.hardware import moved
 from vse.pipeline.errors import UserError
-from vse.train.adversaries.base import Adversary, Round
+from vse.train.adversaries.base import Adversary, Opponent, Round
 from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Cost, Numbers, Objective, Ranking
 from vse.train.models.build import Model
-
-if TYPE_CHECKING:
-    from vse.train.solvers.base import Task
 
 _BLOCK = 1024  # items embedded at once for the tables
 
@@ -61,19 +58,19 @@ class AceSettings(ReinforceSettings):
         "of the same text as one of these, and every image that has one",
     )
 
-    def build(self, task: Task) -> Adversary:
-        model = task.model
+    def build(self, opponent: Opponent) -> Adversary:
+        model = opponent.model
         if model.gives != (Kind.VECTORS, Kind.VECTORS):
             name = model.config.similarity.name
             raise UserError(
                 f"adversary: ace draws single vectors, and the similarity {name!r} compares sets; "
                 "compositional draws parts of sets"
             )
-        if not task.loss.ranks:
-            raise UserError(f"adversary: ace adds to a ranking loss, and {task.loss.name} ranks nothing")
-        if not isinstance(task.images, CachedImages):
+        if not opponent.loss.ranks:
+            raise UserError(f"adversary: ace adds to a ranking loss, and {opponent.loss.name} ranks nothing")
+        if not isinstance(opponent.images, CachedImages):
             raise UserError("adversary: ace embeds negatives from cached features (images.source: cache)")
-        return Ace(self, task, task.images)
+        return Ace(self, opponent, opponent.images)
 
 
 class Ace(Adversary):
@@ -82,20 +79,20 @@ class Ace(Adversary):
     Parameters
     ----------
     settings : of the adversary
-    task : whose model, pairs and captions it reads
+    opponent : whose model, pairs and captions it reads
     images : features of the training images
     """
 
-    def __init__(self, settings: AceSettings, task: Task, images: CachedImages) -> None:
+    def __init__(self, settings: AceSettings, opponent: Opponent, images: CachedImages) -> None:
         super().__init__()
-        self.settings, self.loss, self._precision = settings, task.loss, task.settings.precision
-        self._device = task.processes.device
-        sizes = len(task.pairs.images), len(task.pairs)
-        _check_memory(settings, sizes, task.model.dim, task.settings.batch_size, self._device)
-        negatives = FalseNegatives(task.pairs, settings.mask)
-        self.captions = _Side(sizes[1], task.model.dim, settings)
-        self.images = _Side(sizes[0], task.model.dim, settings)
-        self.captions.inputs, self.captions.false = task.captions.of, negatives.captions
+        self.settings, self.loss = settings, opponent.loss
+        self._precision, self._device = opponent.precision, opponent.device
+        sizes = len(opponent.pairs.images), len(opponent.pairs)
+        _check_memory(settings, sizes, opponent.model.dim, opponent.batch_size, self._device)
+        negatives = FalseNegatives(opponent.pairs, settings.mask)
+        self.captions = _Side(sizes[1], opponent.model.dim, settings)
+        self.images = _Side(sizes[0], opponent.model.dim, settings)
+        self.captions.inputs, self.captions.false = opponent.captions.of, negatives.captions
         self.images.inputs, self.images.false = images.of_images, negatives.images
         self.register_buffer("filled", torch.zeros((), dtype=torch.bool))
 

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
 from vse.pipeline.config import Settings
-from vse.train.losses.base import Batch, Cost, Objective
+from vse.train.data.captions import CaptionInputs
+from vse.train.data.images import TrainingImages
+from vse.train.data.pairs import Pairs
+from vse.train.losses.base import Batch, Cost, Loss, Objective
 from vse.train.models.build import Model
 
-if TYPE_CHECKING:
-    from vse.train.solvers.base import Task
+
+@dataclass(frozen=True)
+class Opponent:
+    """What an adversary plays against.
+
+    model, loss : the experiment's
+    pairs, images, captions : what is trained on
+    batch_size, precision, device : of a training step
+    """
+
+    model: Model
+    loss: Loss
+    pairs: Pairs
+    images: TrainingImages
+    captions: CaptionInputs
+    batch_size: int
+    precision: str
+    device: torch.device
 
 
 class Round(NamedTuple):
@@ -61,9 +82,9 @@ class AdversarySettings(Settings):
     clip: float | None = Field(None, gt=0, description="bound on the global norm of the adversary's gradient; none: no bound")
     every: PositiveInt = Field(1, description="steps of the model for one of the adversary")
 
-    def build(self, task: Task) -> Adversary:
-        """The adversary of a task, with its first weights drawn from torch's default generator.
+    def build(self, opponent: Opponent) -> Adversary:
+        """The adversary of a model, with its first weights drawn from torch's default generator.
 
-        :class:`vse.pipeline.errors.UserError` if it does not go with the task's model, loss or features.
+        :class:`vse.pipeline.errors.UserError` if it does not go with the model, the loss or the features.
         """
         raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,14 +10,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
-from vse.train.adversaries.base import Adversary, Round
+from vse.train.adversaries.base import Adversary, Opponent, Round
 from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
 from vse.train.kinds import Kind
 from vse.train.losses.base import Batch, Cost, Objective, Ranking
 from vse.train.models.build import Model
-
-if TYPE_CHECKING:
-    from vse.train.solvers.base import Task
 
 
 class CompositionalSettings(ReinforceSettings):
@@ -48,28 +45,28 @@ class CompositionalSettings(ReinforceSettings):
         1.0, ge=0, description="weight of the experiment's own loss, with the negatives of the batch; 0: the adversary alone"
     )
 
-    def build(self, task: Task) -> Adversary:
-        if task.model.gives != (Kind.SETS, Kind.SETS):
-            name = task.model.config.similarity.name
+    def build(self, opponent: Opponent) -> Adversary:
+        if opponent.model.gives != (Kind.SETS, Kind.SETS):
+            name = opponent.model.config.similarity.name
             raise UserError(
                 f"adversary: compositional draws regions for words, and the similarity {name!r} compares single vectors; "
                 "ace draws these"
             )
-        if not task.loss.ranks:
-            raise UserError(f"adversary: compositional adds to a ranking loss, and {task.loss.name} ranks nothing")
-        return Compositional(self, task)
+        if not opponent.loss.ranks:
+            raise UserError(f"adversary: compositional adds to a ranking loss, and {opponent.loss.name} ranks nothing")
+        return Compositional(self, opponent)
 
 
 class Compositional(Adversary):
     """The inference network of each side that is composed, with the baseline of its rewards."""
 
-    def __init__(self, settings: CompositionalSettings, task: Task) -> None:
+    def __init__(self, settings: CompositionalSettings, opponent: Opponent) -> None:
         super().__init__()
-        self.settings, self.loss = settings, task.loss
+        self.settings, self.loss = settings, opponent.loss
         sides = ("images", "captions") if settings.sides == "both" else (settings.sides,)
-        self.inferences = nn.ModuleDict({side: Inference(task.model.dim, settings) for side in sides})
+        self.inferences = nn.ModuleDict({side: Inference(opponent.model.dim, settings) for side in sides})
         self.baselines = nn.ModuleDict({side: Baseline(settings) for side in sides})
-        self._text_of = torch.from_numpy(task.pairs.text_of)
+        self._text_of = torch.from_numpy(opponent.pairs.text_of)
 
     def play(self, batch: Batch, model: Model, objective: Objective, seed: int) -> Round:
         """The model's loss on the batch's own and on composed negatives, and minus the reward of the inference networks."""

@@ -110,7 +110,7 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
         total = cumulative[:, -1:]
         uniform = torch.rand(len(p), samples, dtype=p.dtype, device=p.device)
         below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-        numbers = torch.searchsorted(cumulative, below, right=True)
+        numbers = torch.searchsorted(cumulative, below, right=True).clamp(max=p.shape[1] - 1)  # of NaN, the last
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
     return Drawn(numbers, log_p.gather(1, numbers), entropies, p.detach().argmax(1), possible)
 

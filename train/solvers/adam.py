@@ -18,6 +18,7 @@ from vse.features.backbones import autocast
 from vse.features.hardware import deterministic_algorithms, memory_guard, moved
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
+from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
@@ -66,12 +67,18 @@ class Trainer(Solver):
         decayed = [weight for weight in trained if not any(weight is other for other in undecayed)]
         groups = [{"params": decayed, "weight_decay": self.settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
         self.optimizer = torch.optim.Adam(groups, lr=self.settings.learning_rate, fused=True)
-        self.adversary = None if task.adversary is None else task.adversary.build(task).to(self.device)
+        self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
         self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = torch.optim.Adam(
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
             )
+
+    @staticmethod
+    def opponent(task: Task) -> Opponent:
+        """What the adversary of a task plays against."""
+        how = task.settings.batch_size, task.settings.precision, task.processes.device
+        return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
 
     def state(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, also in the middle of an epoch.

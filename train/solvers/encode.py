@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -74,9 +75,8 @@ class PairScores:
         self._image_width = int(_lengths(images).max())
         self._widths = -(-_lengths(captions) // _STEP) * _STEP
         self._image_tile = min(TILE_IMAGES, _power_of_two(len(images)))
-        widths, counts = self._widths.unique(return_counts=True)
         self._caption_tiles = {
-            width: self._caption_tile(width, count) for width, count in zip(widths.tolist(), counts.tolist(), strict=True)
+            width: self._caption_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
         }
         self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
@@ -121,7 +121,7 @@ class PairScores:
     def _caption_tile(self, width: int, n: int) -> int:
         """How many captions of a width, of which there are ``n``, are scored at once; kernels treat odd ends differently."""
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
-        return min(TILE_CAPTIONS, 2 ** (fitting.bit_length() - 1), _power_of_two(n))
+        return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 
     def _tile(self, side: Packed, numbers: Tensor, size: int, width: int | None) -> Encoded:
         """Some rows of a side, with the first one repeated up to ``size``, and sets padded to ``width`` vectors."""
@@ -141,7 +141,7 @@ def ranks(
 
 def _power_of_two(n: int) -> int:
     """The least that is not below ``n``."""
-    return 2 ** max(0, n - 1).bit_length()
+    return 1 << max(0, n - 1).bit_length()
 
 
 def _lengths(side: Packed) -> Int[Tensor, " n"]:

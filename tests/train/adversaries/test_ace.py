@@ -24,6 +24,7 @@ from vse.train.adversaries.reinforce import Drawn, draw
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch
+from vse.train.solvers.adam import Trainer
 from vse.train.solvers.base import Task
 from vse.train.training import train
 
@@ -34,7 +35,7 @@ def players(cache: Path, *sets: str) -> tuple[Task, Ace]:
     task = task_of(cache, "loss.margin=0.5", *sets)
     assert task.adversary is not None
     torch.manual_seed(1)
-    adversary = task.adversary.build(task)
+    adversary = task.adversary.build(Trainer.opponent(task))
     assert isinstance(adversary, Ace)
     adversary.start_epoch(task.model)
     return task, adversary

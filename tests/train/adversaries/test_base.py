@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tests.train.conftest import assert_same, experiment, state
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.adversaries import ADVERSARIES
-from vse.train.adversaries.base import Adversary, AdversarySettings
+from vse.train.adversaries.base import Adversary, AdversarySettings, Opponent
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch, Cost
 from vse.train.models.build import Model
@@ -25,7 +25,6 @@ from vse.train.models.encoders.base import unit_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.processes import Processes
 from vse.train.solvers import adam
-from vse.train.solvers.base import Task
 from vse.train.training import Existing, train
 
 
@@ -35,8 +34,8 @@ class ToyAdversarySettings(AdversarySettings):
     name: Literal["toy"] = "toy"
     n_captions: int = 3
 
-    def build(self, task: Task) -> Adversary:
-        return ToyAdversary(task.model.dim, self.n_captions)
+    def build(self, opponent: Opponent) -> Adversary:
+        return ToyAdversary(opponent.model.dim, self.n_captions)
 
 
 class ToyAdversary(Adversary):

@@ -19,6 +19,7 @@ from vse.train.adversaries.compositional import Compositional
 from vse.train.adversaries.reinforce import Drawn, draw
 from vse.train.kinds import Encoded
 from vse.train.losses.base import Batch
+from vse.train.solvers.adam import Trainer
 from vse.train.solvers.base import Task
 from vse.train.training import train
 
@@ -29,7 +30,7 @@ def players(cache: Path, adversary: str, *sets: str) -> tuple[Task, Compositiona
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
     assert task.adversary is not None
     torch.manual_seed(1)
-    made = task.adversary.build(task)
+    made = task.adversary.build(Trainer.opponent(task))
     assert isinstance(made, Compositional)
     return task, made
 
