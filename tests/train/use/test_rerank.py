@@ -94,6 +94,14 @@ def test_as_many_candidates_as_images_give_the_full_search(run: Path, demo: Path
             assert f"scored: the {every} of {every}" in told
 
 
+def test_the_page_of_a_re_ranking_shows_what_that_of_a_full_search_shows(run: Path, tmp_path: Path, capsys: Any) -> None:
+    pages = []
+    for options in ((), ("--rerank", 12)):
+        printed(capsys, run, "a red square", "-k", 3, "--html", tmp_path / "page.html", *options)
+        pages.append([line for line in (tmp_path / "page.html").read_text().splitlines() if "Made by" not in line])
+    assert pages[0] == pages[1]
+
+
 def test_a_text_is_scored_with_the_images_whose_pooled_vectors_are_nearest(
     run: Path, demo: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
