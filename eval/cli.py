@@ -37,6 +37,13 @@ _FILE = click.Path(path_type=Path)
 )
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
+@click.option(
+    "--rerank",
+    metavar="K",
+    type=click.IntRange(1),
+    multiple=True,
+    help="Say, too, what is lost if only the best K of a fast first stage are scored. May be repeated.",
+)
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
@@ -56,6 +63,7 @@ def eval_command(
     bootstrap: int | None,
     index: str | None,
     index_parameters: str,
+    rerank: tuple[int, ...],
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
@@ -66,8 +74,9 @@ def eval_command(
     Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs. With --compare they
     are two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    if comparing and (ensemble or index):
-        raise UserError(f"--compare and {'--ensemble' if ensemble else '--index'} do not go together")
+    if comparing and (ensemble or index or rerank):
+        other = "--ensemble" if ensemble else "--index" if index else "--rerank"
+        raise UserError(f"--compare and {other} do not go together")
     if experiment is not None and not ensemble:
         raise UserError("--experiment names the preset of an ensemble: give --ensemble, too")
     if index_parameters and not index:
@@ -82,7 +91,7 @@ def eval_command(
         lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
         lines = _evaluate(
-            files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment
+            files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment, rerank
         )
     *for_people, last = lines
     for line in for_people:
@@ -117,18 +126,32 @@ def _evaluate(
     index_parameters: str,
     unfinished: bool,
     experiment: str | None,
+    rerank: tuple[int, ...],
 ) -> list[str]:
-    """Evaluate a model; returns a line per protocol and of the index, and the file that was written, if one was."""
+    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
-    from vse.eval.protocols.evaluate import evaluate, index_line, summary_line
+    from vse.eval.protocols.evaluate import evaluate, index_line, rerank_line, summary_line
 
     with TemporaryDirectory() as folder:
         file = out or Path(folder, "result.json")
         result = read_result(
-            evaluate(files, file, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment)
+            evaluate(
+                files,
+                file,
+                protocol,
+                cross_check,
+                samples,
+                ensemble,
+                index,
+                index_parameters,
+                unfinished,
+                experiment,
+                rerank,
+            )
         )
     lines = [summary_line(result, name) for name in result.protocols]
-    return [*lines, *([index_line(result.index)] if index else []), *([str(out)] if out else [])]
+    tried = [*([index_line(result.index)] if index else []), *map(rerank_line, result.rerank)]
+    return [*lines, *tried, *([str(out)] if out else [])]
 
 
 @click.command("vse-table")

@@ -162,6 +162,12 @@ def embed_command(
 @click.option(
     "--index-parameters", default="", metavar="NAME=NUMBER", help="How far to look, such as nprobe=16 or efSearch=64."
 )
+@click.option(
+    "--rerank",
+    metavar="K",
+    type=click.IntRange(1),
+    help="Score only the best K by pooled vectors, of a model that scores every pair.  [default: all; of order scores 200]",
+)
 @click.option("--html", type=_FILE, help="Write a report with thumbnails as well.")
 @_DEVICE
 @_THREADS
@@ -178,6 +184,7 @@ def search_command(
     index: Path | None,
     index_type: str | None,
     index_parameters: str,
+    rerank: int | None,
     html: Path | None,
     device: str,
     threads: int | None,
@@ -207,6 +214,7 @@ def search_command(
             index=index,
             index_type=index_type,
             index_parameters=index_parameters,
+            rerank=rerank,
             page=html,
         )
     for rank, hit in enumerate(hits, 1):

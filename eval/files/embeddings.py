@@ -32,7 +32,9 @@ from vse.pipeline.read_once import ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _SCORES = ("scores", "scores_i2t", "scores_t2i")
-_MATRICES = ("images", "captions", *_SCORES)
+_POOLED = ("pooled_images", "pooled_captions")
+_VECTORS = ("images", "captions", *_POOLED)
+_MATRICES = (*_VECTORS, *_SCORES)
 _CHECKED = 4096  # rows looked at at once
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
@@ -45,8 +47,10 @@ class Embeddings:
 
     Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if the score depends on which side
     queries. Where there are any, images and captions are compared by them alone; ``captions``, if they are there as well,
-    serve to compare captions. The attributes name the ``dataset``, the ``split`` and the ``similarity`` (without scores
-    one of :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
+    serve to compare captions. ``pooled_images`` (n_images, dim) and ``pooled_captions`` (n_captions, dim), of a file of
+    scores, are single vectors by whose inner products a search may choose what is scored. The attributes name the
+    ``dataset``, the ``split`` and the ``similarity`` (without scores one of
+    :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
     ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
     ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
     MS-COCO, if they are of it. ``source`` is the file that they were read from, if there is one.
@@ -62,6 +66,8 @@ class Embeddings:
     scores: ScoreMatrix | None = None
     scores_i2t: ScoreMatrix | None = None
     scores_t2i: ScoreMatrix | None = None
+    pooled_images: NDArray[np.float32] | None = None
+    pooled_captions: NDArray[np.float32] | None = None
     experiment: str | None = None
     seed: int | None = None
     similarity: str = "cosine"
@@ -81,6 +87,13 @@ class Embeddings:
         if self.scores_of("i2t") is not None or self.images is None or self.captions is None:
             return None
         return self.images, self.captions
+
+    @property
+    def pooled(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """The single vectors of images and captions beside scores; None if there are none."""
+        if self.pooled_images is None or self.pooled_captions is None:
+            return None
+        return self.pooled_images, self.pooled_captions
 
     def scores_of(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
         """The scores (n_images, n_captions) of a direction; None if vectors are compared."""
@@ -102,18 +115,18 @@ class Embeddings:
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
         """Some rows, in their order; scores are not copied, but selected where they are read."""
-        scores = {name: getattr(self, name) for name in _SCORES}
-        selected: dict[str, Any] = {
-            name: None if matrix is None else selected_scores(matrix, images, captions) for name, matrix in scores.items()
-        }
+        selected: dict[str, Any] = {}
+        for name in _MATRICES:
+            matrix = getattr(self, name)
+            if matrix is not None:
+                rows = captions if name.endswith("captions") else images
+                selected[name] = selected_scores(matrix, images, captions) if name in _SCORES else matrix[rows]
         return replace(
             self,
             image_ids=self.image_ids[images],
             caption_ids=self.caption_ids[captions],
             caption_image_ids=self.caption_image_ids[captions],
             coco_ids=None if self.coco_ids is None else self.coco_ids[images],
-            images=None if self.images is None else self.images[images],
-            captions=None if self.captions is None else self.captions[captions],
             **selected,
         )
 
@@ -234,7 +247,7 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
 def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
     """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
     sums = {}
-    for name in (*_IDS, "coco_ids", "images", "captions"):
+    for name in (*_IDS, "coco_ids", *_VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
@@ -277,6 +290,8 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         missing += sorted(pair - arrays)
     elif "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
+    if set(_POOLED) & arrays:
+        missing += [name for name in _POOLED if name not in arrays]
     if missing:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
@@ -337,8 +352,11 @@ def _check(path: Path, run: Embeddings) -> None:
         raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
     for name in _MATRICES:
         if getattr(run, name) is not None:
-            rows, columns = n_captions if name == "captions" else n_images, n_captions if name in _SCORES else None
+            rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in _SCORES else None
             _check_matrix(path, name, getattr(run, name), rows, columns)
+    if run.pooled is not None and run.pooled[0].shape[1] != run.pooled[1].shape[1]:
+        dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(_POOLED, run.pooled, strict=True))
+        raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
 def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> None:

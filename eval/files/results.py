@@ -108,6 +108,7 @@ class Result(BaseModel):
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     index: dict[str, Any] = {}
+    rerank: list[dict[str, Any]] = []
     trained_on: str | None = None
     unfinished: list[dict[str, str]] = []
     cross_check: dict[str, dict[str, Any]] = {}

@@ -94,6 +94,8 @@ def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | No
         first,
         images=_side_by_side([member.images for member in runs]),
         captions=_side_by_side([member.captions for member in runs]),
+        pooled_images=_side_by_side([member.pooled_images for member in runs]),
+        pooled_captions=_side_by_side([member.pooled_captions for member in runs]),
         **_mean_scores(runs),
         experiment=plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
         provenance=json.dumps(_provenance(members, plan)),

@@ -24,6 +24,7 @@ from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, proto
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
+from vse.eval.search.reranking import reranked_metrics
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
 from vse.pipeline.provenance import made
@@ -42,6 +43,7 @@ def evaluate(
     index_parameters: str = "",
     unfinished: bool = False,
     experiment: str | None = None,
+    rerank: Sequence[int] = (),
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -57,8 +59,9 @@ def evaluate(
 
     ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own R@K over
     the whole split, go into the result beside the exact metrics, of the first seed if there are several (see
-    :func:`vse.eval.search.approximate.approximate_recalls`). Embeddings of a run that did not finish are refused unless
-    ``unfinished``; then the result names them.
+    :func:`vse.eval.search.approximate.approximate_recalls`). With ``rerank`` the same is told of a search that scores only so
+    many candidates of a first stage (see :func:`vse.eval.search.reranking.reranked_metrics`). Embeddings of a run that did
+    not finish are refused unless ``unfinished``; then the result names them.
     """
     check_out(out, files)
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
@@ -75,7 +78,9 @@ def evaluate(
     for path, run in zip(files, runs, strict=True):
         _warn_of_lengths(path, run)
     first, names = runs[0], select_protocols(files, runs, protocol)
-    tried = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
+    tried: dict[str, Any] = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
+    if rerank:
+        tried["rerank"] = _tried_rerank(files[0], first, rerank)
     protocols: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     for name in names:
@@ -226,6 +231,17 @@ def index_line(index: Mapping[str, Any]) -> str:
     return f"index {what}: {', '.join(directions)}{reranked}"
 
 
+def rerank_line(rerank: Mapping[str, Any]) -> str:
+    """What a re-ranking of some candidates gives, beside the exact metrics, for a person."""
+    exact, directions = rerank["exact"], []
+    for direction in ("i2t", "t2i"):
+        side = rerank[direction]
+        recalls = f"R@1/5/10 {_slashed(side)} (exact {_slashed(exact[direction])})"
+        directions.append(f"{direction} {recalls}, {side['found']:.1f}% found")
+    sums = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
+    return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {sums}"
+
+
 def _slashed(recalls: Mapping[str, Any]) -> str:
     return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
 
@@ -238,6 +254,16 @@ def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> 
     if run.vectors is None:
         raise UserError(f"{path}: holds scores, and FAISS indexes embeddings; leave --index out")
     return approximate_recalls(*run.vectors, run.image_of_caption(), run.similarity, factory, parameters)
+
+
+def _tried_rerank(path: Path, run: Embeddings, rerank: Sequence[int]) -> list[dict[str, Any]]:
+    vectors = run.pooled if run.vectors is None else run.vectors
+    if vectors is None:
+        lacking = "has no pooled_images and pooled_captions, by which a first stage finds candidates"
+        raise UserError(f"{path}: {lacking} (vse-embed writes them, docs/formats.md); leave --rerank out")
+    if run.vectors is not None and run.similarity == "cosine":
+        raise UserError(f"{path}: its scores are inner products, which FAISS finds exactly; leave --rerank out")
+    return [reranked_metrics(*run.score_blocks(), *vectors, number) for number in rerank]
 
 
 def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vse.features.hardware import moved
 from vse.train.data.pairs import Split
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.models.build import Model
+from vse.train.models.encoders.base import unit_length
 
 _BLOCK = 512
 _PHOTOS = 64  # at once, where a CNN reads them
@@ -30,23 +31,37 @@ def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Pa
     return encode_images(model, split, device), encode_captions(model, split)
 
 
-def encode_images(model: Model, split: Split, device: torch.device) -> Packed:
-    """Embeddings of all images of a split."""
+def encode_images(model: Model, split: Split, device: torch.device, rows: NDArray[np.int64] | None = None) -> Packed:
+    """Embeddings of all images of a split, or of the ``rows`` among them."""
     block = _BLOCK if model.cnn is None else _PHOTOS
-    parts = (
-        tuple(moved(part, device) for part in split.images.of_images(rows)) for rows in _blocks(len(split.pairs.images), block)
-    )
+    every = np.arange(len(split.pairs.images)) if rows is None else rows
+    parts = (tuple(moved(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
     return _encoded(model, model.embed_images, parts)
 
 
-def encode_captions(model: Model, split: Split) -> Packed:
-    """Embeddings of all captions of a split."""
-    parts = (split.captions.of(rows) for rows in _blocks(len(split.pairs), _BLOCK))
+def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
+    """Embeddings of all captions of a split, or of the ``rows`` among them."""
+    every = np.arange(len(split.pairs)) if rows is None else rows
+    parts = (split.captions.of(some) for some in _blocks(every, _BLOCK))
     return _encoded(model, model.embed_captions, parts)
 
 
-def _blocks(n: int, size: int) -> Iterator[NDArray[np.int64]]:
-    return (np.arange(start, min(start + size, n)) for start in range(0, n, size))
+def pooled(side: Packed) -> NDArray[np.float32]:
+    """A single vector of each embedding (n, dim): the unit-length mean of a set's unit vectors; a vector is as it is.
+
+    By the inner products of these a search chooses what a model that compares sets is to score.
+    """
+    if side.lengths is None:
+        return side.vectors.numpy()
+    means = []
+    for rows in _blocks(np.arange(len(side)), _BLOCK):
+        vectors, mask = side.of(torch.from_numpy(rows))
+        means.append((unit_length(vectors) * mask[:, :, None]).sum(1))
+    return unit_length(torch.cat(means)).numpy()
+
+
+def _blocks(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[Tensor, ...]]) -> Packed:

@@ -34,7 +34,7 @@ from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.prepare import model_inputs, read_captions
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.encode import PairScores, encode
+from vse.train.solvers.encode import PairScores, encode, pooled
 
 log = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def embed_split(
     Without ``out`` that is ``<split>.h5`` in the run's folder or, of another data set, ``<dataset>_<split>.h5``.
 
     Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
-    and single vectors of captions for the protocol ``sentence``.
+    single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides, for a re-ranking.
     """
     if out is not None:
         check_out(out, RunFolder(run).files)
@@ -201,14 +201,15 @@ def embed_split(
         if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
-    ranked_by = similarity.ranked_by
+    ranked_by, pairwise = similarity.ranked_by, trained.model.pairwise
     embeddings = Embeddings(
         image_ids=pairs.image_ids,
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
-        images=None if trained.model.pairwise else images.vectors.numpy(),
+        images=None if pairwise else images.vectors.numpy(),
         captions=captions.vectors.numpy() if similarity.captions == Kind.VECTORS else None,
-        scores=None,
+        pooled_images=pooled(images) if pairwise else None,
+        pooled_captions=pooled(captions) if pairwise else None,
         dataset=trained.dataset.name,
         split=split,
         experiment=trained.experiment.name,
@@ -218,7 +219,7 @@ def embed_split(
         trained_on=trained.trained_on,
         coco_ids=pairs.coco_ids,
     )
-    if not trained.model.pairwise:
+    if not pairwise:
         return write_embeddings(out, embeddings)
     scores = PairScores(trained.model, images, captions)
     return write_scores(out, embeddings, *scores.blocks(torch.from_numpy(pairs.image_of)))

@@ -27,7 +27,7 @@ from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
 from vse.train.kinds import Encoded, packed
-from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images
+from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
 from vse.train.use.attention import with_attention
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
@@ -63,13 +63,15 @@ def search_split(
     index: Path | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
+    rerank: int | None = None,
     page: Path | None = None,
 ) -> list[SearchHit]:
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
     The model is the run's, with its best weights. An image file goes through the CNN that made the run's cache, or through
     the run's own if it trained one; a text through the encoder that made the cache of captions, if the run reads one. Order
-    scores re-rank candidates of FAISS, see :func:`vse.eval.search.top_k.search`; a similarity network scores all pairs.
+    scores re-rank candidates of FAISS, see :func:`vse.eval.search.top_k.search`; a model that compares other than two vectors
+    scores all pairs, or with ``rerank`` those with the candidates that FAISS finds by pooled vectors.
 
     Parameters
     ----------
@@ -80,6 +82,7 @@ def search_split(
         it is of other weights, features, split or side, or of another corpus
     index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
     index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
+    rerank : how many candidates are scored, ``k`` at least
     page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
     """
     if index is None and (index_type is not None or index_parameters):
@@ -98,39 +101,58 @@ def search_split(
         read += [index, note_file(index)]
     if page is not None:
         check_out(page, read)
-    if trained.model.pairwise:
-        for option, file in (("--index", index), ("--corpus", corpus)):
-            if file is not None:
-                raise UserError(
-                    f"{run}: its model scores every pair, vectors alone do not tell which is best; leave {option} out"
-                )
+    _check_stages(trained, corpus, index, rerank)
     asked = _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query)
     if trained.model.pairwise:
-        searched = _of_split(trained, split, by_photo)
-        scores, rows = _best_pairs(trained, asked, k, by_photo)
+        searched, among = _of_split(trained, split, by_photo), None
+        if rerank is not None:
+            vectors, candidates = pooled(packed([asked])), max(k, rerank)
+            among = _nearest(trained, searched, vectors, candidates, by_photo, index, index_type, index_parameters)[1]
+            log.info("scored: the %d of %d %s that pooled vectors find", len(among), len(searched.ids), searched.name)
+        scores, rows = _best_pairs(trained, asked, k, by_photo, among)
     else:
         vectors = asked[0].numpy()
         dim = vectors.shape[1]
         searched = _of_split(trained, split, by_photo) if corpus is None else _of_file(trained, corpus, by_photo, dim)
-        scores, rows = _nearest(trained, searched, vectors, k, by_photo, index, index_type, index_parameters)
+        scores, rows = _nearest(trained, searched, vectors, k, by_photo, index, index_type, index_parameters, rerank)
     hits = _hits(trained, searched, scores, rows, by_photo)
     return hits if page is None or corpus is not None else with_attention(trained, query, asked, hits, rows.tolist())
 
 
-def _best_pairs(trained: TrainedRun, asked: Encoded, k: int, by_photo: bool) -> tuple[Scores, Rows]:
-    """Scores and rows of the ``k`` best for one query, every pair of the split being scored by the model."""
+def _check_stages(trained: TrainedRun, corpus: Path | None, index: Path | None, rerank: int | None) -> None:
+    """:class:`UserError` for an option that does not suit how the model's scores are searched."""
+    run = trained.folder.path
+    if not trained.model.pairwise:
+        if rerank is not None and _ranked_by(trained) == "cosine":
+            raise UserError(f"{run}: its scores are inner products, of which FAISS finds the highest; leave --rerank out")
+    elif corpus is not None:
+        raise UserError(f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --corpus out")
+    elif index is not None and rerank is None:
+        raise UserError(
+            f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --index out, or say with "
+            "--rerank how many that it finds are to be scored"
+        )
+
+
+def _best_pairs(trained: TrainedRun, asked: Encoded, k: int, by_photo: bool, among: Rows | None = None) -> tuple[Scores, Rows]:
+    """Scores and rows of the ``k`` best for one query, every pair of the split, or of some rows, being scored by the model."""
     model, split = trained.model, trained.split
+    if among is not None:
+        if not len(among):
+            return np.empty(0, np.float32), among
+        among = np.sort(among)  # those that score the same stand in the order of rows
     if by_photo:
-        i2t, _ = PairScores(model, packed([asked]), encode_captions(model, split))(slice(0, 1), None)
-        every = i2t[0]
+        captions = encode_captions(model, split, among)
+        every = PairScores(model, packed([asked]), captions)(slice(0, 1), None)[0][0]
     else:
-        images = encode_images(model, split, trained.device)
+        images = encode_images(model, split, trained.device, among)
         pairs = PairScores(model, images, packed([asked]))
         spans = (slice(start, start + TILE_IMAGES) for start in range(0, len(images), TILE_IMAGES))
         ends = len(images)
         every = torch.cat([pairs(slice(span.start, min(span.stop, ends)), None)[1][:, 0] for span in spans])
     best = torch.sort(every, descending=True, stable=True)
-    return best.values[:k].numpy(), best.indices[:k].numpy()
+    rows = best.indices[:k].numpy()
+    return best.values[:k].numpy(), rows if among is None else among[rows]
 
 
 def _nearest(
@@ -142,9 +164,10 @@ def _nearest(
     index: Path | None,
     index_type: str | None,
     index_parameters: str,
+    rerank: int | None = None,
 ) -> tuple[Scores, Rows]:
-    """Scores and rows of the ``k`` best for one query, by an index or without one; fewer if an index finds fewer."""
-    similarity, candidates = _ranked_by(trained), max(k, CANDIDATES)
+    """Scores and rows of the ``k`` best vectors for one query, by an index or without one; fewer if an index finds fewer."""
+    similarity, candidates = _ranked_by(trained), max(k, rerank or CANDIDATES)
     if similarity != "cosine":
         log.info(
             "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank", similarity, candidates
@@ -200,9 +223,10 @@ def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
         }
 
     def vectors() -> Corpus:
-        if by_photo:
-            return encode_captions(trained.model, trained.split).vectors.numpy()
-        return encode_images(trained.model, trained.split, trained.device).vectors.numpy()
+        model = trained.model
+        return pooled(
+            encode_captions(model, trained.split) if by_photo else encode_images(model, trained.split, trained.device)
+        )
 
     if by_photo:
         return _Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, of)
@@ -243,9 +267,8 @@ def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, 
 
 
 def _ranked_by(trained: TrainedRun) -> str:
-    ranked_by = trained.model.config.similarity.ranked_by
-    assert ranked_by is not None, "a model that scores every pair has no vectors to search"
-    return ranked_by
+    """What single vectors are searched by; of a model that scores every pair these are pooled vectors."""
+    return trained.model.config.similarity.ranked_by or "cosine"
 
 
 def _of_text(trained: TrainedRun, text: str) -> Encoded:

@@ -274,6 +274,7 @@ def test_a_network_that_scores_pairs_has_no_index(cache: Path, tmp_path: Path, f
     for option in ("--index", "--corpus"):
         line = fails(search_main, run, "a disc", option, tmp_path / "x")
         assert f"its model scores every pair, vectors alone do not tell which is best; leave {option} out" in line
+    assert not (tmp_path / "x").exists()
 
 
 def test_what_an_index_does_not_find_is_said(

@@ -1,0 +1,115 @@
+"""What a search of a trained run loses and gains by scoring only the best K of a first stage by pooled vectors.
+
+Of each K: R@K of the re-ranked lists, how much of the exact rsum is lost, and the processor milliseconds of a query on one
+thread, with the whole split's embeddings in memory (``score_ms``) and with no more than the pooled vectors (``embed_ms``: the
+candidates are embedded, too). The row ``all`` scores every pair; its ``embed_ms`` embeds the whole split.
+Limits: one run and its test split, whose scores ``vse-embed`` has written; other work shares the machine, so times are of
+the processor, not of the clock.
+
+    vse-embed runs/f8k_scan_t2i_avg_effnet/seed-0
+    python benchmarks/reranking.py runs/f8k_scan_t2i_avg_effnet/seed-0
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from common import report
+
+from vse.eval.files.embeddings import read_embeddings
+from vse.eval.search.exact import exact_search
+from vse.eval.search.reranking import reranked_metrics
+from vse.train.kinds import Packed, packed
+from vse.train.solvers.encode import (
+    TILE_IMAGES,
+    PairScores,
+    encode,
+    encode_captions,
+    encode_images,
+    pooled,
+)
+from vse.train.use.embed import RunPlaces, TrainedRun, load_run
+
+KS = (20, 50, 100, 200, 500)
+QUERIES = 20
+
+
+def by_text(trained: TrainedRun, images: Packed, caption: Packed) -> None:
+    pairs = PairScores(trained.model, images, caption)
+    for start in range(0, len(images), TILE_IMAGES):
+        pairs(slice(start, min(start + TILE_IMAGES, len(images))), None)
+
+
+def by_image(trained: TrainedRun, captions: Packed, image: Packed) -> None:
+    PairScores(trained.model, image, captions)(slice(0, 1), None)
+
+
+def milliseconds(work: Callable[[int], object], queries: int) -> float:
+    """Processor time of a query, the mean over some."""
+    started = time.process_time()
+    for query in range(queries):
+        work(query)
+    return round(1000 * (time.process_time() - started) / queries, 1)
+
+
+def times(
+    trained: TrainedRun,
+    side: Packed,
+    asking: Packed,
+    score: Callable[[TrainedRun, Packed, Packed], None],
+    embed: Callable[..., Packed],
+    k: int | None,
+) -> dict[str, float]:
+    """Both times of a search of ``side``."""
+    corpus, queries = pooled(side), pooled(asking)
+
+    def near(query: int) -> np.ndarray:
+        return np.sort(exact_search(corpus, queries[query : query + 1], k or 1).rows[0])
+
+    def one(query: int) -> Packed:
+        return packed([asking.of(torch.tensor([query]))])
+
+    def scored(query: int) -> None:
+        score(trained, side if k is None else packed([side.of(torch.from_numpy(near(query)))]), one(query))
+
+    def embedded(query: int) -> None:
+        score(trained, embed() if k is None else embed(rows=near(query)), one(query))
+
+    scored(0)
+    return {"score_ms": milliseconds(scored, QUERIES), "embed_ms": milliseconds(embedded, QUERIES if k else 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--features", type=Path)
+    parser.add_argument("--captions", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    trained = load_run(arguments.run, "test", RunPlaces(arguments.features, arguments.captions), "cpu")
+    images, captions = encode(trained.model, trained.split, trained.device)
+    blocks = read_embeddings(arguments.run / "test.h5").score_blocks()
+    rows: list[dict[str, object]] = []
+    for k in (None, *KS):
+        found = reranked_metrics(*blocks, pooled(images), pooled(captions), k or len(captions))
+        for direction, side, asking, score, embed in (
+            ("i2t", captions, images, by_image, partial(encode_captions, trained.model, trained.split)),
+            ("t2i", images, captions, by_text, partial(encode_images, trained.model, trained.split, trained.device)),
+        ):
+            recalls = {name: round(found[direction][name], 1) for name in ("r1", "r5", "r10", "found")}
+            spent = times(trained, side, asking, score, embed, k)
+            lost = round(found["lost"]["rsum"], 1)
+            rows.append({"k": k or "all", "direction": direction, "corpus": len(side), **recalls, "rsum_lost": lost, **spent})
+    report("reranking_f8k", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Re-ranking of the best K of a first stage: its ranks against a loop over queries and candidates, and what it loses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.eval.protocols.test_evaluate import made, made_order
+from tests.eval.slow_ranks import slow_order_scores, slow_ranks
+from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.ranking.metrics import RECALLS, metrics
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
+from vse.eval.search import reranking
+from vse.eval.search.reranking import reranked_metrics
+
+
+def slow_list_ranks(
+    scores: np.ndarray, near: np.ndarray, queries: Sequence[int], label: Sequence[int], wanted: Sequence[int], k: int
+) -> tuple[list[int], list[bool]]:
+    """Of each query the rank in its list, and whether a right answer is in it.
+
+    ``scores`` and ``near``, the first stage's scores, are (n_queries, n_corpus). A right answer is in the list if fewer than
+    ``k`` others are as near.
+    """
+    ranks, found = [], []
+    for q in queries:
+        order = sorted(range(len(label)), key=lambda row: (-near[q, row], row))[:k]
+        outside = [row for row in range(len(label)) if row not in order]
+        right = [row for row in order if label[row] == wanted[q] and all(near[q, row] > near[q, other] for other in outside)]
+        wrong = [row for row in order if label[row] != wanted[q]]
+        best = max((scores[q, row] for row in right), default=None)
+        found.append(best is not None)
+        if best is None:
+            ranks.append(sum(1 for row in range(len(label)) if label[row] != wanted[q]))
+        else:
+            ranks.append(sum(1 for row in wrong if scores[q, row] >= best))
+    return ranks, found
+
+
+def blocks(scores: np.ndarray, image_of_caption: np.ndarray, rows: int = 5) -> ScoreBlocks:
+    return replace(blocks_from_scores(scores, torch.from_numpy(image_of_caption)), rows=rows)
+
+
+def case(seed: int, n: int, m: int, whole: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Scores of both directions, first-stage vectors of both sides, and the image of each caption; not all have one."""
+    rng = np.random.default_rng(seed)
+    images, captions = rng.normal(size=(n, 6)), rng.normal(size=(m, 6))
+    i2t, t2i = (images @ captions.T + rng.normal(size=(2, n, m))).astype(np.float32)
+    if whole:  # many tie
+        i2t, t2i, images, captions = i2t.round(), t2i.round(), images.round(), captions.round()
+    return i2t, t2i, images.astype(np.float32), captions.astype(np.float32), rng.integers(0, n, m)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["no ties", "ties"])
+@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(1, 40))
+def test_ranks_are_those_of_a_loop_over_the_candidates(whole: bool, seed: int, n: int, m: int, k: int) -> None:
+    i2t, t2i, images, captions, image_of_caption = case(seed, n, m, whole)
+    found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, k)
+    asking = np.unique(image_of_caption).tolist()
+    near = images @ captions.T
+    own, of = image_of_caption.tolist(), list(range(n))
+    slow = {
+        "i2t": slow_list_ranks(i2t, near, asking, own, of, k),
+        "t2i": slow_list_ranks(t2i.T, near.T, range(m), of, own, k),
+    }
+    if not whole or k >= max(n, m):  # of those that tie at the end of a list, FAISS chooses
+        expected = metrics(Ranks(*(np.asarray(slow[direction][0]) for direction in ("i2t", "t2i"))))
+        for direction in ("i2t", "t2i"):
+            assert {name: found[direction][name] for name in expected[direction]} == pytest.approx(expected[direction])
+        assert found["rsum"] == pytest.approx(expected["rsum"])
+    for direction in ("i2t", "t2i"):
+        assert found[direction]["found"] == pytest.approx(100 * np.mean(slow[direction][1]))
+        assert found[direction]["n_queries"] == len(slow[direction][0])
+    exact = slow_ranks(i2t, own)[0] if len(asking) == n else None
+    if exact is not None:
+        assert found["exact"]["i2t"] == pytest.approx(metrics(Ranks(np.asarray(exact), np.zeros(1, int)))["i2t"])
+
+
+@given(st.integers(0, 1000), st.integers(1, 14), st.integers(1, 30), st.integers(0, 5), st.booleans())
+def test_as_many_candidates_as_rows_give_the_exact_ranks(seed: int, n: int, m: int, more: int, whole: bool) -> None:
+    i2t, _, images, captions, image_of_caption = case(seed, n, m, whole)
+    found = reranked_metrics(blocks(i2t, image_of_caption), None, images, captions, max(n, m) + more)
+    assert all(found["lost"][direction][name] == 0 for direction in ("i2t", "t2i") for name in ("r1", "r5", "medr", "meanr"))
+    assert found["lost"]["rsum"] == 0
+    assert all(found[direction][f"recall_at_{k}"] == 100 for direction in ("i2t", "t2i") for k in RECALLS)
+
+
+def test_recalls_of_the_exact_top_are_counted_one_by_one() -> None:
+    i2t, t2i, images, captions, image_of_caption = case(3, 60, 180)
+    found = reranked_metrics(blocks(i2t, image_of_caption), blocks(t2i, image_of_caption), images, captions, 20)
+    near = images @ captions.T
+    asking = np.unique(image_of_caption)
+    for direction, scores, first in (("i2t", i2t[asking], near[asking]), ("t2i", t2i.T, near.T)):
+        for k in RECALLS:
+            shares = []
+            for exact, stage in zip(scores, first, strict=True):
+                listed = sorted(np.argsort(-stage)[:20], key=lambda row: -exact[row])
+                shares.append(len(set(listed[:k]) & set(np.argsort(-exact)[:k])) / k)
+            assert found[direction][f"recall_at_{k}"] == pytest.approx(100 * np.mean(shares))
+            assert 0 < found[direction][f"recall_at_{k}"] < 100
+
+
+def test_captions_are_ranked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    i2t, t2i, images, captions, image_of_caption = case(4, 20, 50)
+    both = blocks(i2t, image_of_caption), blocks(t2i, image_of_caption)
+    at_once = reranked_metrics(*both, images, captions, 6)
+    sizes = []
+
+    def score(rows: slice, columns: torch.Tensor | None) -> torch.Tensor:
+        found = both[1].score(rows, columns)
+        sizes.append(found.shape[1])
+        return found
+
+    monkeypatch.setattr(reranking, "_SCORED", 6 * 7)
+    in_parts = reranked_metrics(both[0], replace(both[1], score=score), images, captions, 6)
+    assert sorted(set(sizes[: 8 * 4])) == [1, 7]
+    for found in (at_once, in_parts):
+        for direction in ("i2t", "t2i"):
+            del found[direction]["search_s"]
+    assert at_once == in_parts
+
+
+def test_a_model_that_cannot_tell_anything_apart_finds_nothing() -> None:
+    """Neither where every score is the same, nor where every first-stage vector is."""
+    n = 30
+    same, right = np.ones((n, n), np.float32), np.eye(n, dtype=np.float32)
+    for scores, vectors in ((same, right), (right, same[:, :4])):
+        found = reranked_metrics(blocks(scores, np.arange(n)), None, vectors, vectors, 12)
+        assert found["rsum"] == 0
+
+
+def scored(stage_noise: float = 0.5, **changes: Any) -> Embeddings:
+    """A file of scores whose pooled vectors know less than the scores do."""
+    run = made(n_images=40, noise=0.6)
+    assert run.images is not None
+    assert run.captions is not None
+    rng = np.random.default_rng(1)
+    noise = [stage_noise * rng.normal(size=values.shape).astype(np.float32) for values in (run.images, run.captions)]
+    values = {
+        "images": None,
+        "captions": None,
+        "similarity": "scan",
+        "scores": run.images @ run.captions.T,
+        "pooled_images": run.images + noise[0],
+        "pooled_captions": run.captions + noise[1],
+    }
+    return replace(run, **{**values, **changes})
+
+
+def evaluated(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        eval_main([str(argument) for argument in [*arguments, "--bootstrap", 0]])
+    assert stop.value.code == 0
+
+
+def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_embeddings(tmp_path / "e.h5", scored()), tmp_path / "r.json"
+    evaluated(file, "--rerank", 5, "--rerank", 15, "--rerank", 500, "--out", out)
+    result = json.loads(out.read_text())
+    full = result["protocols"]["full"]
+    assert [one["reranked"] for one in result["rerank"]] == [5, 15, 500]
+    assert all(one["exact"][direction] == full[direction] for one in result["rerank"] for direction in ("i2t", "t2i"))
+    losses = [one["lost"]["rsum"] for one in result["rerank"]]
+    assert losses[0] > losses[1] > losses[2] == 0
+    few = result["rerank"][0]
+    assert few["rsum"] + few["lost"]["rsum"] == pytest.approx(full["rsum"])
+    assert few["t2i"]["meanr"] - few["lost"]["t2i"]["meanr"] == pytest.approx(full["t2i"]["meanr"])
+    assert few["t2i"]["found"] == few["t2i"]["r5"] < 100, "five candidates: who is among them has R@5"
+    lines = capsys.readouterr().err.splitlines()[-3:]
+    recalls = " / ".join(f"{few['i2t'][name]:.1f}" for name in ("r1", "r5", "r10"))
+    assert lines[0].startswith(f"best 5 re-ranked: i2t R@1/5/10 {recalls} (exact ")
+    assert lines[2].endswith(f"rsum {full['rsum']:.1f} (exact {full['rsum']:.1f}, lost 0.0)")
+
+
+def test_the_members_of_an_ensemble_share_their_first_stages(tmp_path: Path) -> None:
+    """The inner product of pooled vectors side by side is the mean of the members'."""
+    first, second = scored(), scored(0.2, seed=1, experiment="other")
+    files = [write_embeddings(tmp_path / f"{k}.h5", run) for k, run in enumerate((first, second))]
+    evaluated(*files, "--ensemble", "--rerank", 7, "--out", tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
+    assert first.pooled is not None
+    assert second.pooled is not None
+    near = (first.pooled[0] @ first.pooled[1].T + second.pooled[0] @ second.pooled[1].T) / 2
+    ranks, there = slow_list_ranks(
+        np.asarray(first.scores).T, near.T, range(200), range(40), first.image_of_caption().tolist(), 7
+    )
+    assert found["t2i"]["found"] == pytest.approx(100 * np.mean(there))
+    assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+
+
+def test_order_scores_re_rank_the_highest_inner_products(tmp_path: Path) -> None:
+    run = made_order(n_images=40, noise=2)
+    assert run.vectors is not None
+    evaluated(write_embeddings(tmp_path / "e.h5", run), "--rerank", 6, "--out", tmp_path / "r.json")
+    found = json.loads((tmp_path / "r.json").read_text())["rerank"][0]
+    images, captions = run.vectors
+    ranks, there = slow_list_ranks(
+        slow_order_scores(images, captions).T,
+        (images @ captions.T).T,
+        range(200),
+        range(40),
+        run.image_of_caption().tolist(),
+        6,
+    )
+    assert found["t2i"]["found"] == pytest.approx(100 * np.mean(there)) != 100
+    assert found["t2i"]["meanr"] == pytest.approx(np.mean(ranks) + 1)
+
+
+def test_pooled_vectors_are_written_read_and_selected(tmp_path: Path) -> None:
+    run = scored()
+    read = read_embeddings(write_embeddings(tmp_path / "e.h5", run))
+    assert read.pooled is not None
+    assert run.pooled is not None
+    for found, expected in zip(read.pooled, run.pooled, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    some = read.select(np.array([3, 1]), np.array([7, 8, 5])).pooled
+    assert some is not None
+    np.testing.assert_array_equal(some[0], run.pooled[0][[3, 1]])
+    np.testing.assert_array_equal(some[1], run.pooled[1][[7, 8, 5]])
+
+
+def test_what_cannot_be_re_ranked_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
+    out = tmp_path / "r.json"
+    lacking = write_embeddings(tmp_path / "s.h5", scored(pooled_images=None, pooled_captions=None))
+    assert "has no pooled_images and pooled_captions" in fails(eval_main, lacking, "--rerank", 5, "--out", out)
+    vectors = write_embeddings(tmp_path / "v.h5", made())
+    assert "FAISS finds exactly; leave --rerank out" in fails(eval_main, vectors, "--rerank", 5, "--out", out)
+    assert "--compare and --rerank do not go together" in fails(eval_main, vectors, vectors, "--compare", "--rerank", 5)
+    half = write_embeddings(tmp_path / "h.h5", scored(pooled_images=None))
+    assert "it lacks pooled_images" in fails(eval_main, half, "--rerank", 5, "--out", out)
+    unlike = write_embeddings(tmp_path / "u.h5", scored(pooled_images=np.ones((40, 3), np.float32)))
+    assert "pooled_images of 3 and pooled_captions of 16 dimensions have no inner products" in fails(eval_main, unlike)
+    short = write_embeddings(tmp_path / "n.h5", scored(pooled_captions=np.ones((199, 16), np.float32)))
+    assert "pooled_captions has shape (199, 16), expected (200, dim)" in fails(eval_main, short)
+    assert not out.exists()

@@ -1,0 +1,199 @@
+"""A search that scores the best K of a first stage by pooled vectors, and what vse-embed writes for its evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import faiss
+import h5py
+import numpy as np
+import pytest
+
+from tests.train.conftest import experiment
+from tests.train.toy_similarity import ToySettings
+from vse.eval.cli import eval_main
+from vse.eval.search.index_file import note_file
+from vse.eval.search.top_k import CANDIDATES
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.files import sha256_file
+from vse.train.cli import embed_main, search_main
+from vse.train.models.similarities import SIMILARITIES
+from vse.train.solvers.encode import encode
+from vse.train.training import train
+from vse.train.use.embed import load_run
+
+WORDS = ["model.caption_encoder={name: gru, states: all}", "train.epochs=1"]
+FORMS = {
+    "toy": ["model.similarity=toy", *WORDS],
+    "scan t2i": ["model.similarity={name: scan, attention: t2i, aggregation: avg}", *WORDS],
+    "scan i2t": ["model.similarity={name: scan, attention: i2t, aggregation: lse}", *WORDS],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def line() -> Iterator[None]:
+    """The toy's line in the registry."""
+    SIMILARITIES.add(ToySettings)
+    yield
+    SIMILARITIES.remove("toy")
+
+
+@pytest.fixture(scope="module", params=FORMS)
+def run(request: pytest.FixtureRequest, positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sets of positions against sets of words, with the scores of the test split. Read only."""
+    out = train(positions, experiment(*FORMS[request.param]), out=tmp_path_factory.mktemp("runs") / "run")
+    with pytest.raises(SystemExit):
+        embed_main([str(out)])
+    return out
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[list[str]], str]:
+    """The lines of a search, cut at tabs, and what it says besides."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        search_main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert stop.value.code == 0, captured.err
+    return [line.split("\t") for line in captured.out.splitlines()], captured.err
+
+
+def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Set by set, vector by vector."""
+    trained = load_run(run, "test", device="cpu")
+    sides = []
+    for side in encode(trained.model, trained.split, trained.device):
+        vectors, mask = side.all()
+        means = [
+            sum(v / np.linalg.norm(v) for v in of.numpy()[there]) for of, there in zip(vectors, mask.numpy(), strict=True)
+        ]
+        sides.append(np.stack([mean / np.linalg.norm(mean) for mean in means]))
+    return sides[0], sides[1]
+
+
+def photo(demo: Path) -> Path:
+    dataset = load_dataset_file(demo)
+    return dataset.image_path(dataset.split("test")[3])
+
+
+def test_the_file_has_the_unit_mean_of_each_set(run: Path) -> None:
+    with h5py.File(run / "test.h5") as file:
+        for found, expected in zip((file["pooled_images"], file["pooled_captions"]), slow_pooled(run), strict=True):
+            np.testing.assert_allclose(found[:], expected, atol=1e-5)
+
+
+def test_as_many_candidates_as_images_give_the_full_search(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for query, every in (("a red square", 12), (photo(demo), 60)):
+        expected, told = printed(capsys, run, query)
+        assert "scored:" not in told
+        for k in (every, every + 100):
+            found, told = printed(capsys, run, query, "--rerank", k)
+            assert found == expected
+            assert f"scored: the {every} of {every}" in told
+
+
+def test_the_page_of_a_re_ranking_shows_what_that_of_a_full_search_shows(run: Path, tmp_path: Path, capsys: Any) -> None:
+    pages = []
+    for options in ((), ("--rerank", 12)):
+        printed(capsys, run, "a red square", "-k", 3, "--html", tmp_path / "page.html", *options)
+        pages.append([line for line in (tmp_path / "page.html").read_text().splitlines() if "Made by" not in line])
+    assert pages[0] == pages[1]
+
+
+def test_a_text_is_scored_with_the_images_whose_pooled_vectors_are_nearest(
+    run: Path, demo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    images = load_dataset_file(demo).split("test")
+    with h5py.File(run / "test.h5") as file:
+        scores = (file["scores"] if "scores" in file else file["scores_t2i"])[:, 7]
+        near = file["pooled_images"][:] @ file["pooled_captions"][7]
+    best = np.argsort(-near)[:5]
+    listed = sorted(best, key=lambda row: -scores[row])
+    lines, told = printed(capsys, run, " ".join(images[1].captions[2].tokens), "-k", 3, "--rerank", 5)
+    assert [Path(line[2]).name for line in lines] == [images[row].file for row in listed[:3]]
+    assert [float(line[1]) for line in lines] == pytest.approx(scores[listed[:3]], abs=1e-4)
+    assert "scored: the 5 of 12 images that pooled vectors find" in told
+
+
+def test_no_fewer_are_scored_than_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(printed(capsys, run, "a disc", "-k", 4, "--rerank", 2)[0]) == 4
+
+
+def test_an_index_of_pooled_vectors_is_the_first_stage(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    for query, name in (("a red square", "12 images"), (photo(demo), "60 captions")):
+        index = tmp_path / f"{name}.faiss"
+        expected, _ = printed(capsys, run, query, "-k", 3, "--rerank", 6)
+        built, told = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert f"built a Flat index of {name}" in told
+        again, told = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert "built" not in told
+        assert built == again == expected
+    line = fails(search_main, run, "a disc", "--index", tmp_path / "12 images.faiss")
+    assert "leave --index out, or say with --rerank how many that it finds are to be scored" in line
+    assert "leave --corpus out" in fails(search_main, run, "a disc", "--corpus", run / "test.h5", "--rerank", 5)
+
+
+def test_an_index_that_finds_nothing_leaves_nothing_to_score(
+    run: Path,
+    demo: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    edit: Callable[[Path, Callable[[Any], None]], Path],
+) -> None:
+    file = tmp_path / "x.faiss"
+    query = (run, photo(demo), "--split", "train", "--rerank", 20, "--index", file)
+    printed(capsys, *query, "--index-type", "IVF2,Flat")
+    found = []
+    for number in (0, 1):  # all vectors in one list, of which the other is that of the query
+        index = faiss.read_index(str(file))
+        index.make_direct_map()
+        vectors, rows, lists = index.reconstruct_n(0, 240), np.arange(240), np.full(240, number)
+        index.reset()
+        index.set_direct_map_type(faiss.DirectMap.NoMap)
+        index.add_core(240, *map(faiss.swig_ptr, (vectors, rows, lists)))
+        faiss.write_index(index, str(file))
+        edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+        lines, told = printed(capsys, *query)
+        assert ("the index found 0 of 20" in told) == (not lines)
+        found.append(len(lines))
+    assert sorted(found) == [0, 10]
+
+
+def test_what_it_loses_is_told_of_the_split(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        eval_main([str(run / "test.h5"), "--rerank", "4", "--rerank", "60", "--out", str(tmp_path / "r.json")])
+    few, every = json.loads((tmp_path / "r.json").read_text())["rerank"]
+    assert few["t2i"]["found"] < every["t2i"]["found"] == 100
+    assert every["lost"]["rsum"] == 0
+    assert {name: every[name] for name in ("rsum", "mean_recall")} == {
+        name: every["exact"][name] for name in ("rsum", "mean_recall")
+    }
+
+
+def test_a_network_re_ranks_by_its_embeddings_as_they_are(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network = experiment("model.similarity=network", "loss.name=logistic", "train.epochs=1")
+    run = train(cache, network, out=tmp_path / "run")
+    with pytest.raises(SystemExit):
+        embed_main([str(run)])
+    with h5py.File(run / "test.h5") as file:
+        np.testing.assert_array_equal(file["pooled_captions"][:], file["captions"][:])
+    assert printed(capsys, run, "a disc", "--rerank", 12)[0] == printed(capsys, run, "a disc")[0]
+
+
+def test_of_single_vectors_only_order_scores_are_re_ranked(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], fails: Callable[..., str]
+) -> None:
+    for similarity in ("order", "cosine"):
+        run = train(cache, experiment(f"model.similarity={similarity}", "train.epochs=1"), out=tmp_path / similarity)
+        if similarity == "order":
+            assert f"FAISS finds {CANDIDATES} candidates" in printed(capsys, run, "a disc")[1]
+            assert "FAISS finds 11 candidates" in printed(capsys, run, "a disc", "--rerank", 11)[1]
+        else:
+            line = fails(search_main, run, "a disc", "--rerank", 11)
+            assert "its scores are inner products, of which FAISS finds the highest; leave --rerank out" in line
