@@ -144,7 +144,7 @@ PLAYERS = {
 }
 
 
-@pytest.mark.parametrize("stop_after", [3, 8, 11])
+@pytest.mark.parametrize("stop_after", [pytest.param(3, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow), 11])
 @pytest.mark.parametrize("player", PLAYERS)
 def test_its_state_is_saved_and_resumed_bit_for_bit(
     cache: Path, positions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, player: str, stop_after: int
