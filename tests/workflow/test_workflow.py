@@ -212,11 +212,14 @@ def test_a_published_table_takes_all_its_experiments(suffix: str, snakemake: Wor
 
 
 def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp_path: Path, snakemake: Workflow) -> None:
-    done = snakemake("results/tables/todnet_6.csv", "results/tables/todnet_6.tex")
+    done = snakemake("results/tables/twobranch_1.csv", "results/tables/twobranch_1.tex")
     assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "results/tables/todnet_6.csv").read_text().splitlines()
-    assert lines[3].startswith("todnet 6.3,SCO,10 regions,coco,1k,1000,,,,,,,,,,,69.90,,,,,,,92.90,")
-    assert "toprule" in (tmp_path / "results/tables/todnet_6.tex").read_text()
+    lines = (tmp_path / "results/tables/twobranch_1.csv").read_text().splitlines()
+    assert lines[2].startswith(
+        "twobranch 1.b1,Embedding Network,linear; single positive; single-directional,f30k_entities,phrase,"
+    )
+    assert ",39.60,,,,,,,64.30,,,,,,,71.00," in lines[2]
+    assert "toprule" in (tmp_path / "results/tables/twobranch_1.tex").read_text()
 
 
 def test_the_summary_of_a_data_set_is_no_published_table(snakemake: Workflow) -> None:

@@ -131,9 +131,13 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     assert experiments_of("twobranch_4", "demo") == [
         ("demo", f"twobranch{name}") for name in ("", "_sampling", "_constraints")
     ]
-    assert experiments_of("ace_1") == [("coco", "vsepp")]
+    ace = ["vse0", "vsepp", "ace", "vsepp_regions", "scan_t2i_lse", "scan_adversary"]
+    assert experiments_of("ace_1") == [("coco", name) for name in ace]
     resnet = [("coco", "vsepp_resnet_ft_rv")]
-    assert [experiments_of(f"todnet_{number}") for number in (1, 4, 5, 6)] == [resnet, resnet, resnet, []]
+    assert [experiments_of(f"todnet_{number}") for number in (1, 4, 5)] == [resnet, resnet, resnet]
+    scan = ["scan_t2i_lse", "scan_i2t_avg", "scan_t2i_avg_i2t_lse"]
+    assert experiments_of("todnet_6") == [("coco", name) for name in scan]
+    assert experiments_of("twobranch_1") == []
     assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints")]
 
 

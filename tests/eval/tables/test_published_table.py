@@ -321,7 +321,7 @@ def test_results_of_other_tables_are_left_out_and_said(result: Results, caplog: 
     ):
         compared("vsepp_4", [other])
     with pytest.raises(UserError, match="its rows are the experiments none of the presets"):
-        compared("todnet_6", [other])
+        compared("twobranch_1", [other])
 
 
 def scale(content: dict[str, Any]) -> None:
