@@ -32,7 +32,7 @@ class Places:
                 name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _SHAPES.items()
             ):
                 return
-        elif config.get("extractor") == "cnn" and config.get("positions") is True:
+        elif config.get("extractor") == CnnConfig.model_fields["extractor"].default and config.get("positions") is True:
             with reading(cache.path, "a cache of a CNN's positions, by its provenance"):
                 grid = CnnConfig(name=cache.feature, **config)
             if grid.crops == "1c" and cache.row_shape[0] == grid.grid**2:
