@@ -108,6 +108,7 @@ def test_a_checkpoint_of_another_aggregation_is_refused(positions: Path, tmp_pat
         train(positions, changed, out=tmp_path / "run", existing=Existing(resume=True))
 
 
+@pytest.mark.slow
 def test_bf16_learns_as_fp32_does(positions: Path, tmp_path: Path) -> None:
     losses = [
         RunFolder(train(positions, experiment(*SCAN, f"train.precision={precision}"), out=tmp_path / precision)).checkpoint()[

@@ -169,6 +169,7 @@ def test_a_run_logs_what_the_adversary_does(positions: Path, tmp_path: Path) -> 
         assert -2 <= measures["harder"] <= 2
 
 
+@pytest.mark.slow
 def test_it_learns_to_compose_harder_negatives(positions: Path, tmp_path: Path) -> None:
     """Against a model that stands still, its reward rises; one that hardly learns stays where it was."""
     rewards: list[list[float]] = []
