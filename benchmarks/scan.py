@@ -53,7 +53,7 @@ def made(n_images: int) -> tuple[Packed, Packed]:
     sides = []
     for counts in (torch.full((n_images,), REGIONS), lengths):
         vectors = torch.empty(int(counts.sum()), DIM)
-        for part in vectors.split(2**14):  # no second copy of all
+        for part in vectors.split(2**11):  # no second copy of all
             part.copy_(normalize(torch.randn(part.shape, generator=generator), dim=1))
         sides.append(Packed(vectors, counts))
     return sides[0], sides[1]

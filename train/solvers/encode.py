@@ -22,7 +22,7 @@ from vse.train.models.encoders.base import unit_length
 _BLOCK = 512
 _PHOTOS = 64  # at once, where a CNN reads them
 TILE_IMAGES, TILE_CAPTIONS = 64, 256  # of a model that scores pairs: how many are scored at once
-_TILE_PAIRS = 2**25  # unless these are more pairs of vectors of their sets
+_TILE_PAIRS = 2**23  # unless these are more pairs of vectors of their sets
 _STEP = 4  # to a multiple of this sets of captions are padded
 
 
