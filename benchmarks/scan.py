@@ -2,7 +2,7 @@
 
 Claims: exact ranks of 5,000 images x 25,000 captions with 36 regions take under 3 GB on a CPU; scores take at most 1/3.5 of
 the time of the loop, a training step of batch 128 at most 1/2.
-The published loop is stated here anew, in tiles of 128 x 128 pairs and in float32 (the published evaluation has float64, in
+The published loop is restated here, in tiles of 128 x 128 pairs and in float32 (the published evaluation has float64, in
 17 GB). Its time, and for 25,000 captions ours too, is that of the first whole blocks, as the column ``extrapolated`` says.
 Vectors are random unit vectors of 1,024 dimensions, captions as long as those of COCO (8 to 52 words, 13.3 on average). The
 limit is one product of all regions with all words, without padding and without anything else; ``of_limit`` is its share of the

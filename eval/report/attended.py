@@ -1,4 +1,4 @@
-"""What the models of a report looked at in the pairs that it shows, told by whoever knows the models."""
+"""What the models of a report looked at in the pairs that it shows, as a function of its caller says."""
 
 from __future__ import annotations
 

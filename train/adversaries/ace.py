@@ -39,7 +39,7 @@ class AceSettings(ReinforceSettings):
 
     name: Literal["ace"] = "ace"
     candidates: Literal["all", "batch"] | PositiveInt = Field(
-        "all", description="what p(c | q) is over: all training items, those of the batch, or so many drawn anew for each step"
+        "all", description="what p(c | q) is over: all training items, those of the batch, or so many drawn for each step"
     )
     table: Literal["model", "learnt"] = Field(
         "model", description="what p(c | q) knows of a candidate: its embedding by the model, or a vector of its own"

@@ -14,6 +14,7 @@ import pytest
 
 from tests.train.conftest import experiment
 from tests.train.toy_similarity import ToySettings
+from tests.train.use.searching import printed
 from vse.eval.cli import eval_main
 from vse.eval.search.index_file import note_file
 from vse.eval.search.top_k import CANDIDATES
@@ -50,16 +51,6 @@ def run(request: pytest.FixtureRequest, positions: Path, tmp_path_factory: pytes
     return out
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[list[str]], str]:
-    """The lines of a search, cut at tabs, and what it says besides."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        search_main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert stop.value.code == 0, captured.err
-    return [line.split("\t") for line in captured.out.splitlines()], captured.err
-
-
 def slow_pooled(run: Path) -> tuple[np.ndarray, np.ndarray]:
     """Set by set, vector by vector."""
     trained = load_run(run, "test", device="cpu")
@@ -86,12 +77,12 @@ def test_the_file_has_the_unit_mean_of_each_set(run: Path) -> None:
 
 def test_as_many_candidates_as_images_give_the_full_search(run: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for query, every in (("a red square", 12), (photo(demo), 60)):
-        expected, told = printed(capsys, run, query)
-        assert "scored:" not in told
+        expected, stderr = printed(capsys, run, query)
+        assert "scored:" not in stderr
         for k in (every, every + 100):
-            found, told = printed(capsys, run, query, "--rerank", k)
+            found, stderr = printed(capsys, run, query, "--rerank", k)
             assert found == expected
-            assert f"scored: the {every} of {every}" in told
+            assert f"scored: the {every} of {every}" in stderr
 
 
 def test_the_page_of_a_re_ranking_shows_what_that_of_a_full_search_shows(run: Path, tmp_path: Path, capsys: Any) -> None:
@@ -111,10 +102,10 @@ def test_a_text_is_scored_with_the_images_whose_pooled_vectors_are_nearest(
         near = file["pooled_images"][:] @ file["pooled_captions"][7]
     best = np.argsort(-near)[:5]
     listed = sorted(best, key=lambda row: -scores[row])
-    lines, told = printed(capsys, run, " ".join(images[1].captions[2].tokens), "-k", 3, "--rerank", 5)
+    lines, stderr = printed(capsys, run, " ".join(images[1].captions[2].tokens), "-k", 3, "--rerank", 5)
     assert [Path(line[2]).name for line in lines] == [images[row].file for row in listed[:3]]
     assert [float(line[1]) for line in lines] == pytest.approx(scores[listed[:3]], abs=1e-4)
-    assert "scored: the 5 of 12 images that pooled vectors find" in told
+    assert "scored: the 5 of 12 images that pooled vectors find" in stderr
 
 
 def test_no_fewer_are_scored_than_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,10 +118,10 @@ def test_an_index_of_pooled_vectors_is_the_first_stage(
     for query, name in (("a red square", "12 images"), (photo(demo), "60 captions")):
         index = tmp_path / f"{name}.faiss"
         expected, _ = printed(capsys, run, query, "-k", 3, "--rerank", 6)
-        built, told = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
-        assert f"built a Flat index of {name}" in told
-        again, told = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
-        assert "built" not in told
+        built, stderr = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert f"built a Flat index of {name}" in stderr
+        again, stderr = printed(capsys, run, query, "-k", 3, "--rerank", 6, "--index", index)
+        assert "built" not in stderr
         assert built == again == expected
     line = fails(search_main, run, "a disc", "--index", tmp_path / "12 images.faiss")
     assert "leave --index out, or say with --rerank how many that it finds are to be scored" in line
@@ -157,8 +148,8 @@ def test_an_index_that_finds_nothing_leaves_nothing_to_score(
         index.add_core(240, *map(faiss.swig_ptr, (vectors, rows, lists)))
         faiss.write_index(index, str(file))
         edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
-        lines, told = printed(capsys, *query)
-        assert ("the index found 0 of 20" in told) == (not lines)
+        lines, stderr = printed(capsys, *query)
+        assert ("the index found 0 of 20" in stderr) == (not lines)
         found.append(len(lines))
     assert sorted(found) == [0, 10]
 

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.train.conftest import experiment
+from tests.train.use.searching import printed
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.report.html_page import thumbnail
 from vse.eval.search.index_file import note_file
@@ -95,16 +96,6 @@ def test_a_cache_of_captions_for_a_run_that_reads_words_is_one_line(run: Path, t
 
 def test_words_are_cut_as_the_captions_were() -> None:
     assert tokenize("A Dog, on the beach.") == ["a", "dog", "on", "the", "beach"]
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[list[list[str]], str]:
-    """The lines of a search, cut at tabs, and what it says besides."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        search_main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert stop.value.code == 0, captured.err
-    return [line.split("\t") for line in captured.out.splitlines()], captured.err
 
 
 @pytest.fixture
