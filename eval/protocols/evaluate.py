@@ -59,7 +59,7 @@ def evaluate(
 
     ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own R@K over
     the whole split, go into the result beside the exact metrics, of the first seed if there are several (see
-    :func:`vse.eval.search.approximate.approximate_recalls`). With ``rerank`` the same is reported of a search that scores only so
+    :func:`vse.eval.search.approximate.approximate_recalls`). With ``rerank`` the same of a search that scores only so
     many candidates of a first stage (see :func:`vse.eval.search.reranking.reranked_metrics`). Embeddings of a run that did
     not finish are refused unless ``unfinished``; then the result names them.
     """
