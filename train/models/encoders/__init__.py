@@ -14,6 +14,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     "image encoder",
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
+        "identity": "vse.train.models.encoders.identity:Identity",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "pooled": "vse.train.models.encoders.pooled:Pooled",
     },
@@ -24,6 +25,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "gru": "vse.train.models.encoders.recurrent:Gru",
         "lstm": "vse.train.models.encoders.recurrent:Lstm",
         "linear": "vse.train.models.encoders.linear:Linear",
+        "identity": "vse.train.models.encoders.identity:Identity",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
     },
 )

@@ -1,0 +1,31 @@
+"""Cached vectors as they are."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
+
+
+class Identity(EncoderSettings):
+    """The cached vectors themselves, for features that share a space already; nothing is learnt, and ``dim`` is theirs."""
+
+    name: Literal["identity"] = "identity"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return IdentityEncoder(sizes.input_dim)
+
+
+class IdentityEncoder(Encoder):
+    """No weights; a mask passes through."""
+
+    def __init__(self, input_dim: int) -> None:
+        super().__init__()
+        self.dim = input_dim
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        return vectors.float(), *mask
