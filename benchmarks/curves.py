@@ -1,4 +1,6 @@
-"""Validation rsum by epoch of some runs, from their metrics.csv: mean and range over seeds (Fig. 2 of the VSE++ paper).
+"""Validation rsum by epoch or by update of some runs, from their metrics.csv: mean and range over seeds.
+
+Fig. 2 of the VSE++ paper has epochs, Fig. 1 of the paper of the adversaries updates.
 
     python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
 
@@ -34,17 +36,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER|CSV")
     parser.add_argument("--out", type=Path, required=True, help=".svg or .png")
+    parser.add_argument("--updates", type=int, metavar="N", help="an axis of updates, of which an epoch has N")
     arguments = parser.parse_args()
     curves = pd.concat([pd.read_csv(run) if run.endswith(".csv") else read(*_split(run)) for run in arguments.runs])
     curves.to_csv(arguments.out.with_suffix(".csv"), index=False, float_format="%.4f", lineterminator="\n")
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for label, rows in curves.groupby("run", sort=False):
         by_epoch = rows.groupby("epoch")["rsum"].agg(["mean", "min", "max"])
+        by_epoch.index *= arguments.updates or 1
         n_seeds = rows["seed"].nunique()
         seeds = "1 seed" if n_seeds == 1 else f"{n_seeds} seeds"
         (line,) = axes.plot(by_epoch.index, by_epoch["mean"], label=f"{label} ({seeds})")
         axes.fill_between(by_epoch.index, by_epoch["min"], by_epoch["max"], color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel="epoch", ylabel="rsum on the validation split", ylim=(0, None))
+    axes.set(xlabel="updates" if arguments.updates else "epoch", ylabel="rsum on the validation split", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     mpl.rcParams["svg.hashsalt"] = "vse"  # the same picture from the same figures
