@@ -1,0 +1,76 @@
+"""What ACE adds to a training step of VSE++, by the number of candidates that it draws from.
+
+Claims: a step with all 145,000 captions and 29,000 images of a set of Flickr30K's size as candidates is feasible on a
+processor. Limits: made-up features (1280 numbers) and captions (11 words); batches of 128, 1024 dimensions, the generator's
+defaults. The step is a whole one, with both encoders, gradients and both optimisers; the least of five, of each number of
+candidates in turn.
+
+    python benchmarks/ace.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+from pathlib import Path
+
+from common import report, seconds
+from training import make_up
+
+from vse.features.cache import open_cache
+from vse.pipeline.dataset import load_dataset_file
+from vse.train.experiment import load_experiment
+from vse.train.prepare import prepare_task
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths, open_inputs
+from vse.train.run.processes import join_processes
+from vse.train.solvers.adam import Trainer
+
+
+def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) -> float:
+    """The least time of a step."""
+    cache = open_cache(cache_file)
+    settings = load_experiment(experiment, None, sets)
+    inputs = open_inputs(cache, load_dataset_file(cache.captions), settings, RunFolder(Path("none")), 0, InputPaths())
+    task, _ = prepare_task(settings, inputs, 0, join_processes("cpu"), 0)
+    trainer = Trainer(task)
+    image_of = task.pairs.image_of
+    objective = task.loss.objective(task.model.similarity)
+    batches = settings.train.sampling.batches_of_epoch(image_of, settings.train.batch_size, 0, 0)[: repeats + 1]
+    task.model.train()
+
+    def step(batch: object, seen: object) -> None:
+        trainer.step(batch, seen, objective)
+
+    taken = [
+        seconds(lambda batch=batch, seen=seen: step(batch, seen))
+        for batch, seen in zip(batches, task.images.of_pairs(batches, image_of, 0, 0), strict=True)
+    ]
+    return min(taken[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=29_000)
+    parser.add_argument("--repeats", type=int, default=5)
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        cache = make_up(Path(folder), {"train": arguments.images, "val": 100}, 1280, 7000, 4)
+        for precision in ("fp32", "bf16"):
+            how = (f"train.precision={precision}",)
+            base = step_seconds(cache, "vsepp", arguments.repeats, *how)
+            rows.append({"candidates": "none", "precision": precision, "step_s": f"{base:.3f}", "ratio": "1.00"})
+            for candidates in ("batch", 1_000, 10_000, "all"):
+                taken = step_seconds(cache, "ace", arguments.repeats, *how, f"adversary.candidates={candidates}")
+                captions, images = (arguments.images * each if candidates == "all" else candidates for each in (5, 1))
+                named = candidates if candidates == "batch" else f"{captions} captions and {images} images"
+                ratio = f"{taken / base:.2f}"
+                rows.append({"candidates": named, "precision": precision, "step_s": f"{taken:.3f}", "ratio": ratio})
+    report("ace", rows)
+    print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.1f} GB at most")
+
+
+if __name__ == "__main__":
+    main()
