@@ -93,6 +93,8 @@ class Model(nn.Module):
         self.cnn = cnn
         self.similarity = config.similarity.build(self.image_encoder.dim)
         self._frozen: tuple[str, ...] = ()
+        self._waiting: tuple[str, ...] = ()
+        self._held: tuple[nn.Parameter, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -116,11 +118,22 @@ class Model(nn.Module):
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
+    def hold(self, *modules: str) -> None:
+        """Do not train these modules, by their dotted names, until the next call; what is frozen stays so."""
+        for weight in self._held:
+            weight.requires_grad_(True)
+        self._waiting = modules
+        weights = [weight for name in modules for weight in self.get_submodule(name).parameters()]
+        self._held = tuple(weight for weight in weights if weight.requires_grad)
+        for weight in self._held:
+            weight.requires_grad_(False)
+        self.train(self.training)
+
     def train(self, mode: bool = True) -> Model:
-        """Frozen parts stay in evaluation mode."""
+        """Parts that are not trained stay in evaluation mode."""
         super().train(mode)
-        for part in self._frozen:
-            getattr(self, part).train(False)
+        for name in (*self._frozen, *self._waiting):
+            self.get_submodule(name).train(False)
         return self
 
     def embed_images(self, *images: Tensor) -> Encoded:

@@ -24,6 +24,7 @@ from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
 from vse.train.run.interruption import TrainingFailed
 from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
+from vse.train.solvers.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,8 @@ class Trainer(Solver):
         if several and task.adversary is not None:
             raise UserError("an adversary takes one process")
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        undecayed = [weight for weight in model.caption_encoder.undecayed() if weight.requires_grad]
-        decayed = [weight for weight in trained if not any(weight is other for other in undecayed)]
-        groups = [{"params": decayed, "weight_decay": self.settings.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.Adam(groups, lr=self.settings.learning_rate, fused=True)
+        self.schedule = Schedule(self.settings, model)
+        self.optimizer = torch.optim.Adam(self.schedule.groups(), fused=True)
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
         self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
         if self.adversary is not None and task.adversary is not None:
@@ -119,9 +117,7 @@ class Trainer(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Train the rest of an epoch and validate; adds its row to the progress."""
         progress = self.progress
-        learning_rate = self.settings.learning_rate * self.settings.decay ** (progress.epoch // self.settings.decay_after)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        learning_rate = self.schedule.start_epoch(progress.epoch, self.optimizer)
         with memory_guard(_OUT_OF_MEMORY), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()

@@ -45,7 +45,20 @@ class TrainConfig(Settings):
     batch_size: int = Field(128, ge=2)
     learning_rate: float = Field(2e-4, gt=0)
     decay_after: PositiveInt = Field(15, description="epochs between decays of the learning rate")
+    decay_at: list[PositiveInt] = Field(
+        default_factory=list, description="epochs at whose end it decays; none: after every decay_after epochs"
+    )
     decay: float = Field(0.1, gt=0, le=1)
+    learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="learning rates of their own, which decay likewise, by the dotted name of a part of the model: "
+        "image_encoder, caption_encoder, similarity, cnn, or a module in one, such as caption_encoder.words",
+    )
+    frozen: dict[str, Annotated[int, Field(ge=0)] | Literal["always"]] = Field(
+        default_factory=dict,
+        description="parts by the same names -> how many epochs pass before they are trained, or always; until then they are "
+        "in evaluation mode",
+    )
     weight_decay: float = Field(
         0.0, ge=0, description="of weights but word embeddings, added to gradients (1e-3 in the two-branch PyTorch port)"
     )

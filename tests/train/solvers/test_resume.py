@@ -59,6 +59,12 @@ OPTIONS = {
         "loss.lambda3=0.1",
         "loss.lambda4=0.1",
     ],
+    "parts that wait, learning rates of their own": [
+        "train.frozen={caption_encoder: 1, caption_encoder.words: 2}",
+        "train.learning_rates={image_encoder: 1e-3, caption_encoder.words: 1e-4}",
+        "train.decay_at=[1, 2]",
+        "train.weight_decay=0.01",
+    ],
     "similarity network": [*BRANCHES, ON_WORDS, "model.similarity={name: network, widths: [5]}", "loss.name=logistic"],
 }
 
