@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field
 from torch import Tensor
 
 from vse.train.losses.hinges import hinge_costs
@@ -19,8 +21,17 @@ class MaxOfHinges(RankingLoss):
     """
 
     name: Literal["max"] = "max"
+    mirrored_positive: bool = Field(
+        False,
+        description="count the positive as a negative of score -s, as the code of DSVE-loc does, which subtracts twice the "
+        "diagonal instead of leaving it out: a pair of s < 0 costs margin - 2 s at least, whatever its negatives",
+    )
 
     def cost(
         self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
     ) -> Float[Tensor, ""]:
-        return hinge_costs(scores, positives, negatives, self.margin).amax(dim=1).sum()
+        costs = hinge_costs(scores, positives, negatives, self.margin)
+        if self.mirrored_positive:
+            mirrored = (self.margin - 2 * scores.gather(1, positives[:, None])).clamp(min=0)
+            costs = torch.cat([costs, mirrored], 1)
+        return costs.amax(dim=1).sum()

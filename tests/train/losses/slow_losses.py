@@ -31,7 +31,8 @@ def _hinges(loss: RankingLoss, positive: Tensor, negatives: list[Tensor]) -> lis
 
 def _max(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
     """Eq. 6 of the VSE++ paper."""
-    return max(_hinges(loss, positive, negatives), key=Tensor.item, default=0 * positive)
+    candidates = [*negatives, -positive] if loss.mirrored_positive else negatives
+    return max(_hinges(loss, positive, candidates), key=Tensor.item, default=0 * positive)
 
 
 def _sum(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:

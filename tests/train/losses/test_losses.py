@@ -19,7 +19,7 @@ from vse.train.losses.ranking import Ranking, RankingLoss, negative_pairs
 DTYPES = [torch.float32, torch.float64]
 SHAPES = [(1, 1), (1, 6), (6, 1), (2, 2), (7, 4), (4, 9), (20, 20)]
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "max": [{}, {"margin": 0.5}],
+    "max": [{}, {"margin": 0.5}, {"mirrored_positive": True}],
     "sum": [{}, {"margin": 0.0}],
     "top": [{"k": k} for k in (1, 3, 10, None)],
     "spectrum": [{"temperature": temperature} for temperature in (0.03, 0.5, 20)],
@@ -60,6 +60,33 @@ def test_negatives_that_tie_for_the_hardest_share_the_gradient() -> None:
     loss, gradient = with_gradient(MaxOfHinges().cost(*ranking), scores)
     assert loss.item() == pytest.approx(0.2 - 0.5 + 0.4)
     assert gradient.tolist() == [[-1.0, 0.5, 0.5, 0.0]]
+
+
+def diagonal_trick(scores: Tensor, margin: float) -> Tensor:
+    """Of captions as queries, as the code of DSVE-loc has it: twice the diagonal is subtracted, then the highest is taken."""
+    total = 0 * scores.sum()
+    for query in range(len(scores)):
+        candidates = [scores[query, c] - 2 * scores[c, c] * (c == query) for c in range(len(scores))]
+        total = total + torch.relu(margin - scores[query, query] + max(candidates, key=Tensor.item))
+    return total
+
+
+def test_a_mirrored_positive_is_the_trick_with_the_diagonal() -> None:
+    for seed in range(20):
+        ranking = square(5, seed)
+        scores = (2 * ranking.scores - 1).detach().requires_grad_()
+        loss = MaxOfHinges(margin=0.2, mirrored_positive=True)
+        computed = with_gradient(loss.cost(*ranking._replace(scores=scores)), scores)
+        torch.testing.assert_close(computed, with_gradient(diagonal_trick(scores, 0.2), scores))
+
+
+@pytest.mark.parametrize(("positive", "usual", "mirrored"), [(0.5, 0.0, 0.0), (0.05, 0.35, 0.35), (-0.4, 0.8, 1.0)])
+def test_a_mirrored_positive_makes_a_difference_where_its_score_is_negative(
+    positive: float, usual: float, mirrored: float
+) -> None:
+    ranking = Ranking(torch.tensor([[positive, 0.2]]), torch.tensor([0]), torch.tensor([[False, True]]))
+    assert MaxOfHinges().cost(*ranking).item() == pytest.approx(usual)
+    assert MaxOfHinges(mirrored_positive=True).cost(*ranking).item() == pytest.approx(mirrored)
 
 
 def with_gradient(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
