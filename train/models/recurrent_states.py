@@ -29,9 +29,14 @@ def last_states(
     table : a vector per word
     words : packed word numbers
     """
+    return last_of(packed_states(network, table, words), words)
+
+
+def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
+    """Of the states after each word, those after the last ones, in the order in which captions were packed."""
     starts, lengths = _layout(words)
-    states = packed_states(network, table, words)[starts[lengths - 1] + torch.arange(len(lengths))]
-    return states if words.unsorted_indices is None else states[words.unsorted_indices]
+    last = states[(starts[lengths - 1] + torch.arange(len(lengths))).to(states.device)]
+    return last if words.unsorted_indices is None else last[words.unsorted_indices]
 
 
 def packed_states(

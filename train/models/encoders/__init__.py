@@ -17,6 +17,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
         "identity": "vse.train.models.encoders.identity:Identity",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "pooled": "vse.train.models.encoders.pooled:Pooled",
+        "weldon": "vse.train.models.encoders.weldon:Weldon",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
@@ -24,6 +25,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
     lazy={
         "gru": "vse.train.models.encoders.recurrent:Gru",
         "lstm": "vse.train.models.encoders.recurrent:Lstm",
+        "sru": "vse.train.models.encoders.sru:Sru",
         "linear": "vse.train.models.encoders.linear:Linear",
         "identity": "vse.train.models.encoders.identity:Identity",
         "branch": "vse.train.models.encoders.branch:BranchSettings",

@@ -1,0 +1,132 @@
+"""Layers of SRUs against their published equations, word by word and number by number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
+
+from vse.train.models.sru_layers import SruLayer, SruLayers
+
+INPUT_DIM, DIM = 5, 4
+LENGTHS = [6, 3, 3, 1]
+SIZES = [4, 3, 3, 1, 1, 1]
+
+
+def slow_layer(layer: SruLayer, inputs: Tensor) -> Tensor:
+    """The states of one caption (n_words, input_dim), from the equations of a single number of the state."""
+    wide = layer.weight.shape[0] == 4 * DIM
+    cell, states = [torch.zeros((), dtype=inputs.dtype)] * DIM, []
+    for x in inputs:
+        state = []
+        for i in range(DIM):
+            candidate, forget, reset = (layer.weight[k * DIM + i] @ x for k in range(3))
+            forget = 1 / (1 + torch.exp(-(forget + layer.bias[i])))
+            reset = 1 / (1 + torch.exp(-(reset + layer.bias[DIM + i])))
+            cell[i] = forget * cell[i] + (1 - forget) * candidate
+            passed = layer.weight[3 * DIM + i] @ x if wide else x[i]
+            state.append(reset * torch.tanh(cell[i]) + (1 - reset) * passed)
+        states.append(torch.stack(state))
+    return torch.stack(states)
+
+
+def slow_layers(network: SruLayers, inputs: Tensor) -> Tensor:
+    for layer in network.layers:
+        assert isinstance(layer, SruLayer)
+        inputs = slow_layer(layer, inputs)
+    return inputs
+
+
+def made(input_dim: int = INPUT_DIM, n_layers: int = 3, dropout: float = 0.0) -> SruLayers:
+    torch.manual_seed(0)
+    network = SruLayers(input_dim, DIM, n_layers, dropout).double()
+    for layer in network.layers:
+        assert isinstance(layer, SruLayer)
+        nn.init.normal_(layer.bias)
+    return network
+
+
+def captions(input_dim: int = INPUT_DIM) -> list[Tensor]:
+    return [torch.randn(length, input_dim, dtype=torch.float64, requires_grad=True) for length in LENGTHS]
+
+
+@pytest.mark.parametrize("input_dim", [INPUT_DIM, DIM], ids=["another length", "the state's length"])
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_states_and_gradients_are_those_of_the_equations(input_dim: int, n_layers: int) -> None:
+    network, sequences = made(input_dim, n_layers), captions(input_dim)
+    packed = pack_sequence(sequences)
+    assert packed.batch_sizes.tolist() == SIZES
+    computed = network(packed.data, SIZES)
+    slow = pack_sequence([slow_layers(network, sequence) for sequence in sequences]).data
+    torch.testing.assert_close(computed, slow, rtol=1e-12, atol=1e-14)
+    weights = torch.linspace(-1, 2, slow.numel(), dtype=torch.float64).view_as(slow)
+    of_both = (
+        torch.autograd.grad((weights * states).sum(), [*sequences, *network.parameters()], retain_graph=True)
+        for states in (computed, slow)
+    )
+    torch.testing.assert_close(*of_both, rtol=1e-10, atol=1e-12)
+
+
+def test_gradients_are_those_of_small_differences() -> None:
+    network = made(n_layers=2)
+    assert torch.autograd.gradcheck(lambda rows: network(rows, SIZES), pack_sequence(captions()).data)
+
+
+def test_a_long_caption_does_not_blow_up() -> None:
+    network = made(n_layers=4).float()
+    rows = torch.randn(2000, INPUT_DIM, requires_grad=True)
+    states = network(rows, [1] * 2000)
+    states.sum().backward()  # type: ignore[no-untyped-call]
+    assert rows.grad is not None
+    assert bool(torch.isfinite(states).all() and torch.isfinite(rows.grad).all())
+
+
+def test_dropout_takes_one_mask_for_all_words_of_a_caption() -> None:
+    layer = SruLayer(1000, 1000, input_dropout=0.0, dropout=0.25)
+    rows = torch.randn(sum(SIZES), 1000)
+    torch.manual_seed(1)
+    kept = layer(rows, SIZES) != rows  # where a state's own part is dropped, the input passes
+    by_caption = [[], [], [], []]  # type: list[list[Tensor]]
+    start = 0
+    for size in SIZES:
+        for caption in range(size):
+            by_caption[caption].append(kept[start + caption])
+        start += size
+    for masks in by_caption:
+        assert all(torch.equal(mask, masks[0]) for mask in masks)
+        assert masks[0].float().mean().item() == pytest.approx(0.75, abs=0.05)
+    assert not torch.equal(by_caption[0][0], by_caption[1][0])
+    assert torch.equal(layer.eval()(rows, SIZES) != rows, torch.ones_like(rows, dtype=torch.bool))
+
+
+def test_dropped_inputs_still_pass_through_the_highway() -> None:
+    layer = SruLayer(DIM, DIM, input_dropout=0.9999, dropout=0.0)
+    rows = torch.randn(3, DIM)
+    torch.manual_seed(0)
+    torch.testing.assert_close(layer(rows, [1, 1, 1]), rows / 2)  # the cell is 0, both gates are a half
+
+
+def test_the_last_layer_drops_nothing_of_its_state() -> None:
+    rates = [(layer.input_dropout, layer.dropout) for layer in SruLayers(5, 4, 3, 0.25).layers]
+    assert rates == [(0.25, 0.25), (0.25, 0.25), (0.25, 0.0)]
+
+
+def test_weights_start_as_in_the_authors_package() -> None:
+    torch.manual_seed(0)
+    layer = SruLayer(300, 200, input_dropout=0.25, dropout=0.25)
+    bound = math.sqrt(3 / 300 * 0.75)
+    assert tuple(layer.weight.shape) == (4 * 200, 300)
+    assert layer.weight[200:].abs().max().item() == pytest.approx(bound, rel=1e-3)
+    assert layer.weight[:200].abs().max().item() == pytest.approx(bound * math.sqrt(0.75), rel=1e-3)
+    assert not layer.bias.any()
+
+
+def test_under_autocast_states_are_float32_and_near() -> None:
+    network, rows = made().float(), torch.randn(sum(SIZES), INPUT_DIM)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = network(rows, SIZES)
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, network(rows, SIZES), rtol=0.05, atol=0.05)

@@ -1,0 +1,92 @@
+"""What encoders that read captions word by word share: word embeddings, which may start from a file, and layers on top."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
+from vse.train.models.encoders.branch import Branch, LayersSettings
+
+_RANGE = 0.1  # of word embeddings that start from nothing
+
+
+class WordReaderSettings(EncoderSettings):
+    """What recurrent encoders of words share."""
+
+    takes: ClassVar = (Kind.WORDS,)
+    states: Literal["last", "all"] = Field(
+        "last", description="last: a caption is the state after its last word; all: the set of the states after each word"
+    )
+    head: LayersSettings | None = Field(None, description="layers from the last state to the embedding; none: the state is it")
+    words: str | None = Field(
+        None,
+        description="file of word vectors that word embeddings start from, unless --words names one: word2vec (.bin or text), "
+        "GloVe, or Skip-Thought's table (.npy, with its dictionary.txt beside it); none: they start as U(-0.1, 0.1)",
+    )
+    train_words: bool = Field(True, description="train word embeddings that start from a file; others always are")
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.VECTORS if self.states == "last" else Kind.SETS
+
+    def network(self, sizes: Sizes) -> nn.Module:
+        """The network over word embeddings, whose states have ``sizes.dim`` numbers."""
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> WordReaderSettings:
+        if self.states == "all" and self.head is not None:
+            raise ValueError("states: all gives a state per word, and a head reads the last one alone")
+        return self
+
+
+class WordReader(Encoder):
+    """Word embeddings, a network over them, and layers on its last state, if there are any.
+
+    Word embeddings start as U(-0.1, 0.1). The last state is the one after ``<end>`` (VSE++ paper, section 3).
+    """
+
+    def __init__(self, sizes: Sizes, settings: WordReaderSettings) -> None:
+        super().__init__()
+        self.words = nn.Embedding(sizes.input_dim, sizes.word_dim)
+        nn.init.uniform_(self.words.weight, -_RANGE, _RANGE)
+        self.recurrent = settings.network(sizes)
+        self.head = None if settings.head is None else Branch(sizes.dim, settings.head)
+        self.dim = sizes.dim if self.head is None else self.head.dim
+        self.states = settings.states
+        self._train_words = settings.train_words
+
+    def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
+        """The state after each word, in the order of ``words.data``."""
+        raise NotImplementedError
+
+    def after_last(self, words: PackedSequence) -> Float[Tensor, "n dim"]:
+        """The state after the last word of each caption, in the order in which captions were packed."""
+        raise NotImplementedError
+
+    def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
+        """``words`` are padded after ``lengths`` words; ``lengths`` lie on the CPU."""
+        packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
+        if self.states == "all":
+            states, _ = pad_packed_sequence(packed._replace(data=self.after_each(packed)), batch_first=True)
+            return states, torch.arange(states.shape[1], device=states.device) < lengths.to(states.device)[:, None]
+        state = self.after_last(packed)
+        return (state,) if self.head is None else self.head(state)
+
+    def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
+        """Word embeddings start from these vectors; those that are not ``known`` stay random, at the scale of the others."""
+        with torch.no_grad():
+            weight = self.words.weight
+            vectors, known = vectors.to(weight), known.to(weight.device)
+            scale = vectors[known].std(correction=0) / (_RANGE / 3**0.5)
+            weight.copy_(torch.where(known[:, None], vectors, weight * scale))
+            weight.requires_grad_(self._train_words)
+
+    def undecayed(self) -> list[Tensor]:
+        return [self.words.weight]
