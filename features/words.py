@@ -1,4 +1,4 @@
-"""Word vectors: read from a word2vec or GloVe file, or trained on captions."""
+"""Word vectors: read from a word2vec or GloVe file or a table, or trained on captions."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vse.features.caption_encoders import CaptionCorpus, TokenLists, tensor_text, text_tensor
 from vse.features.extractors.settings import WordSettings
+from vse.features.word_files import dictionary_of
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -62,15 +63,22 @@ class WordVectors:
 
 
 def read_words(path: Path) -> WordVectors:
-    """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped."""
+    """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped.
+
+    Of Skip-Thought's table, ``utable.npy``, the words are the lines of ``dictionary.txt`` beside it.
+    """
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
+    dictionary = dictionary_of(path)
     try:
-        vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
+        if dictionary is not None:
+            vectors = _read_table(path, dictionary)
+        else:
+            vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
     except UserError:
         raise
     except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
-        raise UserError(f"{path}: not a word2vec or GloVe file ({error})") from None
+        raise UserError(f"{path}: not a word2vec or GloVe file or a table ({error})") from None
     if not vectors.vectors.size or not np.isfinite(vectors.vectors).all():
         raise UserError(f"{path}: holds no word vectors, or some that are not finite")
     return vectors
@@ -119,6 +127,20 @@ def vectors_of(
 def _read_binary(path: Path) -> WordVectors:
     keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
+
+
+def _read_table(path: Path, dictionary: Path) -> WordVectors:
+    """A table (n_words, dim) of numbers, and its words, one a line; a word's first row counts."""
+    if not dictionary.is_file():
+        raise UserError(f"{dictionary}: no such file; the words of {path.name} belong there, one a line")
+    table = np.load(path, allow_pickle=False)
+    words = [line.strip() for line in dictionary.read_text(encoding="utf-8", errors="replace").split("\n")]
+    words = words[:-1] if words and not words[-1] else words
+    if table.ndim != 2 or table.dtype.kind != "f" or len(table) != len(words):
+        raise UserError(f"{path}: {table.dtype} of shape {table.shape}; {dictionary.name} has {len(words)} words")
+    rows = {word: row for row, word in reversed(list(enumerate(words)))}
+    kept = sorted(rows.values())
+    return WordVectors(tuple(words[row] for row in kept), np.asarray(table[kept], np.float32))
 
 
 def _read_text(path: Path) -> WordVectors:

@@ -17,7 +17,14 @@ class Settings(BaseModel):
     renamed: ClassVar[Mapping[str, str]] = {}  # settings that have another name now: model.order_form, for example
 
 
-_HOW = (("images", "workers"), ("train", "features_in_memory"), ("train", "memory_gb"), ("train", "save_minutes"))
+# How a run is made, not what: where a file lies whose SHA-256 is known, for instance.
+_HOW = (
+    ("images", "workers"),
+    ("train", "features_in_memory"),
+    ("train", "memory_gb"),
+    ("train", "save_minutes"),
+    ("model", "caption_encoder", "words"),
+)
 OF_ENSEMBLES = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # all that an ensemble may set
 
 
@@ -63,9 +70,12 @@ class ExperimentPlan(Settings):
     def content(self) -> dict[str, Any]:
         """The settings that determine the trained weights."""
         content = self.model_dump(mode="json", exclude={"about", "title", "label", "rows", "seeds", "protocols"})
-        for group, name in _HOW:
-            if isinstance(content.get(group), dict):
-                content[group].pop(name, None)
+        for *groups, name in _HOW:
+            holder: Any = content
+            for group in groups:
+                holder = holder.get(group) if isinstance(holder, dict) else None
+            if isinstance(holder, dict):
+                holder.pop(name, None)
         return content
 
 

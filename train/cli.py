@@ -41,6 +41,7 @@ class _WithExperiments(click.Command):
 @click.option("--caption-features", type=_FILE, help="Cache of captions, read instead of words.  [default: the experiment's]")
 @click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where photos are read.")
+@click.option("--words", type=_FILE, help="File of word vectors that word embeddings start from.  [default: the experiment's]")
 @click.option(
     "--log-negatives",
     default=0,
@@ -65,6 +66,7 @@ def train_command(
     caption_features: Path | None,
     start_from: Path | None,
     weights_dir: Path | None,
+    words: Path | None,
     log_negatives: int,
     tensorboard: bool,
     resume: bool,
@@ -103,7 +105,7 @@ def train_command(
             seed=seed,
             out=out,
             device=device,
-            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir),
+            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir, words),
             existing=Existing(resume, overwrite),
             extras=Extras(log_negatives, tensorboard),
         )

@@ -22,6 +22,7 @@ from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs
 from vse.train.run.processes import Processes
+from vse.train.run.word_start import start_words
 from vse.train.solvers.base import Task
 from vse.train.solvers.negatives import HardNegatives
 
@@ -56,8 +57,10 @@ def prepare_task(
     split = Split(val, validated, read_captions(inputs.captions, val, vocabulary, processes.device))
     torch.manual_seed(seed)
     model = build_model(experiment.model, *model_inputs(inputs.cache, inputs.captions, vocabulary), cnn).to(processes.device)
+    if inputs.words is not None:
+        start_words(model, vocabulary, inputs.words)
     if inputs.base is not None:
-        _start_from(model, inputs.base, inputs.base_sha256, experiment)
+        _start_from(model, inputs.base, inputs, experiment)
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
     task = Task(
         settings=settings,
@@ -127,12 +130,14 @@ def _images(
     return seen, photo_crops(extractor, inputs.dataset, val.images, settings), cnn
 
 
-def _start_from(model: Model, base: RunFolder, sha256: str, experiment: ExperimentConfig) -> None:
+def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
     """Load the weights of another run, or of some parts of it; a CNN that it did not train stays as it is."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
+    if inputs.words is not None and "caption_encoder" in parts:
+        raise UserError(f"{inputs.words}: the word embeddings come from {base.path} already; leave the word vectors out")
     prefixes = tuple(f"{part}." for part in parts)
     best, read_sha256 = base.read_best()
-    if read_sha256 != sha256:
+    if read_sha256 != inputs.base_sha256:
         raise UserError(f"{base.best_file}: was replaced while this run started; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
     own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}

@@ -7,7 +7,7 @@ import platform
 import resource
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,9 @@ def train(
     cache = open_cache(features)
     dataset = load_dataset_file(inputs.captions or cache.captions)
     folder = RunFolder(out or Path("runs", f"{dataset.name}_{experiment.name}", f"seed-{seed}"))
+    encoder = experiment.model.caption_encoder
+    if inputs.words is None and encoder is not None:
+        inputs = replace(inputs, words=encoder.word_file())
     opened = open_inputs(cache, dataset, experiment, folder, seed, inputs)
     experiment = _as_read(experiment, opened)
     identity = opened.identity(seed)

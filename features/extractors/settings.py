@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from vse.features.extractors.libraries import LIBRARIES, Library
+from vse.features.word_files import word_file_sha256
 from vse.pipeline.config import Settings
-from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json
+from vse.pipeline.files import sha256_json
 
 if TYPE_CHECKING:
     from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
@@ -206,7 +206,9 @@ class WordSettings(CaptionSettings):
     options: ClassVar[tuple[Option, ...]] = ("words",)
 
     words: str | None = Field(
-        None, description="word2vec (.bin or text) or GloVe file, unless --words or $VSE_WORDS names one; none: trained here"
+        None,
+        description="word2vec (.bin or text) or GloVe file, or Skip-Thought's table (.npy, dictionary.txt beside it), unless "
+        "--words or $VSE_WORDS names one; none: trained here",
     )
     keep: PositiveInt = Field(
         100_000, description="words kept for other captions, in the file's order, beside all words of the data set"
@@ -228,9 +230,7 @@ class WordSettings(CaptionSettings):
 
     def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """The word vectors, and the words of the whole data set, which are the ones kept."""
-        if words is not None and not words.is_file():
-            raise UserError(f"{words}: no such file of word vectors")
         return {
-            "words_sha256": sha256_file(words) if words is not None else None,
+            "words_sha256": word_file_sha256(words) if words is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.words)),
         }

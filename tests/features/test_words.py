@@ -46,6 +46,39 @@ def test_every_format_gives_the_same_vectors(name: str, write: object, zipped: b
     np.testing.assert_array_equal(found.vectors, VECTORS)
 
 
+def table(path: Path, vectors: np.ndarray = VECTORS, words: tuple[str, ...] = WORDS) -> Path:
+    """Skip-Thought's two files."""
+    np.save(path, vectors)
+    path.with_name("dictionary.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    return path
+
+
+def test_a_table_has_its_words_beside_it(tmp_path: Path) -> None:
+    found = read_words(table(tmp_path / "utable.npy", VECTORS.astype(np.float64)))
+    assert found.words == WORDS
+    assert found.vectors.dtype == np.float32
+    np.testing.assert_array_equal(found.vectors, VECTORS)
+
+
+def test_of_a_word_that_a_table_has_twice_the_first_counts(tmp_path: Path) -> None:
+    found = read_words(table(tmp_path / "utable.npy", words=("a", "dog", "a", "cat")))
+    assert found.words == ("a", "dog", "cat")
+    np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
+
+
+def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "utable.npy"
+    for vectors, words in ((VECTORS, WORDS[:3]), (VECTORS[0], WORDS[:3]), (np.arange(8).reshape(4, 2), WORDS)):
+        with pytest.raises(UserError, match=f"of shape .*; dictionary.txt has {len(words)} words"):
+            read_words(table(path, vectors, words))
+    np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="not a word2vec or GloVe file or a table"):
+        read_words(path)
+    path.with_name("dictionary.txt").unlink()
+    with pytest.raises(UserError, match="dictionary.txt: no such file"):
+        read_words(path)
+
+
 @pytest.mark.parametrize("content", [b"", b"a 1 2\nb 1\n", b"4 3\na 1 2 3\n", b"\xff\xfe\x00"])
 @pytest.mark.parametrize("name", ["x.txt", "x.bin"])
 def test_another_file_is_refused(content: bytes, name: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.word_files import word_file_sha256
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -26,6 +27,7 @@ class InputPaths:
     caption_features : cache of captions; by default the experiment's, beside the feature cache
     start_from : run folder to take weights from; by default the experiment's, of the same seed
     weights_dir : folder of CNN weights that stand in for a download, where photos are read
+    words : file of word vectors that word embeddings start from; by default the experiment's
     """
 
     captions: Path | None = None
@@ -33,6 +35,7 @@ class InputPaths:
     caption_features: Path | None = None
     start_from: Path | None = None
     weights_dir: Path | None = None
+    words: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class Inputs:
     base: RunFolder | None
     base_sha256: str
     weights_dir: Path | None
+    words: Path | None = None
+    words_sha256: str | None = None
 
     @property
     def caption_input_kind(self) -> Kind:
@@ -60,6 +65,7 @@ class Inputs:
             "seed": seed,
             "feature": self.cache.feature,
             "feature_key": self.cache.key,
+            "words_sha256": self.words_sha256,
         }
         if self.evaluated is not self.cache:
             identity |= {"eval_feature_key": self.evaluated.key}
@@ -83,6 +89,8 @@ class Inputs:
             record["caption_features"] = place(self.captions)
         if self.base is not None:
             record["start_from"] = relative_path(self.base.path, folder)
+        if self.words is not None:
+            record["words"] = relative_path(self.words, folder)
         return record
 
 
@@ -98,7 +106,8 @@ def open_inputs(
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features)
     base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
-    return Inputs(cache, evaluated, captions, dataset, base, base_sha256, paths.weights_dir)
+    words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
+    return Inputs(cache, evaluated, captions, dataset, base, base_sha256, paths.weights_dir, paths.words, words_sha256)
 
 
 def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:

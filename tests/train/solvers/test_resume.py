@@ -65,6 +65,8 @@ OPTIONS = {
         "train.decay_at=[1, 2]",
         "train.weight_decay=0.01",
     ],
+    "SRUs with dropout": ["model.caption_encoder={name: sru, layers: 2}", "loss.mirrored_positive=true"],
+    "SRUs in bf16": ["model.caption_encoder={name: sru, layers: 2, states: last}", "train.precision=bf16"],
     "similarity network": [*BRANCHES, ON_WORDS, "model.similarity={name: network, widths: [5]}", "loss.name=logistic"],
 }
 

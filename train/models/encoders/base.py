@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -58,6 +59,10 @@ class EncoderSettings(Settings):
     def gives(self, kind: Kind) -> Kind:
         """What the encoder makes of inputs of a kind: vectors or sets."""
         return kind
+
+    def word_file(self) -> Path | None:
+        """The file of word vectors that word embeddings start from, if there is one."""
+        return None
 
     def build(self, sizes: Sizes) -> Encoder:
         """The network, with its first weights drawn from torch's default generator."""

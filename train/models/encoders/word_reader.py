@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import torch
@@ -34,6 +35,9 @@ class WordReaderSettings(EncoderSettings):
 
     def gives(self, kind: Kind) -> Kind:
         return Kind.VECTORS if self.states == "last" else Kind.SETS
+
+    def word_file(self) -> Path | None:
+        return Path(self.words) if self.words else None
 
     def network(self, sizes: Sizes) -> nn.Module:
         """The network over word embeddings, whose states have ``sizes.dim`` numbers."""

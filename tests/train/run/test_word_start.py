@@ -1,0 +1,136 @@
+"""Word embeddings that start from a file of word vectors, in every encoder of words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
+from vse.pipeline.files import sha256_file
+from vse.pipeline.vocabulary import SPECIAL_TOKENS
+from vse.train.cli import train_main
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths
+from vse.train.training import Existing, train
+from vse.train.use.embed import load_run
+from vse.train.use.search import search_split
+
+KNOWN = ("red", "circle", "a")
+SETS = ["train.epochs=1", "train.learning_rate=1e-12"]  # so that a run ends as it starts
+
+
+def glove(path: Path, dim: int = 8, scale: float = 3.0) -> Path:
+    """Vectors of some words of the demo, and of others."""
+    rng = np.random.default_rng(0)
+    lines = [" ".join([word, *map(str, rng.normal(scale=scale, size=dim))]) for word in (*KNOWN, "zebra")]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def vectors(path: Path) -> dict[str, Tensor]:
+    rows = [line.split(" ") for line in path.read_text().splitlines()]
+    return {word: torch.tensor([float(number) for number in numbers]) for word, *numbers in rows}
+
+
+def embeddings(run: Path) -> dict[str, Tensor]:
+    """The word embeddings of a run by word."""
+    table = weights(run)["caption_encoder.words.weight"]
+    return dict(zip(RunFolder(run).vocabulary().words, table, strict=True))
+
+
+def setting(name: str, file: Path, more: str = "") -> str:
+    return f"model.caption_encoder={{name: {name}, words: {file}{more}}}"
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm", "sru"])
+def test_known_words_start_from_their_vectors_and_the_others_at_random_at_their_scale(
+    name: str, cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = glove(tmp_path / "glove.txt")
+    with caplog.at_level(logging.INFO):
+        run = train(cache, experiment(*SETS, setting(name, file)), out=tmp_path / "run")
+    expected, found = vectors(file), embeddings(run)
+    for word in KNOWN:
+        torch.testing.assert_close(found[word], expected[word])
+    others = torch.stack([vector for word, vector in found.items() if word not in KNOWN])
+    start = torch.stack([expected[word] for word in KNOWN])
+    assert others.std().item() == pytest.approx(start.std(correction=0).item(), rel=0.2)
+    assert others.mean().abs().item() < 0.2 * others.std().item()
+    n_words = len(found) - len(SPECIAL_TOKENS)
+    assert f"glove.txt: vectors of 3 of {n_words} words; the other {n_words - 3} start at random" in caplog.text
+
+
+def test_an_option_names_the_file_whatever_the_encoder_and_the_run_records_it(cache: Path, tmp_path: Path) -> None:
+    file = glove(tmp_path / "glove.txt")
+    run = train(cache, experiment(*SETS), out=tmp_path / "run", inputs=InputPaths(words=file))
+    torch.testing.assert_close(embeddings(run)["red"], vectors(file)["red"])
+    record = RunFolder(run).record()
+    assert record["words_sha256"] == sha256_file(file)
+    assert (run / record["words"]).resolve() == file.resolve()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_words_from_a_file_are_trained_or_not(trained: bool, cache: Path, tmp_path: Path) -> None:
+    file = glove(tmp_path / "glove.txt")
+    more = "" if trained else ", train_words: false"
+    run = train(cache, experiment("train.epochs=1", setting("sru", file, more)), out=tmp_path / "run")
+    assert torch.equal(embeddings(run)["red"], vectors(file)["red"]) != trained
+
+
+def test_train_words_concerns_words_from_a_file_alone(cache: Path, tmp_path: Path) -> None:
+    one, two = (
+        embeddings(
+            train(
+                cache,
+                experiment(f"train.epochs={epochs}", "model.caption_encoder={name: gru, train_words: false}"),
+                out=tmp_path / str(epochs),
+            )
+        )
+        for epochs in (1, 2)
+    )
+    assert not torch.equal(one["red"], two["red"])
+
+
+def test_a_trained_run_needs_the_file_no_more(cache: Path, tmp_path: Path) -> None:
+    file = glove(tmp_path / "glove.txt")
+    run = train(cache, experiment("train.epochs=1", setting("sru", file)), out=tmp_path / "run")
+    file.unlink()
+    assert load_run(run, "test").model.dim == 16
+    assert len(search_split(run, "a red circle", 3)) == 3
+
+
+def test_a_run_is_known_by_what_is_in_the_file_not_by_its_place(
+    cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    file = glove(tmp_path / "glove.txt")
+    run = train(cache, experiment(*SETS, setting("gru", file)), out=tmp_path / "run")
+    before = state(run)
+    file = file.rename(tmp_path / "moved.txt")
+    train(cache, experiment(*SETS, setting("gru", file)), out=run, existing=Existing(resume=True))
+    assert_same(state(run), before)
+    arguments = ["--features", cache, "--out", run, "--resume", *COMMAND]
+    arguments += [part for one in SETS for part in ("--set", one)]
+    glove(file, scale=2.0)
+    assert "words_sha256: " in fails(train_main, *arguments, "--words", file, "--set", "model.caption_encoder.name=gru")
+    assert "words_sha256: " in fails(train_main, *arguments, "--set", "model.caption_encoder.name=gru")
+
+
+def test_what_does_not_fit_is_refused_in_a_line(cache: Path, tmp_path: Path, tfidf: Path, fails: Callable[..., str]) -> None:
+    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, "--words"]
+    line = fails(train_main, *arguments, glove(tmp_path / "long.txt", dim=9))
+    assert "long.txt: vectors of 9 numbers, but model.word_dim is 8; --set model.word_dim=9" in line
+    assert "gone.txt: no such file of word vectors" in fails(train_main, *arguments, tmp_path / "gone.txt")
+    (tmp_path / "other.txt").write_text("zebra " + " ".join("12345678") + "\n")
+    assert "not one word of the captions has a vector" in fails(train_main, *arguments, tmp_path / "other.txt")
+    line = fails(train_main, *arguments, glove(tmp_path / "glove.txt"), "--caption-features", tfidf)
+    assert "word vectors are for encoders of words" in line
+    base = train(cache, experiment(*SETS), out=tmp_path / "base")
+    line = fails(train_main, *arguments, tmp_path / "glove.txt", "--start-from", base)
+    assert "the word embeddings come from" in line
+    assert not (tmp_path / "run").exists()
