@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
@@ -50,15 +50,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 
 
 class LayerOutput(nn.Module):
-    """A model cut off at one layer: (n, 3, height, width) -> (n, dim), or (n, grid * grid, dim) with ``positions``.
+    """A model cut off at one layer: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
 
     ``layer`` is the name of a module of ``model``, whose output is taken; ``penultimate``, what the model's last Linear
     layer reads; or ``output``, what the model returns. An output with height and width, or with a token per patch,
-    is averaged to ``grid`` x ``grid`` positions, which are flattened, or kept apart. Tokens before the patches' (class,
-    registers) are left out. Nothing after the layer is computed.
+    is averaged to ``grid`` x ``grid`` positions, or left as it is (``all``); these are flattened, or kept apart. Tokens before
+    the patches' (class, registers) are left out. Nothing after the layer is computed.
     """
 
-    def __init__(self, model: nn.Module, layer: str, grid: int = 1, positions: bool = False) -> None:
+    def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
         super().__init__()
         self.model = model
         self.grid = grid
@@ -85,9 +85,11 @@ class LayerOutput(nn.Module):
             output = _as_map(output)
         if output.ndim == 4:
             output = _channels_first(output, images)
-            pooled: Tensor = nn.functional.adaptive_avg_pool2d(output, self.grid).flatten(2)
+            if self.grid != "all":
+                output = nn.functional.adaptive_avg_pool2d(output, self.grid)
+            pooled = output.flatten(2)
             return pooled.transpose(1, 2) if self.positions else pooled.flatten(1)
-        if output.ndim != 2 or self.positions or self.grid > 1:
+        if output.ndim != 2 or self.positions or self.grid != 1:
             raise UserError(f"the layer gives {output.ndim} axes; a grid needs a layer with height and width, or with patches")
         return output
 

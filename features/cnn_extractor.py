@@ -64,7 +64,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8.
 
         (n_images, dim), the mean over the crops; a bank keeps them apart, (n_images, n_crops, dim); with
-        ``positions``, (n_images, grid * grid, dim).
+        ``positions``, (n_images, n_positions, dim).
         """
         config = self.config
         with torch.inference_mode(), autocast(config.precision, self.device):
@@ -72,6 +72,20 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         vectors = output.float().unflatten(0, pixels.shape[:2])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
+
+
+def cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
+    """The settings of the CNN that made a cache, some of them ``changed``; :class:`UserError` if there was none.
+
+    A cache with a vector for each position is refused unless the caller can do with ``positions``.
+    """
+    made = cache.provenance
+    settings = made.get("config", {})
+    if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
+        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
+    with reading(cache.path, "a cache of a CNN's vectors, by its provenance"):
+        weights = {"weights": made["weights"], "seed": made.get("seed", 0)}
+        return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
 
 
 def rebuild_extractor(
@@ -83,19 +97,12 @@ def rebuild_extractor(
 ) -> CnnExtractor:
     """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
 
-    With ``trained`` its weights are random, because the caller is about to replace them. A cache with a vector for each
-    position is refused unless the caller can do with ``positions``.
+    With ``trained`` its weights are random, because the caller is about to replace them; ``positions`` as for
+    :func:`cnn_config`.
     """
-    made = cache.provenance
-    settings = made.get("config", {})
-    if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
-        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
-    with reading(cache.path, "a cache of a CNN's vectors, by its provenance"):
-        weights = "random" if trained else made["weights"]
-        expected = made.get("weights_sha256")
-        config = CnnConfig(name=cache.feature, weights=weights, seed=made.get("seed", 0), **settings)
+    config = cnn_config(cache, positions, **({"weights": "random"} if trained else {}))
     extractor = CnnExtractor(config, weights_dir, device)
-    if not trained and extractor.weights_sha256 != expected:
+    if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
             f"{cache.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
         )

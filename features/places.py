@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
@@ -18,13 +20,14 @@ _SHAPES = {"boxes": (4,), "image_size": (2,)}  # of a region, and of an image
 class Places:
     """Boxes of the vectors of the sets in a cache; :class:`UserError` if it does not say where they lie.
 
-    Regions have boxes of their own. A grid of ``grid`` x ``grid`` positions divides the centre crop, from left to right and
+    Regions have boxes of their own. A grid of positions divides the centre crop, from left to right and
     then downwards; where the network's map is no multiple of it, cells of the map beyond the edge of a position count in both.
     """
 
     def __init__(self, cache: FeatureCache) -> None:
         self._cache = cache
         self._grid: CnnConfig | None = None
+        self._side = 0
         self._rows = {int(identity): row for row, identity in enumerate(cache.ids)}
         config = cache.provenance.get("config", {})
         if cache.offsets is not None:
@@ -35,8 +38,9 @@ class Places:
         elif config.get("extractor") == CnnConfig.model_fields["extractor"].default and config.get("positions") is True:
             with reading(cache.path, "a cache of a CNN's positions, by its provenance"):
                 grid = CnnConfig(name=cache.feature, **config)
-            if grid.crops == "1c" and cache.row_shape[0] == grid.grid**2:
-                self._grid = grid
+            side = math.isqrt(cache.row_shape[0])
+            if grid.crops == "1c" and cache.row_shape[0] == side**2 and grid.grid in (side, "all"):
+                self._grid, self._side = grid, side
                 return
         raise UserError(f"{cache.path}: does not say where on the photos its {cache.feature} lie")
 
@@ -48,7 +52,7 @@ class Places:
         if self._grid is None:
             return self._regions(size, image_id)
         x1, y1, x2, y2 = centre_crop(size, self._grid)
-        n = self._grid.grid
+        n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])
 

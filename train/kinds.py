@@ -36,6 +36,11 @@ def kind_of_rows(row_kind: str) -> Kind:
 Encoded = tuple[Tensor, ...]
 
 
+def whole_sets(vectors: Tensor) -> Encoded:
+    """Sets (n, n_vectors, dim) without any padding, and their mask."""
+    return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
+
+
 def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
     """Some rows of one side."""
     return tuple(part[rows] for part in encoded)

@@ -7,7 +7,7 @@ import logging
 import torch
 
 from vse.features.cache import FeatureCache
-from vse.features.cnn_extractor import rebuild_extractor
+from vse.features.cnn_extractor import cnn_config, rebuild_extractor
 from vse.features.reader import FeatureReader
 from vse.pipeline.errors import UserError
 from vse.pipeline.vocabulary import Vocabulary
@@ -120,14 +120,15 @@ def _images(
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
-    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device))
+    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device), positions=True)
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train takes one process; the statistics of each process would be its own")
     seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    return seen, photo_crops(extractor, inputs.dataset, val.images, settings), cnn
+    prepared = cnn_config(inputs.evaluated, positions=True)
+    return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
 
 
 def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:

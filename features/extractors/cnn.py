@@ -22,7 +22,7 @@ class CnnConfig(LayerSettings):
 
     extractor: Literal["cnn"] = "cnn"
     positions: bool = Field(
-        False, description="false: the grid is flattened into one vector; true: (grid x grid, dim), a vector per position"
+        False, description="false: the grid is flattened into one vector; true: a vector per position, row by row"
     )
     resize: PositiveInt = 256
     resize_mode: Literal["square", "shorter", "library"] = Field(

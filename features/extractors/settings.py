@@ -159,7 +159,9 @@ class LayerSettings(NetworkSettings):
         description="a module of the model whose output is taken; penultimate: what the last Linear reads; "
         "output: what the model returns",
     )
-    grid: PositiveInt = Field(1, description="a layer with height and width is averaged to grid x grid positions")
+    grid: PositiveInt | Literal["all"] = Field(
+        1, description="a layer with height and width is averaged to grid x grid positions; all: those that it has"
+    )
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 

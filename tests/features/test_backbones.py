@@ -49,6 +49,17 @@ def test_a_layer_with_height_and_width_is_pooled_to_a_grid() -> None:
     torch.testing.assert_close(found, torch.nn.functional.adaptive_avg_pool2d(whole, 2).flatten(1))
 
 
+@pytest.mark.parametrize("positions", [False, True])
+def test_all_positions_are_the_map_itself_which_a_grid_of_its_size_is_too(positions: bool) -> None:
+    model = load_backbone(config())
+    with torch.inference_mode():
+        whole = model.features(IMAGES)
+        flat = whole.flatten(2).transpose(1, 2) if positions else whole.flatten(1)
+        assert whole.shape[2] == whole.shape[3] > 1
+        for grid in ("all", whole.shape[2]):
+            assert torch.equal(LayerOutput(model, "features", grid, positions)(IMAGES), flat)
+
+
 def test_nothing_behind_the_layer_is_computed() -> None:
     model = load_backbone(config())
     model.classifier.register_forward_hook(lambda *_: pytest.fail("the classifier ran"))

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torchvision.models import resnet18
 
+from vse.features.backbones import LayerOutput
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
@@ -19,8 +21,11 @@ from vse.pipeline import presets
 from vse.pipeline.presets import changed_fields
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.recurrent import Lstm
+from vse.train.models.encoders.sru import Sru
+from vse.train.models.encoders.weldon import Weldon
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.cca import CcaSettings
 from vse.train.training import train
@@ -42,8 +47,10 @@ ROWS = [
     "twobranch 5.1",
     *(f"ace 1.{row}" for row in range(1, 7)),
     "todnet 1.1",
+    "todnet 1.3",
     "todnet 4.2",
     "todnet 5.7",
+    "todnet 5.10",
     *(f"todnet 6.{row}" for row in (1, 2, 9)),
 ]
 
@@ -153,9 +160,43 @@ def test_banks_of_random_crops_are_cut_as_the_paper_says(name: str) -> None:
 
 
 def test_crops_on_the_fly_are_cut_as_the_paper_says() -> None:
-    on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures"]
+    on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures" and name != "dsve"]
     assert len(on_the_fly) == 10
     assert all(load_experiment(name).images.random_crop == "plain" for name in on_the_fly)
+
+
+def test_dsve_loc_is_that_of_the_authors_code() -> None:
+    found = load_experiment("dsve", "coco")
+    image, caption, train = found.model.image_encoder, found.model.caption_encoder, found.train
+    assert isinstance(image, Weldon)
+    assert isinstance(caption, Sru)
+    assert (image.channels, image.k_max, image.k_min, image.dropout) == (2400, 15, 15, 0.5)
+    assert (caption.layers, caption.dropout, caption.train_words, found.model.word_dim) == (4, 0.25, False, 620)
+    assert (found.model.dim, found.model.similarity.name, found.model.normalize_image) == (2400, "cosine", True)
+    assert found.loss == MaxOfHinges(margin=0.2, mirrored_positive=True)
+    assert (train.epochs, train.batch_size, train.learning_rate, train.clip, train.restval) == (60, 160, 1e-3, None, True)
+    assert (train.decay, train.decay_at) == (0.5, [3, 4, 5, 6, 7])
+    first_layers = {f"cnn.network.model.{layer}": "always" for layer in ("conv1", "bn1", "layer1", "layer2")}
+    assert train.frozen == {"caption_encoder": 2, "cnn": 9, **first_layers}
+    layers = [f"cnn.network.{name}" for name, _ in LayerOutput(resnet18(), "layer4").named_modules()]
+    assert first_layers.keys() <= set(layers), "as in any ResNet of torchvision"
+    assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
+    crops = [load_feature(name) for name in (found.feature, found.eval_feature) if name]
+    assert [(crop.resize, crop.crop, crop.grid) for crop in crops if isinstance(crop, CnnConfig)] == [
+        (256, 256, "all"),
+        (400, 400, "all"),
+    ]
+    cached = load_experiment("dsve_cached", "coco")
+    assert (cached.model, cached.loss, cached.train.frozen) == (found.model, found.loss, {"caption_encoder": 2})
+
+
+def test_dsve_loc_for_a_laptop_is_narrower_and_shorter() -> None:
+    found = load_experiment("dsve_effnet")
+    assert (found.feature, found.images.source, found.model.dim, found.model.word_dim) == ("effnet_map", "cache", 512, 300)
+    assert found.model.image_encoder == Weldon(channels=512)
+    assert found.model.caption_encoder == Sru(layers=2)
+    assert (found.train.epochs, found.train.precision, found.train.decay, found.train.decay_at) == (12, "bf16", 0.1, [8])
+    assert found.train.frozen == {"caption_encoder": 0}
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.crops import crops_of
+from vse.features.extractors.cnn import CnnConfig
 from vse.features.read_ahead import read_ahead
 from vse.pipeline.config import Settings
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode
 from vse.train.data.cached import CachedFeatures, Numbers
+from vse.train.kinds import Encoded, whole_sets
 
 _CROPS_AHEAD = 3  # batches of photos that are decoded while one is computed
 
@@ -91,6 +93,7 @@ class PhotoCrops:
     random_crop : kind of random crops, see the feature settings
     workers : threads
     through : hand out the features of a frozen CNN instead of pixels
+    config : how photos are prepared; by default as the CNN's
     """
 
     def __init__(
@@ -101,8 +104,9 @@ class PhotoCrops:
         random_crop: str | None = None,
         workers: int = 2,
         through: bool = False,
+        config: CnnConfig | None = None,
     ) -> None:
-        config = extractor.config
+        config = config or extractor.config
         kind = random_crop or config.random_crop
         self._random = config.model_copy(update={"crops": "rc_bank", "n_random": 1, "random_crop": kind})
         self._fixed = config.model_copy(update={"crops": "1c"}) if config.bank else config
@@ -112,7 +116,7 @@ class PhotoCrops:
         self._through = through
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """A random crop for each pair: pixels (n, 1, 3, crop, crop), or features (n, dim)."""
+        """A random crop for each pair: pixels (n, 1, 3, crop, crop), or features (n, dim), or sets of them and their mask."""
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
@@ -124,7 +128,7 @@ class PhotoCrops:
         crops = read_ahead(visits, load, self._workers, ahead)
         for pairs in batches:
             pixels = [next(crops) for _ in pairs]
-            yield (self._seen(torch.stack(pixels) if pixels else self._none()),)
+            yield self._seen(torch.stack(pixels) if pixels else self._none())
 
     def of_images(self, images: Numbers) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
         """The fixed crops of photos: the centre, or all ten."""
@@ -137,19 +141,24 @@ class PhotoCrops:
     def _none(self) -> Tensor:
         return torch.empty(0, 1, 3, self._random.crop, self._random.crop, dtype=torch.uint8)
 
-    def _seen(self, pixels: Tensor) -> Tensor:
+    def _seen(self, pixels: Tensor) -> Encoded:
         if not self._through:
-            return pixels
-        parts = [self._extractor.features(part).flatten(1) for part in torch.split(pixels, self._extractor.config.batch_size)]
-        return torch.cat(parts)
+            return (pixels,)
+        parts = [self._extractor.features(part) for part in torch.split(pixels, self._extractor.config.batch_size)]
+        return whole_sets(torch.cat(parts)) if self._extractor.config.positions else (torch.cat(parts).flatten(1),)
 
 
 def photo_crops(
-    extractor: CnnExtractor, dataset: Dataset, images: Sequence[Image], settings: ImagesConfig, through: bool = False
+    extractor: CnnExtractor,
+    dataset: Dataset,
+    images: Sequence[Image],
+    settings: ImagesConfig,
+    through: bool = False,
+    config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """The photos of ``images``, as a CNN reads them."""
+    """The photos of ``images``, as a CNN reads them, or as ``config`` has them prepared."""
     if not dataset.pictures:
         raise UserError(f"{dataset.path}: a data set without photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]
     ids = np.asarray([image.imgid for image in images], np.int64)
-    return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, through)
+    return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, through, config)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
 from vse.pipeline.parts import part_of
-from vse.train.kinds import Encoded, Kind
+from vse.train.kinds import Encoded, Kind, whole_sets
 from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.train.models.encoders.base import EncoderSettings, Sizes, unit_length
 from vse.train.models.encoders.linear import Linear
@@ -138,7 +138,10 @@ class Model(nn.Module):
 
     def embed_images(self, *images: Tensor) -> Encoded:
         """Embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) of pixels 0-255."""
-        vectors, *mask = self.image_encoder(*(images if self.cnn is None else [self.cnn(*images)]))
+        if self.cnn is not None:
+            seen = self.cnn(*images)
+            images = whole_sets(seen) if seen.ndim == 3 else (seen,)
+        vectors, *mask = self.image_encoder(*images)
         vectors = unit_length(vectors) if self.config.normalize_image else vectors
         return self._as_compared(vectors), *mask
 

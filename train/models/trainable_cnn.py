@@ -16,6 +16,8 @@ from vse.features.crops import normalized
 class TrainableCnn(nn.Module):
     """The network of an extractor with gradients: the mean over an image's crops, unit length as its cache says.
 
+    Of a cache with a vector for each position of a map, the mean at each position.
+
     Parameters after the layer that is read are dropped, so that they are neither saved nor updated. Dropout is off.
 
     Parameters
@@ -43,7 +45,7 @@ class TrainableCnn(nn.Module):
         self._run = torch.compile(self.network.forward) if compiled else self.network.__call__
         self.train(False)
 
-    def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n dim"]:
+    def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n *positions dim"]:
         images = normalized(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
         keep = not self.checkpointing or not torch.is_grad_enabled()
         output = self._run(images) if keep else checkpoint(self._run, images, use_reentrant=False)

@@ -113,7 +113,7 @@ def load_run(
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
-        extractor = rebuild_extractor(cache, device=str(where), trained=True)
+        extractor = rebuild_extractor(cache, device=str(where), trained=True, positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:

@@ -26,7 +26,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
-from vse.train.kinds import Encoded, packed
+from vse.train.kinds import Encoded, packed, whole_sets
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
 from vse.train.use.attention import with_attention
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
@@ -301,9 +301,6 @@ def _of_photo(trained: TrainedRun, file: Path, weights_dir: Path | None) -> Enco
         seen = (crops,)
     else:
         vectors = extractor.features(crops)
-        if sets:
-            seen = vectors, torch.ones(vectors.shape[:2], dtype=torch.bool)
-        else:
-            seen = (vectors if vectors.ndim == 2 else vectors.mean(1),)
+        seen = whole_sets(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
     with torch.inference_mode():
         return tuple(part.cpu() for part in model.embed_images(*(part.to(trained.device) for part in seen)))
