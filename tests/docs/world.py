@@ -117,7 +117,8 @@ class World:
         """A small demo, folds as small as its test split, and a small network for the features that every example reads."""
         (self.folder / "config/datasets/demo.yaml").write_text(DEMO)
         (self.folder / "config/features/fc7.yaml").write_text(FC7)
-        (self.folder / "config/features/effnet_grid.yaml").write_text(GRID)
+        for name in ("effnet_grid", "effnet_map"):
+            (self.folder / f"config/features/{name}.yaml").write_text(GRID)
         for module, old, new in SMALLER:
             text = (self.folder / module).read_text()
             assert text.count(old) == 1, f"{module}: {old}"
@@ -137,7 +138,7 @@ class World:
         for name, folder in (("coco", "images"), ("flickr30k", "flickr30k-images"), ("flickr8k", "images")):
             shutil.copy(dataset, published / f"dataset_{name}.json")
             shutil.copytree(dataset.parent / "images", published / folder, dirs_exist_ok=True)
-        (published / "glove.6B.50d.txt").write_text("a 0.1 0.2\n")
+        (published / "glove.6B.50d.txt").write_text("a" + 50 * " 0.1" + "\n")
 
     def _environment(self, package: Path) -> dict[str, str]:
         with socket.create_server(("127.0.0.1", 0)) as free:
