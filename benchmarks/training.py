@@ -108,7 +108,7 @@ class Data:
 
     def model(self, experiment: ExperimentConfig, seed: int) -> Model:
         torch.manual_seed(seed)
-        return build_model(experiment.model, *model_inputs(self.cache, None, self.vocabulary))
+        return build_model(experiment.model, *model_inputs(self.cache, None, None, self.vocabulary))
 
 
 class Items(Dataset[Item]):

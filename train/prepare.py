@@ -9,12 +9,14 @@ import torch
 from vse.features.cache import FeatureCache
 from vse.features.cnn_extractor import cnn_config, rebuild_extractor
 from vse.features.reader import FeatureReader
+from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.data.cached import CachedFeatures
 from vse.train.data.captions import CaptionInputs, WordNumbers
 from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.tokens import TokenNumbers
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import PARTS, Input, Model, build_model
@@ -53,10 +55,11 @@ def prepare_task(
         vocabulary = Vocabulary.build((caption.tokens for caption in pairs.captions), settings.min_count)
     seen, validated, cnn = _images(experiment, inputs, pairs, val, processes)
     taken = seen.gb_kept if isinstance(seen, CachedImages) else 0
-    captions = read_captions(inputs.captions, pairs, vocabulary, processes.device, _room(experiment), taken)
-    split = Split(val, validated, read_captions(inputs.captions, val, vocabulary, processes.device))
+    texts = inputs.captions, inputs.transformer, vocabulary
+    captions = read_captions(*texts, pairs, processes.device, _room(experiment), taken)
+    split = Split(val, validated, read_captions(*texts, val, processes.device))
     torch.manual_seed(seed)
-    model = build_model(experiment.model, *model_inputs(inputs.cache, inputs.captions, vocabulary), cnn).to(processes.device)
+    model = build_model(experiment.model, *model_inputs(inputs.cache, *texts), cnn).to(processes.device)
     if inputs.words is not None:
         start_words(model, vocabulary, inputs.words)
     if inputs.base is not None:
@@ -79,27 +82,36 @@ def prepare_task(
     return task, vocabulary
 
 
-def model_inputs(images: FeatureCache, captions: FeatureCache | None, vocabulary: Vocabulary) -> tuple[Input, Input]:
+def model_inputs(
+    images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
+) -> tuple[Input, Input]:
     """What a model reads of images and of captions."""
-    read = Input(Kind.WORDS, len(vocabulary), "the captions") if captions is None else _input_of(captions)
-    return _input_of(images), read
+    if captions is not None:
+        return _input_of(images), _input_of(captions)
+    if transformer is not None:
+        n_tokens = transformer.tokenizer.get_vocab_size()
+        return _input_of(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
+    return _input_of(images), Input(Kind.WORDS, len(vocabulary), "the captions")
 
 
 def read_captions(
     cache: FeatureCache | None,
-    pairs: Pairs,
+    transformer: Transformer | None,
     vocabulary: Vocabulary,
+    pairs: Pairs,
     device: torch.device,
     memory_gb: float = 0,
     taken_gb: float = 0,
 ) -> CaptionInputs:
-    """What the model reads of captions: words, or features of a cache.
+    """What the model reads of captions: features of a cache, tokens of a transformer, or words.
 
     Of the features so many GB may be kept in memory, of which others have taken some already.
     """
-    if cache is None:
-        return WordNumbers(pairs.captions, vocabulary, device)
-    return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
+    if cache is not None:
+        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
+    if transformer is not None:
+        return TokenNumbers([caption.raw for caption in pairs.captions], transformer, device)
+    return WordNumbers(pairs.captions, vocabulary, device)
 
 
 def _input_of(cache: FeatureCache) -> Input:
@@ -136,6 +148,9 @@ def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: Exper
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
         raise UserError(f"{inputs.words}: the word embeddings come from {base.path} already; leave the word vectors out")
+    tokens = inputs.transformer if "caption_encoder" in parts else None
+    if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
+        raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
     best, read_sha256 = base.read_best()
     if read_sha256 != inputs.base_sha256:

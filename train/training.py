@@ -97,7 +97,7 @@ def train(
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:
         inputs = replace(inputs, words=encoder.word_file())
-    opened = open_inputs(cache, dataset, experiment, folder, seed, inputs)
+    opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder)
     experiment = _as_read(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
@@ -122,10 +122,8 @@ def train(
         processes.broadcast(0)  # nobody writes before all have read
         if processes.first:
             if action == "start":
-                folder.start(experiment, vocabulary, record)
-            else:
-                vocabulary.save(folder.vocabulary_file)
-            record["files"] = {file.name: sha256_file(file) for file in (folder.config_file, folder.vocabulary_file)}
+                folder.start(experiment, record)
+            record["files"] = folder.save_texts(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
         try:
             best_sha256 = _run(folder, solver, identity, extras.tensorboard, best_sha256)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,26 +50,37 @@ class EncodedCaptions:
         return (torch.from_numpy(vectors.astype(self._dtype)).float().to(self._device),)
 
 
+class NumberLists:
+    """Lists of integers, none of them empty, in one flat array, so that a batch is padded without a loop over captions."""
+
+    def __init__(self, lists: Iterable[Sequence[int]]) -> None:
+        flat, lengths = array("i"), array("i")
+        for numbers in lists:
+            flat.extend(numbers)
+            lengths.append(len(numbers))
+        self._lengths = np.asarray(lengths, np.int64)
+        self._starts = np.cumsum(self._lengths) - self._lengths
+        self._flat = np.asarray(flat)
+
+    def of(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Some lists, padded (n, longest), and their lengths (n,)."""
+        lengths = self._lengths[rows]
+        column = np.arange(lengths.max(initial=1))
+        inside = column < lengths[:, None]
+        padded = np.where(inside, self._flat[np.minimum(self._starts[rows][:, None] + column, len(self._flat) - 1)], padding)
+        return padded.astype(np.int64), lengths
+
+
 class WordNumbers:
-    """Numbers of words. They lie in one flat array, so that a batch is padded without a loop over captions."""
+    """Numbers of words."""
 
     kind = Kind.WORDS
 
     def __init__(self, captions: Sequence[Caption], vocabulary: Vocabulary, device: torch.device) -> None:
-        words, lengths = array("i"), array("i")
-        for caption in captions:
-            encoded = vocabulary.encode(caption.tokens)
-            words.extend(encoded)
-            lengths.append(len(encoded))
-        self._lengths = np.asarray(lengths, np.int64)
-        self._starts = np.cumsum(self._lengths) - self._lengths
-        self._words = np.asarray(words)
+        self._words = NumberLists(vocabulary.encode(caption.tokens) for caption in captions)
         self._device = device
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Padded words (n, longest), and lengths (n,), which stay on the CPU."""
-        lengths = self._lengths[numbers]
-        column = np.arange(lengths.max(initial=1))
-        inside = column < lengths[:, None]
-        words = np.where(inside, self._words[np.minimum(self._starts[numbers][:, None] + column, len(self._words) - 1)], PAD)
-        return moved(torch.from_numpy(words.astype(np.int64)), self._device), torch.from_numpy(lengths)
+        words, lengths = self._words.of(numbers, PAD)
+        return moved(torch.from_numpy(words), self._device), torch.from_numpy(lengths)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
+from vse.features.transformer import Transformer
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
 from vse.pipeline.parts import part_of
@@ -53,11 +54,15 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class Input:
-    """What one side of a model reads: its ``kind``, its name for messages, and the length of a vector or of the vocabulary."""
+    """What one side of a model reads: its ``kind``, its name for messages, and the length of a vector or of the vocabulary.
+
+    Of tokens it is said whose they are.
+    """
 
     kind: Kind
     size: int
     name: str
+    transformer: Transformer | None = None
 
 
 class Model(nn.Module):
@@ -81,7 +86,7 @@ class Model(nn.Module):
         ):
             _check_fit(side, settings, read, config.similarity, compared)
         image_sizes, caption_sizes = (
-            Sizes(read.kind, read.size, config.dim, config.word_dim) for read in (image_input, caption_input)
+            Sizes(read.kind, read.size, config.dim, config.word_dim, read.transformer) for read in (image_input, caption_input)
         )
         self.image_encoder = image_settings.build(image_sizes)
         self.caption_encoder = caption_settings.build(caption_sizes)

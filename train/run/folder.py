@@ -1,8 +1,8 @@
 """A run directory: what a training leaves behind, and how it is found and read again.
 
 ``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
-bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); ``negatives.csv`` and TensorBoard events
-if they were asked for.
+bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); ``tokenizer.json`` and ``transformer.json``
+of a model that reads tokens; ``negatives.csv`` and TensorBoard events if they were asked for.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
 from vse.pipeline.input_files import check_input, is_path, reading, reason_of
@@ -47,6 +48,16 @@ class RunFolder:
         return self.path / "vocab.json"
 
     @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer of a model that reads tokens."""
+        return self.path / "tokenizer.json"
+
+    @property
+    def transformer_file(self) -> Path:
+        """Of such a model, the name, the longest text and the configuration of its transformer."""
+        return self.path / "transformer.json"
+
+    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.csv"
 
@@ -69,8 +80,9 @@ class RunFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that a training writes, whether they are there or not."""
-        written = (self.config_file, self.vocabulary_file, self.metrics_file, self.negatives_file, self.best_file)
-        return (*written, self.checkpoint_file, self.record_file)
+        texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
+        written = (self.metrics_file, self.negatives_file, self.best_file, self.checkpoint_file, self.record_file)
+        return (self.config_file, *texts, *written)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with."""
@@ -127,6 +139,16 @@ class RunFolder:
         content, sha256 = self.content(self.vocabulary_file)
         return Vocabulary.of_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
+    def read_transformer(self) -> Transformer:
+        """The transformer of a model that reads tokens, without its weights, which are among the run's."""
+        for file in (self.tokenizer_file, self.transformer_file):
+            if not file.is_file():
+                raise UserError(f"{file}: no such file, and this run reads captions with it; restore it, or train again")
+        saved = parse_json(self.transformer_file, self.content(self.transformer_file)[0])
+        tokenizer = self.content(self.tokenizer_file)[0]
+        with reading(self.transformer_file, "the transformer of a run"):
+            return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
+
     def evaluated(self) -> dict[str, Any]:
         """Name, key and place of the cache that the run is validated and tested with."""
         record = self.record()
@@ -142,14 +164,23 @@ class RunFolder:
         cache = self.record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
-    def start(self, settings: BaseModel, vocabulary: Vocabulary, record: Mapping[str, Any]) -> None:
+    def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
         events = self.path.glob("events.out.tfevents.*")
-        for old in (self.record_file, self.checkpoint_file, self.best_file, self.metrics_file, self.negatives_file, *events):
+        for old in (*(file for file in self.files if file != self.config_file), *events):
             old.unlink(missing_ok=True)
         write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
-        vocabulary.save(self.vocabulary_file)
         write_json(self.record_file, dict(record))
+
+    def save_texts(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
+        """Write what texts are read with; returns the SHA-256 of each file that was written before training, by its name."""
+        vocabulary.save(self.vocabulary_file)
+        written = [self.config_file, self.vocabulary_file]
+        if transformer is not None:
+            saved = {"name": transformer.name, "longest": transformer.longest, "config": dict(transformer.config)}
+            write_text(self.tokenizer_file, transformer.tokenizer_json)
+            written += [self.tokenizer_file, write_json(self.transformer_file, saved)]
+        return {file.name: sha256_file(file) for file in written}
 
     def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
         """Write ``metrics.csv``, a row per epoch; what an epoch without validation lacks is blank."""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.transformer import Transformer
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.read_once import ReadOnce
 from vse.train.kinds import Kind, kind_of_rows
+from vse.train.models.encoders.base import EncoderSettings
 from vse.train.run.folder import RunFolder, relative_path
 
 
@@ -26,7 +29,7 @@ class InputPaths:
     eval_features : cache for validation; by default the experiment's, beside the feature cache
     caption_features : cache of captions; by default the experiment's, beside the feature cache
     start_from : run folder to take weights from; by default the experiment's, of the same seed
-    weights_dir : folder of CNN weights that stand in for a download, where photos are read
+    weights_dir : folder of weights that stand in for a download, of a CNN where photos are read, and of a transformer
     words : file of word vectors that word embeddings start from; by default the experiment's
     """
 
@@ -40,11 +43,15 @@ class InputPaths:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The caches of images for training and for validation, which are often the same, and one of captions, if it is read."""
+    """The caches of images for training and for validation, which are often the same, and what captions are read with.
+
+    That is a cache of captions, or a transformer whose tokens they become; with neither, their words are read.
+    """
 
     cache: FeatureCache
     evaluated: FeatureCache
     captions: FeatureCache | None
+    transformer: Transformer | None
     dataset: Dataset
     base: RunFolder | None
     base_sha256: str
@@ -55,7 +62,9 @@ class Inputs:
     @property
     def caption_input_kind(self) -> Kind:
         """What captions are read as."""
-        return Kind.WORDS if self.captions is None else kind_of_rows(self.captions.row_kind)
+        if self.captions is not None:
+            return kind_of_rows(self.captions.row_kind)
+        return Kind.WORDS if self.transformer is None else Kind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
         """What a run is made from, beside its settings."""
@@ -71,6 +80,11 @@ class Inputs:
             identity |= {"eval_feature_key": self.evaluated.key}
         if self.captions is not None:
             identity |= {"caption_feature_key": self.captions.key}
+        if self.transformer is not None:
+            identity |= {
+                "tokenizer_sha256": self.transformer.tokenizer_sha256,
+                "transformer_sha256": self.transformer.weights_sha256,
+            }
         if self.base is not None:
             identity |= {"start_from_sha256": self.base_sha256}
         return identity
@@ -95,9 +109,15 @@ class Inputs:
 
 
 def open_inputs(
-    cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, folder: RunFolder, seed: int, paths: InputPaths
+    cache: FeatureCache,
+    dataset: Dataset,
+    experiment: ExperimentPlan,
+    folder: RunFolder,
+    seed: int,
+    paths: InputPaths,
+    caption_encoder: EncoderSettings | None = None,
 ) -> Inputs:
-    """Find and check all that an experiment reads beside ``cache``."""
+    """Find and check all that an experiment reads beside ``cache``; its ``caption_encoder`` may read tokens of its own."""
     evaluated = _evaluated(cache, experiment, paths.eval_features)
     for images in (cache, evaluated):
         _check_dataset(images, dataset)
@@ -105,9 +125,19 @@ def open_inputs(
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features)
+    transformer = None
+    if captions is None and caption_encoder is not None:
+        transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
     base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
     words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
-    return Inputs(cache, evaluated, captions, dataset, base, base_sha256, paths.weights_dir, paths.words, words_sha256)
+    read = cache, evaluated, captions, transformer, dataset, base, base_sha256
+    return Inputs(*read, paths.weights_dir, paths.words, words_sha256)
+
+
+def _training_words(dataset: Dataset) -> Iterator[str]:
+    for image in dataset.split("train"):
+        for caption in image.captions:
+            yield from caption.tokens
 
 
 def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:

@@ -16,6 +16,7 @@ from vse.eval.search.hits import Attention, SearchHit
 from vse.features.extractors.extractor import UnfitSize
 from vse.features.hardware import moved
 from vse.features.places import Places
+from vse.pipeline.dataset import Caption
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage, decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
@@ -43,14 +44,14 @@ class PairAttention:
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
     def of(
-        self, photo: Path | None, image_id: int | None, tokens: Sequence[str], image: Encoded, caption: Encoded
+        self, photo: Path | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
         """The attention in one pair; None if the photo cannot be read or there are not as many boxes as regions.
 
         Parameters
         ----------
         photo, image_id : the photo, and its number if it is one of the data set
-        tokens : the words of the caption
+        text : the caption
         image, caption : what the encoders give for them, sets (1, n, dim) with their masks
         """
         size = self._size(photo)
@@ -60,7 +61,7 @@ class PairAttention:
             boxes = self._places.of(size, image_id)
         except UnfitSize:
             return None
-        words, first = self._words(tokens), torch.zeros(1, dtype=torch.int64)
+        words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
         similarity, device = self._trained.model.similarity, self._trained.device
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
@@ -93,10 +94,12 @@ class PairAttention:
                 self._sizes[photo] = None
         return None if photo is None else self._sizes[photo]
 
-    def _words(self, tokens: Sequence[str]) -> tuple[str, ...]:
-        start, *numbers, end = self._trained.vocabulary.encode(tokens)
+    def _words(self, text: Caption) -> tuple[str, ...]:
+        if self._trained.transformer is not None:
+            return tuple(self._trained.transformer.tokens(text.raw))
+        start, *numbers, end = self._trained.vocabulary.encode(text.tokens)
         known = self._trained.vocabulary.words
-        read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(tokens, numbers, strict=True))
+        read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(text.tokens, numbers, strict=True))
         return known[start], *read, known[end]
 
 
@@ -118,14 +121,11 @@ def with_attention(
     if isinstance(query, Path):
         found = attention.captions(rows)
         captions = trained.split.pairs.captions
-        seen = [
-            attention.of(query, None, captions[row].tokens, asked, found.of(torch.tensor([k]))) for k, row in enumerate(rows)
-        ]
+        seen = [attention.of(query, None, captions[row], asked, found.of(torch.tensor([k]))) for k, row in enumerate(rows)]
     else:
-        found = attention.images(rows)
+        found, asked_text = attention.images(rows), Caption(0, 0, query, tuple(tokenize(query)))
         seen = [
-            attention.of(hit.photo, hit.image_id, tokenize(query), found.of(torch.tensor([k])), asked)
-            for k, hit in enumerate(hits)
+            attention.of(hit.photo, hit.image_id, asked_text, found.of(torch.tensor([k])), asked) for k, hit in enumerate(hits)
         ]
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
@@ -167,7 +167,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
             return attention.of(
                 trained.dataset.image_path(image),
                 imgid,
-                caption.tokens,
+                caption,
                 seen.of(torch.tensor([image_rows.index(images[imgid])])),
                 read.of(torch.tensor([caption_rows.index(captions[sentid])])),
             )

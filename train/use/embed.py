@@ -19,6 +19,7 @@ from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
 from vse.features.reader import FeatureReader
 from vse.features.shards import shards_folder
+from vse.features.transformer import Transformer
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
@@ -28,6 +29,7 @@ from vse.pipeline.vocabulary import UNKNOWN, Vocabulary
 from vse.train.data.captions import CaptionInputs, EncodedCaptions
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
+from vse.train.data.tokens import TokenNumbers
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.kinds import Kind
 from vse.train.models.build import Model, build_model
@@ -58,6 +60,7 @@ class TrainedRun:
     dataset: Dataset
     cache: FeatureCache
     caption_cache: FeatureCache | None
+    transformer: Transformer | None
     vocabulary: Vocabulary
     model: Model
     split: Split
@@ -119,12 +122,14 @@ def load_run(
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
     vocabulary, vocabulary_sha256 = folder.read_vocabulary()
+    encoder = experiment.model.caption_encoder
+    transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
     if caption_cache is not None and caption_cache.dataset != dataset.name:  # its encoder reads the captions of any data set
         captions = EncodedCaptions(pairs.captions, encoder_of(caption_cache, str(where)), caption_cache.dtype, where)
     else:
-        captions = read_captions(caption_cache, pairs, vocabulary, where)
-    model = build_model(experiment.model, *model_inputs(cache, caption_cache, vocabulary), cnn).to(where)
+        captions = read_captions(caption_cache, transformer, vocabulary, pairs, where)
+    model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
     weights, weights_sha256 = folder.read_best()
     try:
         model.load_state_dict(weights)
@@ -141,6 +146,7 @@ def load_run(
         dataset=dataset,
         cache=cache,
         caption_cache=caption_cache,
+        transformer=transformer,
         vocabulary=vocabulary,
         model=model,
         split=as_read,
@@ -193,7 +199,9 @@ def embed_split(
         "trained": trained.record.get("made", {}),
         "embedded": made(),
     }
-    if trained.caption_cache is None:
+    if isinstance(trained.split.captions, TokenNumbers):
+        provenance["cut_captions"] = trained.split.captions.n_cut
+    elif trained.caption_cache is None:
         provenance["unknown_words"] = unknown_words(trained)
     if state := unfinished_state(trained.record):
         provenance["unfinished"] = state

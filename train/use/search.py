@@ -26,6 +26,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.train.data.tokens import TokenNumbers
 from vse.train.kinds import Encoded, packed, whole_sets
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
 from vse.train.use.attention import with_attention
@@ -209,7 +210,8 @@ def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
     pairs = trained.split.pairs
 
     def of() -> dict[str, str]:
-        words = [caption.tokens for caption in pairs.captions] if by_photo else []
+        raw = trained.transformer is not None
+        words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
         return {
             "side": "captions" if by_photo else "images",
             "data set": trained.dataset.name,
@@ -217,6 +219,7 @@ def _of_split(trained: TrainedRun, split: str, by_photo: bool) -> _Searched:
             "weights": trained.weights_sha256,
             "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
             "vocabulary": trained.vocabulary_sha256,
+            **({} if trained.transformer is None else {"tokenizer": trained.transformer.tokenizer_sha256}),
             "features": trained.cache.key,
             "caption features": trained.caption_cache.key if trained.caption_cache else "",
             "captions": sha256_json(words),
@@ -275,12 +278,16 @@ def _of_text(trained: TrainedRun, text: str) -> Encoded:
     tokens = tokenize(text)
     if not tokens:
         raise UserError(f"{text!r}: no word to search for")
-    if trained.caption_cache is None:
+    if trained.transformer is not None:
+        if unknown := trained.transformer.unknown(text):
+            log.warning("not known to the tokenizer of %s: %s", trained.transformer.name, ", ".join(unknown))
+        asked: tuple[Tensor, ...] = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
+    elif trained.caption_cache is None:
         words = trained.vocabulary.encode(tokens)
         unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
         if unknown:
             log.warning("not a word of the training captions: %s", ", ".join(unknown))
-        asked: tuple[Tensor, ...] = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
+        asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
     else:
         vectors = encoder_of(trained.caption_cache, str(trained.device)).encode([tokens])
         if not vectors.any():

@@ -26,6 +26,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "gru": "vse.train.models.encoders.recurrent:Gru",
         "lstm": "vse.train.models.encoders.recurrent:Lstm",
         "sru": "vse.train.models.encoders.sru:Sru",
+        "bert": "vse.train.models.encoders.bert:Bert",
         "linear": "vse.train.models.encoders.linear:Linear",
         "identity": "vse.train.models.encoders.identity:Identity",
         "branch": "vse.train.models.encoders.branch:BranchSettings",

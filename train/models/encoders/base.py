@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vse.features.transformer import Transformer
 from vse.pipeline.config import Settings
 from vse.train.kinds import Encoded, Kind
 
@@ -20,15 +21,17 @@ class Sizes:
     """What an encoder is built for.
 
     kind : what it reads
-    input_dim : length of a vector that it reads, or, of words, the size of the vocabulary
+    input_dim : length of a vector that it reads or, of words and tokens, how many there are
     dim : length of an embedding, unless the encoder's own settings say otherwise
     word_dim : length of a word's vector
+    transformer : of tokens, whose they are
     """
 
     kind: Kind
     input_dim: int
     dim: int
     word_dim: int
+    transformer: Transformer | None = None
 
 
 class Encoder(nn.Module):
@@ -62,6 +65,13 @@ class EncoderSettings(Settings):
 
     def word_file(self) -> Path | None:
         """The file of word vectors that word embeddings start from, if there is one."""
+        return None
+
+    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+        """The transformer whose tokens the encoder reads; None if it reads other things.
+
+        ``weights_dir`` has what stands in for a download, ``words`` gives those of the training captions.
+        """
         return None
 
     def build(self, sizes: Sizes) -> Encoder:

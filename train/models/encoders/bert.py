@@ -1,0 +1,104 @@
+"""Captions read by a pretrained transformer such as BERT, which may be trained further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from jaxtyping import Bool, Int
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor
+
+from vse.features.transformer import TINY, Transformer, layers_of, read_transformer, tiny_transformer
+from vse.pipeline.errors import UserError
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+
+
+class Bert(EncoderSettings):
+    """A pretrained transformer on the tokens of its own tokenizer, and a linear map of what its last layer gives.
+
+    The text encoder of the BERT model in the TOD-Net paper, section IV-A; its dropout is the model's own.
+    """
+
+    name: Literal["bert"] = "bert"
+    takes: ClassVar = (Kind.TOKENS,)
+    model: str = Field(
+        "bert-large-uncased",
+        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of 32 "
+        "with random weights and the words of the training captions, for demos",
+    )
+    states: Literal["pooled", "all"] = Field(
+        "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
+    )
+    pooling: Literal["mean", "first"] = Field(
+        "mean", description="of the last layer's outputs: their mean over a caption's tokens, or that of the first token"
+    )
+    frozen_layers: int = Field(
+        0, ge=0, description="so many layers, from the first, and the embeddings below them stay as they are; 0: none of them"
+    )
+    max_length: PositiveInt | None = Field(
+        None, description="tokens beyond which a caption is cut, special ones included; none: as many as the model can read"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of keeping its activations")
+
+    @model_validator(mode="after")
+    def _pools(self) -> Bert:
+        if self.states == "all" and self.pooling == "first":
+            raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
+        return self
+
+    def gives(self, kind: Kind) -> Kind:
+        return Kind.SETS if self.states == "all" else Kind.VECTORS
+
+    def transformer(self, weights_dir: Path | None, words: Callable[[], Iterable[str]]) -> Transformer | None:
+        if self.model == TINY:
+            return tiny_transformer(words(), self.max_length)
+        return read_transformer(self.model, weights_dir, self.max_length)
+
+    def build(self, sizes: Sizes) -> Encoder:
+        assert sizes.transformer is not None, "tokens are those of a transformer"
+        return BertEncoder(sizes.transformer, sizes.dim, self)
+
+
+class BertEncoder(Encoder):
+    """The transformer, ``network``, and the linear map of its pooled outputs or, without pooling, of each.
+
+    Frozen layers have no gradients and stay in evaluation mode.
+    """
+
+    def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
+        super().__init__()
+        self.network = transformer.network()
+        self.dim = dim
+        self.linear = xavier_linear(int(self.network.config.hidden_size), dim)
+        self.states, self.pooling = settings.states, settings.pooling
+        embeddings, layers = layers_of(self.network, transformer.name)
+        n_frozen = settings.frozen_layers
+        if n_frozen > len(layers):
+            raise UserError(f"frozen_layers: {n_frozen} of {transformer.name}, which has {len(layers)} layers")
+        self._frozen = [embeddings, *layers[:n_frozen]] if n_frozen else []
+        for module in self._frozen:
+            module.requires_grad_(False)
+        if settings.gradient_checkpointing:
+            self.network.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
+        states = self.network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+        if self.states == "all":
+            return self.linear(states), mask
+        if self.pooling == "first":
+            return (self.linear(states[:, 0]),)
+        weights = mask / mask.sum(1, keepdim=True)
+        return (self.linear((states * weights[:, :, None]).sum(1)),)
+
+    def train(self, mode: bool = True) -> BertEncoder:
+        """Frozen layers stay in evaluation mode."""
+        super().train(mode)
+        for module in self._frozen:
+            module.train(False)
+        return self
+
+    def undecayed(self) -> list[Tensor]:
+        return [self.network.get_input_embeddings().weight]
