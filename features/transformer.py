@@ -58,10 +58,11 @@ class Transformer:
         tokenizers = TOKENIZERS.load(self.name)
         with reading(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer_json)
-        n_tokens, n_known = tokenizer.get_vocab_size(), int(self.config.get("vocab_size", 0))
-        if n_tokens > n_known:
+        highest, n_known = max(tokenizer.get_vocab().values(), default=0), int(self.config.get("vocab_size", 0))
+        if highest >= n_known:
             raise UserError(
-                f"{self.name}: its tokenizer has {n_tokens} tokens and its network {n_known}: they are of different models"
+                f"{self.name}: its tokenizer numbers tokens up to {highest}, and its network knows {n_known}: they are of "
+                "different models"
             )
         longest = self.n_positions if self.longest is None else self.longest
         n_special = tokenizer.num_special_tokens_to_add(False)
@@ -106,7 +107,7 @@ class Transformer:
         sums = [file.sha256 for file in self.weights]
         return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest() if sums else ""
 
-    def network(self) -> nn.Module:
+    def network(self) -> Any:
         """The network with its weights, in float32, without what follows its last layer.
 
         Weights that lie nowhere are drawn from torch's default generator.
@@ -132,7 +133,7 @@ class Transformer:
         return _encoder(network)
 
 
-def layers_of(network: nn.Module, name: str) -> tuple[nn.Module, list[nn.Module]]:
+def layers_of(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
     """The embeddings of a transformer, and its layers from the first to the last; :class:`UserError` if it has others."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
@@ -163,7 +164,7 @@ def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transf
     """A BERT of 2 layers of 32 whose WordPiece tokenizer knows the ``words``, and all letters; its weights are drawn."""
     tokenizers = TOKENIZERS.load(TINY)
     letters = string.ascii_lowercase + string.digits
-    pieces = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters)]
+    pieces = [*_SPECIAL, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
     vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces, *sorted(set(words))]))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
@@ -182,7 +183,7 @@ def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transf
     return Transformer(TINY, config, tokenizer.to_str(), longest)
 
 
-def _encoder(network: nn.Module) -> nn.Module:
+def _encoder(network: Any) -> Any:
     """The network without a pooler, whose weights nothing would train."""
     if getattr(network, "pooler", None) is not None:
         network.pooler = None

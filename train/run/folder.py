@@ -1,8 +1,8 @@
 """A run directory: what a training leaves behind, and how it is found and read again.
 
 ``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
-bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); ``tokenizer.json`` and ``transformer.json``
-of a model that reads tokens; ``negatives.csv`` and TensorBoard events if they were asked for.
+bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); of a model that reads tokens
+``tokenizer.json`` and ``transformer.json``; ``negatives.csv`` and TensorBoard events if they were asked for.
 """
 
 from __future__ import annotations

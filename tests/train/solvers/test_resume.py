@@ -67,6 +67,11 @@ OPTIONS = {
     ],
     "SRUs with dropout": ["model.caption_encoder={name: sru, layers: 2}", "loss.mirrored_positive=true"],
     "SRUs in bf16": ["model.caption_encoder={name: sru, layers: 2, states: last}", "train.precision=bf16"],
+    "a transformer that waits, with dropout": [
+        "model.caption_encoder={name: bert, model: tiny, frozen_layers: 1, gradient_checkpointing: true}",
+        "train.frozen={caption_encoder.network: 1}",
+        "train.learning_rates={caption_encoder.network: 1e-3}",
+    ],
     "similarity network": [*BRANCHES, ON_WORDS, "model.similarity={name: network, widths: [5]}", "loss.name=logistic"],
 }
 

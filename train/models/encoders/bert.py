@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Bool, Int
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from vse.features.transformer import TINY, Transformer, layers_of, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
@@ -26,8 +28,8 @@ class Bert(EncoderSettings):
     takes: ClassVar = (Kind.TOKENS,)
     model: str = Field(
         "bert-large-uncased",
-        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of 32 "
-        "with random weights and the words of the training captions, for demos",
+        description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of "
+        "32 with random weights and the words of the training captions, for demos",
     )
     states: Literal["pooled", "all"] = Field(
         "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
@@ -70,7 +72,7 @@ class BertEncoder(Encoder):
 
     def __init__(self, transformer: Transformer, dim: int, settings: Bert) -> None:
         super().__init__()
-        self.network = transformer.network()
+        self.network: Any = transformer.network()
         self.dim = dim
         self.linear = xavier_linear(int(self.network.config.hidden_size), dim)
         self.states, self.pooling = settings.states, settings.pooling
@@ -81,8 +83,8 @@ class BertEncoder(Encoder):
         self._frozen = [embeddings, *layers[:n_frozen]] if n_frozen else []
         for module in self._frozen:
             module.requires_grad_(False)
-        if settings.gradient_checkpointing:
-            self.network.gradient_checkpointing_enable({"use_reentrant": False})
+        for layer in layers[n_frozen:] if settings.gradient_checkpointing else []:
+            layer.forward = _recomputed(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
         states = self.network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
@@ -102,3 +104,14 @@ class BertEncoder(Encoder):
 
     def undecayed(self) -> list[Tensor]:
         return [self.network.get_input_embeddings().weight]
+
+
+def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A layer's forward pass that keeps no activations; they are computed again, with the same dropout, going backward."""
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*inputs, **options)
+        return checkpoint(forward, *inputs, use_reentrant=False, **options)
+
+    return run

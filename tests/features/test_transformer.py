@@ -1,0 +1,189 @@
+"""Transformers from a folder: tokens and outputs as the library's own, and one clear line for what cannot be read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import safetensors.torch
+import torch
+import transformers
+
+from tests.transformers_made import BERT, POSITIONS, make_bert, make_transformer, word_pieces
+from vse.features.transformer import layers_of, read_transformer, tiny_transformer
+from vse.pipeline.errors import UserError
+
+TEXTS = ["A red disc on the grass.", "zebra", "", "two (2) blue squares under a green triangle " * 20]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_bert(tmp_path / "bert")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+def test_tokens_are_those_of_the_library_whatever_padding_the_file_asks_for(folder: Path) -> None:
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    for longest in (None, 7):
+        ours = read_transformer(str(folder), longest=longest).tokenizer
+        for text in TEXTS:
+            expected = theirs(text, truncation=True, max_length=longest or POSITIONS, padding=False)
+            assert ours.encode(text).ids == expected["input_ids"]
+
+
+def test_outputs_are_those_of_the_library(folder: Path) -> None:
+    theirs = transformers.BertModel.from_pretrained(folder).eval()
+    ours = read_transformer(str(folder)).network().eval()
+    tokens, mask = torch.tensor([[2, 60, 61, 3, 0], [2, 5, 40, 41, 3]]), torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]])
+    given = {"input_ids": tokens, "attention_mask": mask}
+    torch.testing.assert_close(ours(**given).last_hidden_state, theirs(**given).last_hidden_state, rtol=0, atol=0)
+    assert not any("pooler" in name for name, _ in ours.named_parameters()), "nothing would train it"
+
+
+def test_weights_in_parts_and_in_half_precision_become_one_network_in_float32(folder: Path, tmp_path: Path) -> None:
+    whole = transformers.BertModel.from_pretrained(folder).half()
+    whole.save_pretrained(tmp_path / "parts", max_shard_size="20KB")
+    (tmp_path / "parts" / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    parts = read_transformer(str(tmp_path / "parts"))
+    assert len(parts.weights) > 3
+    network = parts.network()
+    for name, weight in network.state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, whole.state_dict()[name].float()), name
+    assert parts.weights_sha256 != read_transformer(str(folder)).weights_sha256
+
+
+def test_weights_that_are_read_draw_no_numbers_and_those_that_are_not_depend_on_the_seed(folder: Path) -> None:
+    before = torch.random.get_rng_state()
+    read_transformer(str(folder)).network()
+    assert torch.equal(before, torch.random.get_rng_state())
+    drawn = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(tiny_transformer(["disc"]).network().embeddings.word_embeddings.weight)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_a_folder_of_the_short_name_stands_in_for_a_download(tmp_path: Path) -> None:
+    made = make_bert(tmp_path / "weights" / "some-bert")
+    found = read_transformer("somebody/some-bert", tmp_path / "weights")
+    assert found.weights[0].path == made / "model.safetensors"
+    with pytest.raises(UserError, match="cannot get the transformer somebody/other-bert .*a folder other-bert and name"):
+        read_transformer("somebody/other-bert", tmp_path / "weights")
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "roberta": lambda: transformers.RobertaConfig(**BERT),
+    "mpnet": lambda: transformers.MPNetConfig(**BERT),
+    "electra": lambda: transformers.ElectraConfig(**BERT, embedding_size=16),
+    "distilbert": lambda: transformers.DistilBertConfig(
+        vocab_size=BERT["vocab_size"], dim=32, n_layers=2, n_heads=2, hidden_dim=64, max_position_embeddings=POSITIONS
+    ),
+}
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_padding(family: str, tmp_path: Path) -> None:
+    transformer = read_transformer(str(make_transformer(tmp_path / family, CONFIGS[family]())))
+    network = transformer.network().eval()
+    _, layers = layers_of(network, family)
+    assert len(layers) == 2
+    longest = transformer.tokenizer.encode("disc " * POSITIONS).ids
+    assert len(longest) == transformer.n_positions == POSITIONS - 2 * (family in ("roberta", "mpnet"))
+    short = transformer.tokenizer.encode("a red disc").ids
+    padded = short + [transformer.padding] * (len(longest) - len(short))
+    mask = torch.arange(len(longest)) < torch.tensor([[len(short)], [len(longest)]])
+    both = network(input_ids=torch.tensor([padded, longest]), attention_mask=mask.long()).last_hidden_state
+    alone = network(input_ids=torch.tensor([short]), attention_mask=torch.ones(1, len(short)).long()).last_hidden_state
+    torch.testing.assert_close(both[0, : len(short)], alone[0])
+
+
+def test_what_a_tokenizer_does_not_know_is_named(folder: Path) -> None:
+    assert read_transformer(str(folder)).unknown("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
+    assert read_transformer(str(folder)).tokens("Red zoo") == ["[CLS]", "red", "z", "##o", "##o", "[SEP]"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_that_lacks_a_file_is_refused(name: str, folder: Path) -> None:
+    (folder / name).unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=rf"{folder}: no {name}"):
+        read_transformer(str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_is_something_else_is_named(name: str, folder: Path) -> None:
+    (folder / name).write_text("junk")
+
+    def load() -> None:
+        transformer = read_transformer(str(folder))
+        assert transformer.tokenizer
+        transformer.network()
+
+    with pytest.raises(UserError, match=f"^{folder}.*: not "):
+        load()
+
+
+def edited(folder: Path, **changes: Any) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder)
+
+
+def test_a_configuration_that_does_not_fit_its_weights_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match="not those of the network in config.json"):
+        read_transformer(edited(folder, num_hidden_layers=3)).network()
+    with pytest.raises(UserError, match="weights"):
+        read_transformer(edited(folder, num_hidden_layers=2, intermediate_size=60)).network()
+    with pytest.raises(UserError, match="lacks model_type"):
+        read_transformer(edited(folder, model_type=None))
+    with pytest.raises(UserError, match="not a transformer that the library knows"):
+        read_transformer(edited(folder, model_type="no such")).network()
+
+
+def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
+    word_pieces("umbrella").save(str(folder / "tokenizer.json"))
+    n = BERT["vocab_size"]
+    with pytest.raises(UserError, match=rf"its tokenizer numbers tokens up to {n}, and its network knows {n}"):
+        read_transformer(str(folder)).tokenizer  # noqa: B018
+
+
+@pytest.mark.parametrize("longest", [1, 2, POSITIONS + 1])
+def test_a_length_that_leaves_no_room_or_is_beyond_the_positions_is_refused(longest: int, folder: Path) -> None:
+    with pytest.raises(UserError, match=f"max_length {longest} does not suit it; it has {POSITIONS} positions"):
+        read_transformer(str(folder), longest=longest).tokenizer  # noqa: B018
+
+
+def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
+    config = transformers.GPT2Config(vocab_size=BERT["vocab_size"], n_embd=8, n_layer=2, n_head=2, n_positions=POSITIONS)
+    network = read_transformer(str(make_transformer(tmp_path / "gpt", config))).network()
+    with pytest.raises(UserError, match="gpt: not an encoder of texts such as BERT"):
+        layers_of(network, "gpt")
+
+
+def test_weights_that_are_replaced_meanwhile_are_refused(folder: Path) -> None:
+    transformer = read_transformer(str(folder))
+    tensors = safetensors.torch.load_file(folder / "model.safetensors")
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt", "more": "bytes"})
+    with pytest.raises(UserError, match="was replaced or written to while it was read"):
+        transformer.network()
+
+
+@pytest.mark.parametrize(("module", "name"), [("tokenizers", "Tokenizers"), ("transformers", "Transformers")])
+def test_a_missing_library_is_one_line_that_names_the_extra(
+    module: str, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformer = read_transformer(str(folder))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(UserError, match=rf"needs {name}: pip install 'vse-pipeline\[text\]'"):
+        (transformer.tokenizer if module == "tokenizers" else transformer.network)()

@@ -1,0 +1,209 @@
+"""A transformer trained in the loop, through the commands: what a run keeps of it, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.train import forked
+from tests.train.conftest import COMMAND, SETS, experiment, state, weights
+from tests.train.run.test_processes import assert_close
+from tests.train.use.searching import printed
+from tests.transformers_made import make_bert, word_pieces
+from vse.eval.cli import eval_main
+from vse.pipeline.dataset import load_dataset_file
+from vse.train.cli import embed_main, report_main, train_main
+from vse.train.run.folder import RunFolder
+from vse.train.training import train
+
+TOKENS = "tokenizer.json"
+
+
+def encoder(folder: Path | str, **more: Any) -> list[str]:
+    settings = ", ".join(f"{key}: {json.dumps(value)}" for key, value in {"model": str(folder), **more}.items())
+    return [f"model.caption_encoder={{name: bert, {settings}}}"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a transformer. Read only."""
+    return make_bert(tmp_path_factory.mktemp("bert") / "bert")
+
+
+@pytest.fixture(scope="module")
+def run(bert: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three epochs, the transformer waiting for one. Its folder is gone when it is used. Read only."""
+    folder = tmp_path_factory.mktemp("gone") / "bert"
+    shutil.copytree(bert, folder)
+    sets = [*encoder(folder, frozen_layers=1), "train.frozen={caption_encoder.network: 1}", "train.learning_rate=1e-3"]
+    out = train(cache, experiment(*sets), out=tmp_path_factory.mktemp("runs") / "run")
+    shutil.rmtree(folder)
+    return out
+
+
+def done(main: Callable[[list[str]], None], *arguments: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([str(argument) for argument in arguments])
+    assert stop.value.code == 0
+
+
+def test_heads_are_trained_first_and_frozen_layers_never(bert: Path, run: Path) -> None:
+    before = transformers.BertModel.from_pretrained(bert).state_dict()
+    prefix = "caption_encoder.network."
+    after = {name.removeprefix(prefix): weight for name, weight in state(run)["model"].items() if name.startswith(prefix)}
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in after if name.startswith("encoder.layer.1.")}
+    steps = {float(entry["step"]) for entry in state(run)["optimizer"]["state"].values()}
+    assert steps == {24.0, 16.0}, "the transformer waits for the first of three epochs of eight steps"
+    trained = [weight for name, weight in state(run)["model"].items() if prefix not in name or "encoder.layer.1." in name]
+    assert len(state(run)["optimizer"]["state"]) == len(trained), "none for what is frozen"
+
+
+def test_embeddings_are_those_of_the_best_weights_without_the_folder_of_the_transformer(
+    run: Path, demo: Path, tmp_path: Path
+) -> None:
+    done(embed_main, run)
+    done(eval_main, run / "test.h5", "--out", tmp_path / "result.json")
+    best = weights(run)
+    config = json.loads((run / "transformer.json").read_text())["config"]
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**config)).eval()
+    prefix = "caption_encoder.network."
+    own = {name.removeprefix(prefix): weight for name, weight in best.items() if name.startswith(prefix)}
+    assert all(name.startswith("pooler.") for name in model.load_state_dict(own, strict=False).missing_keys)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(run / TOKENS))
+    raw = {caption.sentid: caption.raw for image in load_dataset_file(demo).images for caption in image.captions}
+    linear = [best[f"caption_encoder.linear.{name}"] for name in ("weight", "bias")]
+    with h5py.File(run / "test.h5") as file:
+        for caption_id, vector in zip(file["caption_ids"][:9], file["captions"][:9], strict=True):
+            states = model(input_ids=torch.tensor([tokenizer(raw[caption_id])["input_ids"]])).last_hidden_state[0]
+            mapped = linear[0] @ states.mean(0) + linear[1]
+            np.testing.assert_allclose(vector, (mapped / mapped.norm()).detach(), rtol=1e-4, atol=1e-5)
+        assert json.loads(file.attrs["provenance"])["cut_captions"] == 0
+
+
+def test_a_text_is_read_by_the_same_tokenizer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found, said = printed(capsys, run, "A RED disc!", "-k", 3)
+    assert (len(found), said) == (3, "")
+    assert printed(capsys, run, "a red disc!", "-k", 3)[0] == found, "it makes letters small"
+    _, said = printed(capsys, run, "a red ☂", "-k", 3)
+    assert "not known to the tokenizer of" in said
+    assert said.strip().endswith(": ☂")
+
+
+def test_an_index_of_captions_is_of_the_texts_as_they_are_written(
+    run: Path, demo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photo = load_dataset_file(demo).image_path(load_dataset_file(demo).split("test")[0])
+    plain, _ = printed(capsys, run, photo)
+    for _ in range(2):
+        assert printed(capsys, run, photo, "--index", tmp_path / "captions.faiss")[0] == plain
+
+
+def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    own = shutil.copytree(run, tmp_path / "run")
+    for name in (TOKENS, "transformer.json"):
+        content = (own / name).read_text()
+        (own / name).write_text(content + " ")
+        assert f"{name}: not what the training wrote" in fails(embed_main, own)
+        (own / name).unlink()
+        assert f"{name}: no such file, and this run reads captions with it" in fails(embed_main, own)
+        (own / name).write_text(content)
+    record = json.loads((own / "run.json").read_text())
+    assert record["files"].keys() == {"config.yaml", "vocab.json", TOKENS, "transformer.json", "best.safetensors"}
+    del record["files"]  # as if by an older version
+    (own / "run.json").write_text(json.dumps(record))
+    word_pieces("umbrella", "zebra").save(str(own / TOKENS))
+    assert "they are of different models" in fails(embed_main, own)
+    (own / "transformer.json").write_text("[]")
+    assert "transformer.json: not the transformer of a run" in fails(embed_main, own)
+
+
+def test_a_run_goes_on_only_with_the_transformer_that_it_began_with(
+    bert: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    folder = shutil.copytree(bert, tmp_path / "bert")
+    sets = [part for value in encoder(folder) for part in ("--set", value)]
+    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, *sets, "--set", "train.epochs=1"]
+    done(train_main, *arguments)
+    done(train_main, *arguments, "--resume")
+    tokenizer = json.loads((bert / TOKENS).read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / TOKENS).write_text(json.dumps(tokenizer))
+    assert "holds a run of other settings (tokenizer_sha256: " in fails(train_main, *arguments, "--resume")
+    shutil.copy(bert / TOKENS, folder)
+    make_bert(tmp_path / "other", seed=1)
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    assert "holds a run of other settings (transformer_sha256: " in fails(train_main, *arguments, "--resume")
+
+
+def test_a_run_starts_from_one_of_the_same_tokenizer_alone(
+    run: Path, bert: Path, cache: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    more = train(cache, experiment(*encoder(bert), "train.epochs=1"), out=tmp_path / "first")
+    arguments = ["--features", cache, "--out", tmp_path / "run", *COMMAND, "--start-from", more]
+    done(train_main, *arguments, *(p for value in encoder(bert) for p in ("--set", value)), "--set", "train.epochs=1")
+    other = make_bert(tmp_path / "other")
+    content = json.loads((bert / TOKENS).read_text())
+    content["normalizer"]["lowercase"] = False
+    (other / TOKENS).write_text(json.dumps(content))
+    line = fails(train_main, *arguments, "--overwrite", *(p for value in encoder(other) for p in ("--set", value)))
+    assert "first/tokenizer.json: not the tokenizer of " in line
+
+
+def test_bad_settings_are_one_line(bert: Path, cache: Path, tfidf: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    def line(*sets: str) -> str:
+        chosen = [part for value in sets for part in ("--set", value)]
+        return fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, *chosen)
+
+    assert "no-such: no such folder of a transformer" in line(*encoder("./no-such"))
+    assert "frozen_layers: 9 of" in line(*encoder(bert, frozen_layers=9))
+    assert "max_length 999 does not suit it" in line(*encoder(bert, max_length=999))
+    assert "the caption encoder 'bert' reads tokens, not the vectors of the feature 'tfidf'" in line(
+        *encoder(bert), "caption_feature=tfidf"
+    )
+    assert "solver: cca reads captions as vectors" in line(*encoder(bert), "solver=cca")
+    assert "compares vectors of captions, and the caption encoder 'bert' makes sets" in line(*encoder(bert, states="all"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_scan_attends_to_tokens(bert: Path, positions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = ["model.similarity={name: scan, attention: t2i}", *encoder(bert, states="all"), "train.epochs=1"]
+    run = train(positions, experiment(*sets), out=tmp_path / "run")
+    page = tmp_path / "page.html"
+    printed(capsys, run, "a red zoo", "-k", 2, "--html", page)
+    for token in ("[CLS]", "red", "##o", "[SEP]"):
+        assert token in page.read_text()
+    done(embed_main, run)
+    done(eval_main, run / "test.h5", "--out", tmp_path / "result.json")
+    done(report_main, tmp_path / "result.json", "--out", tmp_path / "report.html")
+    assert "[CLS]" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
+    steady = make_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    sets = [*encoder(steady, frozen_layers=1), "train.epochs=2", "train.batch_size=50", "train.learning_rate=2e-5"]
+    sets.append("train.frozen={caption_encoder.network: 1}")
+    train(cache, experiment(*sets), out=tmp_path / "one")
+    chosen = [part for value in [*SETS, *sets] for part in ("--set", value)]
+    arguments = ["--features", cache, "--out", tmp_path / "two", "--threads", 1, *chosen]
+    codes, log = forked.run_together(arguments, 2, tmp_path)
+    assert codes == [0, 0], log
+    assert_close(state(tmp_path / "one")["rows"], state(tmp_path / "two")["rows"])
+    assert_close(state(tmp_path / "one")["model"], state(tmp_path / "two")["model"])
+
+
+def test_bf16_and_checkpointing_train(bert: Path, cache: Path, tmp_path: Path) -> None:
+    sets = [*encoder(bert, gradient_checkpointing=True), "train.precision=bf16", "train.epochs=2"]
+    run = train(cache, experiment(*sets), out=tmp_path / "run")
+    assert RunFolder(run).record()["state"] == "finished"
