@@ -22,6 +22,7 @@ from vse.pipeline.presets import changed_fields
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.recurrent import Lstm
 from vse.train.models.encoders.sru import Sru
@@ -48,6 +49,7 @@ ROWS = [
     *(f"ace 1.{row}" for row in range(1, 7)),
     "todnet 1.1",
     "todnet 1.3",
+    "todnet 1.5",
     "todnet 4.2",
     "todnet 5.7",
     "todnet 5.10",
@@ -160,9 +162,33 @@ def test_banks_of_random_crops_are_cut_as_the_paper_says(name: str) -> None:
 
 
 def test_crops_on_the_fly_are_cut_as_the_paper_says() -> None:
-    on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures" and name != "dsve"]
-    assert len(on_the_fly) == 10
-    assert all(load_experiment(name).images.random_crop == "plain" for name in on_the_fly)
+    on_the_fly = [name for name in EXPERIMENTS if load_experiment(name).images.source == "pictures"]
+    plain = [name for name in on_the_fly if load_experiment(name).images.random_crop == "plain"]
+    assert len(plain) == 10
+    assert set(on_the_fly) - set(plain) == {"dsve", "bert"}, "TOD-Net's paper, section IV-B: a random resize-and-crop"
+
+
+def test_bert_is_trained_as_the_paper_says() -> None:
+    """TOD-Net's paper, section IV-A and B."""
+    found = load_experiment("bert")
+    assert found.model.caption_encoder == Bert(model="google-bert/bert-large-uncased", pooling="mean", frozen_layers=16)
+    assert found.model.image_encoder == Weldon(channels=2400, k_max=15, k_min=15)
+    assert (found.train.epochs, found.train.batch_size, found.train.decay_at, found.train.decay) == (30, 160, [1, 15], 0.1)
+    assert found.train.frozen == {"cnn": 1, "caption_encoder.network": 1}
+    assert (found.images.source, found.images.finetune, found.images.random_crop) == ("pictures", True, "resized")
+    assert (found.loss.name, found.loss.same_image, found.start_from) == ("max", "keep", None)
+    crops = [load_feature(name) for name in (found.feature, str(found.eval_feature))]
+    assert [(crop.resize, crop.crop) for crop in crops if isinstance(crop, CnnConfig)] == [(256, 256), (350, 350)]
+    assert [load_experiment("bert", dataset).train.restval for dataset in ("coco", "f30k", "demo")] == [True, False, False]
+
+
+def test_the_small_form_of_bert_trains_the_last_layers_of_minilm() -> None:
+    found, base = load_experiment("bert_minilm_effnet"), load_experiment("vsepp_effnet")
+    encoder = Bert(model="sentence-transformers/all-MiniLM-L6-v2", frozen_layers=4)
+    assert found.model == base.model.model_copy(update={"caption_encoder": encoder})
+    assert (found.feature, found.loss, found.train.precision) == (base.feature, base.loss, "bf16")
+    assert found.train.frozen == {"caption_encoder.network": 1}
+    assert found.train.learning_rates == {"caption_encoder.network": 2e-5}
 
 
 def test_dsve_loc_is_that_of_the_authors_code() -> None:
