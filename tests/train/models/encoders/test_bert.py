@@ -76,6 +76,16 @@ def test_a_caption_is_the_mean_over_its_tokens_mapped_or_its_first_token_or_the_
         torch.testing.assert_close(sets[k, : len(states)], states)
 
 
+def test_many_captions_of_many_lengths_are_as_each_by_itself(folder: Path) -> None:
+    captions = [" ".join(WORDS[k % 3 : k % 3 + (7 * k) % 13]) for k in range(75)]
+    for states in ("pooled", "all"):
+        encoder = made(folder, states=states)
+        every, *mask = encoder(*read(folder, captions))
+        for k, caption in enumerate(captions):
+            alone, *_ = encoder(*read(folder, [caption]))
+            torch.testing.assert_close(every[k][mask[0][k]] if mask else every[k], alone[0])
+
+
 @given(
     captions=st.lists(st.lists(st.sampled_from([*WORDS, "zebra", "☂"]), max_size=9).map(" ".join), min_size=2, max_size=6),
     data=st.data(),
