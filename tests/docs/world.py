@@ -30,6 +30,8 @@ features:
 experiment:
   model: { dim: 32, word_dim: 16 }
   train: { epochs: 2 }
+experiments:
+  bert_minilm_effnet: { feature: fc7, model: { caption_encoder: { model: tiny, frozen_layers: 0 } } }
 """
 SMALLER = [
     ("pipeline/demo.py", "DEFAULT_IMAGES = 5500", "DEFAULT_IMAGES = 110"),

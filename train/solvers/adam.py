@@ -33,7 +33,8 @@ _COLLAPSED_ENTROPY = 0.05  # of an adversary's draws, in nats, as an epoch's mea
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
 _OUT_OF_MEMORY = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
-    "images.gradient_checkpointing=true where a CNN is trained"
+    "images.gradient_checkpointing=true where a CNN is trained, and model.caption_encoder.gradient_checkpointing=true where a "
+    "transformer is"
 )
 
 
