@@ -95,7 +95,7 @@ class BertEncoder(Encoder):
         lengths = mask.sum(1)
         order = lengths.argsort(stable=True)
         parts = []
-        for rows in order.split(_TOGETHER):
+        for rows in torch.split(order, _TOGETHER):
             longest = int(lengths[rows[-1]])
             parts.append(padded(self._read(tokens[rows, :longest], mask[rows, :longest]), mask.shape[1]))
         back = order.argsort()
