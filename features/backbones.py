@@ -29,12 +29,12 @@ def load_backbone(
     A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
     torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder.
     """
-    file = _weights_file(config, weights_dir)
+    file = weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _build(config, file is None and config.weights != "random", family, options)
     if file is not None:
-        _load_file(model, file, config.weights_sha256)
+        load_weights_file(model, file, _fitted, config.weights_sha256)
     return model.eval().requires_grad_(False)
 
 
@@ -124,12 +124,13 @@ class _LayerReached(Exception):
     """Ends a forward pass at the layer that was asked for."""
 
 
-def _weights_file(config: NetworkSettings, weights_dir: Path | None) -> Path | None:
-    if config.weights.endswith(WEIGHT_SUFFIXES):
-        return Path(config.weights)
-    if config.weights == "random" or weights_dir is None:
+def weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
+    """The file that ``weights`` names, or the one in ``weights_dir`` that stands in for a download; None if there is none."""
+    if weights.endswith(WEIGHT_SUFFIXES):
+        return Path(weights)
+    if weights == "random" or weights_dir is None:
         return None
-    stem = config.model.rpartition("/")[2]
+    stem = model.rpartition("/")[2]
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
@@ -198,6 +199,12 @@ def _build_timm(name: str, weights: str | None) -> nn.Module:
 
 def _build_open_clip(name: str, weights: str | None) -> nn.Module:
     """The image tower of an OpenCLIP model, with its projection."""
+    tower: nn.Module = open_clip_model(name, weights).visual
+    return tower
+
+
+def open_clip_model(name: str, weights: str | None) -> Any:
+    """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones."""
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
         raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
@@ -205,10 +212,9 @@ def _build_open_clip(name: str, weights: str | None) -> nn.Module:
     if weights not in (None, *tags):
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     try:
-        tower: nn.Module = open_clip.create_model(name, pretrained=weights).visual
+        return open_clip.create_model(name, pretrained=weights)
     except (OSError, RuntimeError) as error:
         raise _no_weights(f"open_clip/{name}", name, error) from None
-    return tower
 
 
 def _no_weights(model: str, stem: str, error: Exception) -> UserError:
@@ -218,7 +224,13 @@ def _no_weights(model: str, stem: str, error: Exception) -> UserError:
     )
 
 
-def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
+def load_weights_file(
+    model: nn.Module,
+    file: Path,
+    fitted: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
+    expected: str | None = None,
+) -> None:
+    """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if that is known."""
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
     opened = ReadOnce(file)
@@ -230,6 +242,6 @@ def _load_file(model: nn.Module, file: Path, expected: str | None) -> None:
         else:
             opened.stream.seek(0)
             state = torch.load(opened.stream, map_location="cpu", weights_only=True)
-        model.load_state_dict(_fitted(model, state))
+        model.load_state_dict(fitted(model, state))
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
         raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None

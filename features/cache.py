@@ -127,7 +127,8 @@ class FeatureCache:
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
         if self.offsets is None:
             return f"{len(self.ids)} {self.kind} rows of {each}"
-        return f"{len(self.ids)} images with {self.offsets[-1]} regions of {each}"
+        rows, parts = ("images", "regions") if self.kind == "image" else ("captions", "tokens")
+        return f"{len(self.ids)} {rows} with {self.offsets[-1]} {parts} of {each}"
 
 
 def failures_path(cache: Path) -> Path:

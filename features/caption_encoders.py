@@ -8,11 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 if TYPE_CHECKING:  # so that an encoder whose code lies beside its settings can derive from this class
     import torch
     from torch import Tensor
+
+    from vse.features.rows import Item
 
 TokenLists = Sequence[Sequence[str]]
 
@@ -29,10 +31,15 @@ class CaptionEncoder(ABC):
     """Turns captions, given as words, into vectors of ``dim`` numbers."""
 
     dim: int
+    reads_raw: ClassVar[bool] = False
 
     @abstractmethod
     def encode(self, captions: TokenLists) -> Tensor:
         """Vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
+
+    def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+        """Vectors of captions as a model reads them."""
+        return (self.encode([caption.tokens for caption in captions]),)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

@@ -39,7 +39,10 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         help="Leave unreadable images out and list them in OUT.failures.jsonl.",
     ),
     "weights_dir": click.option(
-        "--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of <model>.pth files, instead of downloads."
+        "--weights-dir",
+        type=_FILE,
+        envvar="VSE_WEIGHTS_DIR",
+        help="Folder of <model>.pth files or model folders, instead of downloads.",
     ),
     "words": click.option(
         "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"
@@ -171,11 +174,11 @@ def _settings_of(like: Path, dataset: Path, out: Path | None, sets: tuple[str, .
     cache = open_cache(like)
     made, name = cache.provenance, load_dataset_file(dataset).name
     extractor = made.get("config", {}).get("extractor")
-    if extractor not in EXTRACTORS or cache.kind != "image" or sets:
-        why = "--set does not go with --like" if sets else f"{like}: no features of images that an extractor here has made"
+    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted or sets:
+        why = "--set does not go with --like" if sets else f"{like}: no features that a network here has made"
         raise UserError(why)
     settings = EXTRACTORS[extractor]
-    beside = {key: made[key] for key in ("weights", "seed") if key in made and key in settings.model_fields}
+    beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made and key in settings.model_fields}
     content = {"name": cache.feature, **beside, **made["config"]}
     config = presets.validated(settings, "feature", str(like), content)
     return config, out or Path("features", f"{name}_{config.name}.h5")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features import cache, shards
+from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.rows import Ids, Item, Kind, Rows, ids_of, items_of
 from vse.pipeline.dataset import load_dataset_file
@@ -32,7 +33,7 @@ def extract_shards(
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.pictures:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
-    items = items_of(dataset, extractor.kind)
+    items = items_of(dataset, extractor.kind, extractor.config.reads_raw)
     if not 1 <= n_shards <= len(items):
         raise UserError(f"{n_shards} shards for {len(items)} rows")
     if only is not None and not 0 <= only < n_shards:
@@ -96,7 +97,9 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     if "imported" in checked.provenance:
         return "not at hand (imported features)"
     kind: Kind = "image" if checked.kind == "image" else "text"
-    changed = changed_source(items_of(dataset, kind), checked.ids, cache.read_sources(checked))
+    made_by = checked.provenance.get("config", {}).get("extractor")
+    raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw
+    changed = changed_source(items_of(dataset, kind, raw), checked.ids, cache.read_sources(checked))
     if changed is not None:
         raise UserError(f"{checked.path} was made from another {changed}")
     return "unchanged"

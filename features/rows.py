@@ -22,22 +22,24 @@ Kind = Literal["image", "text"]
 
 @dataclass(frozen=True)
 class Item:
-    """One row to be made: an image (``path``) or a caption (``tokens``)."""
+    """One row to be made: an image (``path``) or a caption, as its words (``tokens``) or as it was written (``raw``)."""
 
     id: int
     path: Path | None = None
     tokens: tuple[str, ...] = ()
+    raw: str = ""
 
     def source(self) -> NDArray[np.uint8]:
-        """SHA-256 of what the row is made from: the image file's bytes, or the words with blanks between them."""
-        return sha256_bytes(read_bytes(self.path) if self.path is not None else " ".join(self.tokens).encode())
+        """SHA-256 of what the row is made from: the image file's bytes, the text, or the words with blanks between them."""
+        return sha256_bytes(read_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode())
 
 
-def items_of(dataset: Dataset, kind: Kind) -> list[Item]:
-    """The rows of a feature of ``dataset``: all images, or all captions, in file order."""
+def items_of(dataset: Dataset, kind: Kind, raw: bool = False) -> list[Item]:
+    """The rows of a feature of ``dataset``: all images, or all captions, in file order; captions as words, or ``raw``."""
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images]
-    return [Item(caption.sentid, tokens=caption.tokens) for image in dataset.images for caption in image.captions]
+    captions = [caption for image in dataset.images for caption in image.captions]
+    return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
 
 
 def ids_of(items: Sequence[Item]) -> Ids:

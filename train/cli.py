@@ -122,6 +122,7 @@ def train_command(
 @click.option("--features", type=_FILE, help="The cache, if it was moved; or one of another data set by the same extractor.")
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the cache names]")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of a text encoder, for another data set.")
 @click.option("--unfinished", is_flag=True, help="Embed a run whose training did not finish, too; the result says so.")
 @_DEVICE
 @_THREADS
@@ -132,6 +133,7 @@ def embed_command(
     features: Path | None,
     captions: Path | None,
     caption_features: Path | None,
+    weights_dir: Path | None,
     unfinished: bool,
     device: str,
     threads: int | None,
@@ -144,7 +146,7 @@ def embed_command(
     from vse.train.use.embed import RunPlaces, embed_split
 
     use_threads(threads)
-    places = RunPlaces(features, captions, caption_features)
+    places = RunPlaces(features, captions, caption_features, weights_dir)
     with memory_guard(_NO_MEMORY):
         click.echo(embed_split(run, out, split, places, device, unfinished))
 
@@ -157,7 +159,7 @@ def embed_command(
 @click.option("--features", type=_FILE, help="The cache, if it was moved; or one of your album, by the same extractor.")
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the cache names]")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
-@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, for an image as the query.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of weights, of a CNN or a text encoder.")
 @click.option("--corpus", type=_FILE, help="Embeddings file by this run to search, instead of embedding the split.")
 @click.option("--index", type=_FILE, help="FAISS index file: built the first time, then read instead of embedding the split.")
 @click.option("--index-type", metavar="FACTORY", help="What to build, such as IVF1024,Flat or HNSW32.  [default: Flat]")
@@ -209,8 +211,7 @@ def search_command(
             asked,
             k,
             split,
-            places=RunPlaces(features, captions, caption_features),
-            weights_dir=weights_dir,
+            places=RunPlaces(features, captions, caption_features, weights_dir),
             device=device,
             corpus=corpus,
             index=index,

@@ -80,6 +80,10 @@ class ExperimentConfig(ExperimentPlan):
             raise ValueError("start_parts and freeze go with start_from")
         if not self.solver.uses_loss and (self.images.source != "cache" or self.start_from is not None):
             raise ValueError(f"solver: {self.solver.name} reads cached features and starts from nothing")
+        if not self.solver.uses_loss and self.adversary is not None:
+            raise ValueError(f"solver: {self.solver.name} has no steps that an adversary could make harder")
+        if not self.solver.learns and self.loss != MaxOfHinges():
+            raise ValueError(f"solver: {self.solver.name} trains nothing, so it goes with no loss ({self.loss.name})")
         return self
 
 

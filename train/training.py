@@ -168,6 +168,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
             "(--set caption_feature=hglmm) or a cache of one"
         )
+    experiment.solver.check_inputs(inputs.cache, inputs.captions)
     return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
 
 

@@ -21,6 +21,7 @@ EXTRACTORS: Registry[FeatureSettings] = Registry(
         "tfidf": "vse.features.extractors.tfidf:TfidfConfig",
         "mean_vector": "vse.features.extractors.mean_vector:MeanVectorConfig",
         "hglmm": "vse.features.extractors.hglmm:HglmmConfig",
+        "text": "vse.features.extractors.text:TextConfig",
     },
 )
 DEFAULT: str = next(iter(EXTRACTORS))

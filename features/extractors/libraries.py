@@ -39,5 +39,6 @@ class Library:
 
 LIBRARIES = {
     "timm": Library("timm", "timm", "timm", "timm"),
+    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
     "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
 }

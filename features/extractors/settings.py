@@ -51,6 +51,8 @@ class FeatureSettings(Settings):
     """What the job of a shard needs at most."""
     fitted: ClassVar[bool] = False
     """Whether an encoder is fitted before rows can be made."""
+    reads_raw: ClassVar[bool] = False
+    """Whether captions are read as they were written, not as words."""
     default_preset: ClassVar[str | None] = None
     """The preset that its command makes if it is given none; none: the one that is called as the extractor."""
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.caption_encoders import CaptionEncoder
+from vse.features.cache import FeatureCache
 from vse.features.hardware import moved
+from vse.features.new_captions import CaptionReader
+from vse.features.rows import Item
 from vse.pipeline.dataset import Caption
 from vse.pipeline.vocabulary import PAD, Vocabulary
-from vse.train.kinds import Kind
+from vse.train.kinds import Kind, kind_of_rows
 
 
 class CaptionInputs(Protocol):
@@ -33,21 +35,28 @@ class EncodedCaptions:
     Parameters
     ----------
     captions : in the order of their numbers
-    encoder : what made the cache of captions that the model was trained on
-    dtype : how that cache stores vectors, so that these are rounded as those were
+    reader : what made the cache of captions that the model was trained on
+    cache : that cache, whose rows are vectors or sets; these are rounded as those were
     device : where features are wanted
     """
 
-    kind = Kind.VECTORS
-
-    def __init__(
-        self, captions: Sequence[Caption], encoder: CaptionEncoder, dtype: np.dtype[Any], device: torch.device
-    ) -> None:
-        self._captions, self._encoder, self._dtype, self._device = captions, encoder, dtype, device
+    def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
+        self._captions, self._reader, self._cache, self._device = captions, reader, cache, device
+        self.kind = kind_of_rows(cache.row_kind)
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        vectors = self._encoder.encode([self._captions[number].tokens for number in numbers.tolist()]).numpy()
-        return (torch.from_numpy(vectors.astype(self._dtype)).float().to(self._device),)
+        captions = [self._captions[number] for number in numbers.tolist()]
+        return encoded_as(self._cache, self._reader, [(c.raw, c.tokens) for c in captions], self._device)
+
+
+def encoded_as(
+    cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
+) -> tuple[Tensor, ...]:
+    """Captions, each as it was written and as its words, as a model that was trained on ``cache`` reads them."""
+    items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
+    vectors, *mask = reader.encoded(items)
+    rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
+    return tuple(part.to(device) for part in (rounded, *mask))
 
 
 class NumberLists:

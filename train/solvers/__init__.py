@@ -13,5 +13,6 @@ SOLVERS: Registry[SolverSettings] = Registry(
     lazy={
         "gradient": "vse.train.solvers.adam:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
+        "none": "vse.train.solvers.none:NoTrainingSettings",
     },
 )

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field, PositiveInt, SerializeAsAny
 
 from vse.eval.ranking.metrics import RECALLS, metrics
+from vse.features.cache import FeatureCache
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted
 from vse.pipeline.parts import part_of
@@ -126,12 +127,17 @@ class SolverSettings(Settings):
     Attributes
     ----------
     uses_loss : whether it minimises the experiment's loss
+    learns : whether it changes any weight
     reads_words : whether captions may be read as words
     """
 
     name: str
     uses_loss: ClassVar[bool] = True
+    learns: ClassVar[bool] = True
     reads_words: ClassVar[bool] = True
+
+    def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
+        """:class:`vse.pipeline.errors.UserError` if caches of images and captions (none: words) are not what it can read."""
 
     def build(self, task: Task) -> Solver:
         """The solver of a task; :class:`vse.pipeline.errors.UserError` if it cannot solve it."""

@@ -14,9 +14,10 @@ import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.caption_extractor import encoder_of, encoder_path
+from vse.features.caption_extractor import encoder_path
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.hardware import pick_device
+from vse.features.new_captions import caption_reader
 from vse.features.reader import FeatureReader
 from vse.features.shards import shards_folder
 from vse.features.transformer import Transformer
@@ -43,11 +44,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunPlaces:
-    """Where the feature cache, ``dataset.json`` and the cache of captions of a run are, if not where ``run.json`` says."""
+    """Where the feature cache, ``dataset.json`` and the cache of captions of a run are, if not where ``run.json`` says.
+
+    ``weights_dir`` has the weights of networks that read what no cache has: other captions, or an image file.
+    """
 
     features: Path | None = None
     captions: Path | None = None
     caption_features: Path | None = None
+    weights_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,8 @@ def load_run(
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
     if caption_cache is not None and caption_cache.dataset != dataset.name:  # its encoder reads the captions of any data set
-        captions = EncodedCaptions(pairs.captions, encoder_of(caption_cache, str(where)), caption_cache.dtype, where)
+        reader = caption_reader(caption_cache, places.weights_dir, str(where))
+        captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
         captions = read_captions(caption_cache, transformer, vocabulary, pairs, where)
     model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus, Rows, Scores
@@ -20,12 +19,13 @@ from vse.eval.search.hits import SearchHit
 from vse.eval.search.index import Built, StoredRows, build_index, holds_exactly, set_parameters
 from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
 from vse.eval.search.top_k import CANDIDATES, search
-from vse.features.caption_extractor import encoder_of
 from vse.features.cnn_extractor import rebuild_extractor
+from vse.features.new_captions import caption_reader
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
 from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.train.data.captions import encoded_as
 from vse.train.data.tokens import TokenNumbers
 from vse.train.kinds import Encoded, packed, whole_sets
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
@@ -58,7 +58,6 @@ def search_split(
     split: str = "test",
     *,
     places: RunPlaces = RunPlaces(),
-    weights_dir: Path | None = None,
     device: str = "auto",
     corpus: Path | None = None,
     index: Path | None = None,
@@ -76,8 +75,8 @@ def search_split(
 
     Parameters
     ----------
-    run, split, places, device : see :func:`vse.train.use.embed.load_run`
-    weights_dir : the folder of CNN weights, for an image file
+    run, split, places, device : see :func:`vse.train.use.embed.load_run`; the weights in ``places`` are those of a CNN, for
+        an image file, and of a pretrained text encoder, for a text
     corpus : a file of :mod:`vse.eval.files.embeddings`, by this run, that is searched instead of the split
     index : the file of an index; built if it is not there, else read in place of embedding the split. :class:`UserError` if
         it is of other weights, features, split or side, or of another corpus
@@ -103,7 +102,7 @@ def search_split(
     if page is not None:
         check_out(page, read)
     _check_stages(trained, corpus, index, rerank)
-    asked = _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query)
+    asked = (_of_photo if by_photo else _of_text)(trained, query, places.weights_dir)
     if trained.model.pairwise:
         searched, among = _of_split(trained, split, by_photo), None
         if rerank is not None:
@@ -274,25 +273,28 @@ def _ranked_by(trained: TrainedRun) -> str:
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def _of_text(trained: TrainedRun, text: str) -> Encoded:
+def _of_text(trained: TrainedRun, text: str, weights_dir: Path | None) -> Encoded:
     tokens = tokenize(text)
-    if not tokens:
+    reader = None
+    if trained.caption_cache is not None:
+        reader = caption_reader(trained.caption_cache, weights_dir, str(trained.device))
+    as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
+    if not (text.strip() if as_written else tokens):
         raise UserError(f"{text!r}: no word to search for")
     if trained.transformer is not None:
         if unknown := trained.transformer.unknown(text):
             log.warning("not known to the tokenizer of %s: %s", trained.transformer.name, ", ".join(unknown))
-        asked: tuple[Tensor, ...] = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
-    elif trained.caption_cache is None:
+        asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
+    elif trained.caption_cache is None or reader is None:
         words = trained.vocabulary.encode(tokens)
         unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
         if unknown:
             log.warning("not a word of the training captions: %s", ", ".join(unknown))
         asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
     else:
-        vectors = encoder_of(trained.caption_cache, str(trained.device)).encode([tokens])
-        if not vectors.any():
+        asked = encoded_as(trained.caption_cache, reader, [(text, tokens)], trained.device)
+        if not asked[0].any():
             raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
-        asked = (vectors.to(trained.device),)
     with torch.inference_mode():
         return tuple(part.cpu() for part in trained.model.embed_captions(*asked))
 
