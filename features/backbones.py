@@ -230,7 +230,7 @@ def load_weights_file(
     fitted: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
     expected: str | None = None,
 ) -> None:
-    """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if that is known."""
+    """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if known."""
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
     opened = ReadOnce(file)

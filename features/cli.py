@@ -42,7 +42,7 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         "--weights-dir",
         type=_FILE,
         envvar="VSE_WEIGHTS_DIR",
-        help="Folder of <model>.pth files or model folders, instead of downloads.",
+        help="Folder of <model>.pth files, or of model folders for text, instead of downloads.",
     ),
     "words": click.option(
         "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"

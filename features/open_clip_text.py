@@ -57,7 +57,7 @@ class OpenClipText(TextBackbone):
             raise UserError(f"max_length {self.longest}: {config.model} reads at most {limit} tokens")
         if self._tower is None and (config.pooling != "own" or self.longest != limit):
             raise UserError(
-                f"{config.model}: gives one vector of its whole context; pooling: own and no max_length go with it"
+                f"{config.model}: runs its whole context at once; only pooling: own goes with it, and no max_length"
             )
         reading = self._prompt, self.longest
         self.reading_sha256 = (
@@ -86,7 +86,7 @@ class OpenClipText(TextBackbone):
             vectors: Tensor = self._model.encode_text(tokens)
             return vectors
         tower = self._tower
-        ends = tokens.argmax(1) if tower.pool == "argmax" else (tokens == tower.end).int().argmax(1)
+        ends = tokens.argmax(1) if tower.pool == "argmax" else tokens.eq(tower.end).int().argmax(1)
         state = self.states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
         projection = tower.module.text_projection
         if isinstance(projection, nn.Module):
@@ -106,7 +106,7 @@ class OpenClipText(TextBackbone):
 class _CausalTower:
     """A tower in which no token sees a later one: its modules, and where its vector is taken, at the last token."""
 
-    def __init__(self, module: Any, pool: str, end: int | None) -> None:
+    def __init__(self, module: Any, pool: str, end: int) -> None:
         self.module, self.pool, self.end = module, pool, end
 
 
@@ -118,7 +118,7 @@ def _causal_tower(model: Any) -> _CausalTower | None:
     plain = getattr(module, "attn_mask", None) is not None and getattr(module, "cls_emb", None) is None
     if not plain or getattr(module, "use_pad_mask", False) or pool not in ("argmax", "eos"):
         return None
-    return _CausalTower(module, pool, getattr(module, "text_eos_id" if whole else "eos_id", None))
+    return _CausalTower(module, pool, getattr(module, "text_eos_id" if whole else "eos_id", 0))
 
 
 def _of_images(name: str) -> bool:

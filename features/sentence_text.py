@@ -111,7 +111,7 @@ def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
-    """What ``modules.json`` lists; :class:`UserError` for classes that are not of the library, whose code lies in the folder."""
+    """What ``modules.json`` lists; :class:`UserError` for classes whose code is not the library's."""
     file = folder / "modules.json"
     modules: list[dict[str, Any]] = read_json(file) if file.is_file() else []
     sound = isinstance(modules, list) and all(
@@ -145,7 +145,7 @@ def _loaded(folder: Path, config: TextConfig) -> Any:
     with _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+            model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
         except Exception as error:  # the libraries raise many kinds for a folder that is not as they want it
             reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
             raise UserError(f"{folder}: not a text encoder that sentence-transformers reads ({reason})") from None
@@ -159,8 +159,9 @@ def _loaded(folder: Path, config: TextConfig) -> Any:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """In this block transformers shows no progress and only errors, and sentence-transformers only warnings."""
-    from transformers.utils import logging as theirs
+    import transformers
 
+    theirs: Any = transformers.utils.logging
     library = logging.getLogger("sentence_transformers")
     verbosity, level, bar = theirs.get_verbosity(), library.level, theirs.is_progress_bar_enabled()
     theirs.set_verbosity_error()

@@ -34,9 +34,7 @@ class TextConfig(FeatureSettings):
         description="pretrained, random, or a folder with the model; of OpenCLIP a name that it knows, or a .pth or "
         ".safetensors file",
     )
-    revision: str | None = Field(
-        None, description="branch, tag or commit of what is downloaded from the hub; none: the newest"
-    )
+    revision: str | None = Field(None, description="branch, tag or commit of a download from the hub; none: the newest")
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",

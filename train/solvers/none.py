@@ -32,7 +32,7 @@ class NoTrainingSettings(SolverSettings):
             )
         towers = [_tower(cache) for cache in (images, captions)]
         if None in towers:
-            log.warning("%s and %s: whether they are of one model cannot be told", images.path, captions.path)
+            log.warning("%s and %s: whether they are of one model is not known", images.path, captions.path)
         elif towers[0] != towers[1]:
             made_by = [f"{tower[0]} ({tower[1]})" for tower in towers if tower is not None]
             log.warning("images by %s, captions by %s: only vectors of one model can be compared as they are", *made_by)

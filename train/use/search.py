@@ -102,7 +102,7 @@ def search_split(
     if page is not None:
         check_out(page, read)
     _check_stages(trained, corpus, index, rerank)
-    asked = (_of_photo if by_photo else _of_text)(trained, query, places.weights_dir)
+    asked = _asked(trained, query, places.weights_dir)
     if trained.model.pairwise:
         searched, among = _of_split(trained, split, by_photo), None
         if rerank is not None:
@@ -271,6 +271,11 @@ def _hits(trained: TrainedRun, searched: _Searched, scores: Scores, rows: Rows, 
 def _ranked_by(trained: TrainedRun) -> str:
     """What single vectors are searched by; of a model that scores every pair these are pooled vectors."""
     return trained.model.config.similarity.ranked_by or "cosine"
+
+
+def _asked(trained: TrainedRun, query: str | Path, weights_dir: Path | None) -> Encoded:
+    """What the model's encoders give for a query."""
+    return _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query, weights_dir)
 
 
 def _of_text(trained: TrainedRun, text: str, weights_dir: Path | None) -> Encoded:
