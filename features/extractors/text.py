@@ -44,8 +44,8 @@ class TextConfig(FeatureSettings):
     prompt: str | None = Field(
         None, description="text before each caption, which some models want; none: the model's own default, mostly none"
     )
-    max_length: PositiveInt | None = Field(
-        None, description="tokens of a caption that are read, special ones counted; none: as many as the model reads"
+    max_length: int | None = Field(
+        None, ge=3, description="tokens of a caption that are read, special ones counted; none: as many as the model reads"
     )
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or autocast to bf16")

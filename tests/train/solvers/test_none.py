@@ -1,0 +1,217 @@
+"""Nothing is trained: two caches are compared as they are, and the run is one like any other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests.features.tiny_text import add_tiny_clip, tiny_bert
+from tests.train.conftest import experiment, table
+from tests.train.use.searching import printed
+from vse.eval.protocols.evaluate import evaluate
+from vse.features.cache import open_cache
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.text import TextConfig
+from vse.features.reader import FeatureReader
+from vse.features.text_extractor import TextExtractor
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.train.cli import train_main
+from vse.train.experiment import ExperimentConfig
+from vse.train.run.folder import RunFolder
+from vse.train.run.inputs import InputPaths
+from vse.train.training import Existing, Extras, train
+from vse.train.use.embed import embed_split
+
+Floats = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny OpenCLIP model, which the library knows by this name."""
+    return add_tiny_clip(tmp_path_factory.mktemp("clip"), "tiny-clip-of-none")
+
+
+@pytest.fixture(scope="module")
+def images(demo: Path, clip: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's images by the tiny model."""
+    out = tmp_path_factory.mktemp("features") / "demo_clip.h5"
+    config = CnnConfig(name="clip", model=clip, weights="random", layer="output", resize=32, crop=32, normalize=False)
+    extract_shards(demo, CnnExtractor(config), out, 2)
+    return merge(demo, out, 2)
+
+
+@pytest.fixture(scope="module")
+def captions(demo: Path, clip: str, images: Path) -> Path:
+    """The demo's captions by the other tower of the tiny model."""
+    out = images.with_name("demo_clip_text.h5")
+    extract_shards(demo, TextExtractor(TextConfig(name="clip_text", model=clip, weights="random", normalize=False)), out, 2)
+    return merge(demo, out, 2)
+
+
+def zero_shot(*sets: str) -> ExperimentConfig:
+    return experiment(*sets, name="clip_zeroshot")
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, captions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without training. Read only."""
+    return train(images, zero_shot(), out=tmp_path_factory.mktemp("runs") / "zero")
+
+
+def vectors(cache: Path, ids: list[int]) -> Floats:
+    """Rows of a cache, by their ids, of unit length."""
+    reader = FeatureReader(open_cache(cache))
+    rows = reader.rows(reader.positions(ids)).astype(np.float64)
+    found: Floats = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return found
+
+
+def slow_recalls(scores: Floats, image_of: list[int]) -> dict[str, float]:
+    """Recalls by a loop over queries: a rank counts those that score at least as high."""
+    i2t, t2i = [], []
+    for image, row in enumerate(scores):
+        own = max(row[k] for k in range(len(row)) if image_of[k] == image)
+        i2t.append(sum(row[k] >= own for k in range(len(row)) if image_of[k] != image))
+    for caption, column in enumerate(scores.T):
+        own = column[image_of[caption]]
+        t2i.append(sum(score >= own for image, score in enumerate(column) if image != image_of[caption]))
+    return {
+        f"{direction}_r{k}": 100 * float(np.mean([rank < k for rank in ranks]))
+        for direction, ranks in (("i2t", i2t), ("t2i", t2i))
+        for k in (1, 5, 10)
+    }
+
+
+def of_split(demo: Path, split: str, images: Path, captions: Path) -> tuple[Floats, Floats, list[int]]:
+    found = load_dataset_file(demo).split(split)
+    image_of = [k for k, image in enumerate(found) for _ in image.captions]
+    sentids = [caption.sentid for image in found for caption in image.captions]
+    return vectors(images, [image.imgid for image in found]), vectors(captions, sentids), image_of
+
+
+def test_the_only_epoch_has_the_recalls_of_the_cached_vectors(run: Path, demo: Path, images: Path, captions: Path) -> None:
+    x, y, image_of = of_split(demo, "val", images, captions)
+    expected = slow_recalls(x @ y.T, image_of)
+    (row,) = table(run)
+    for name, recall in expected.items():
+        assert float(row[name]) == pytest.approx(recall, abs=1e-4)
+    assert float(row["rsum"]) == pytest.approx(sum(expected.values()), abs=1e-3)
+    assert "loss" not in row
+
+
+def test_the_run_is_one_like_any_other(run: Path, demo: Path, images: Path, captions: Path, tmp_path: Path) -> None:
+    record = RunFolder(run).record()
+    assert (record["state"], record["epochs"], record["best_epoch"], record["experiment"]) == (
+        "finished",
+        1,
+        1,
+        "clip_zeroshot",
+    )
+    assert RunFolder(run).best_weights() == {}
+    with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
+        x, y, image_of = of_split(demo, "test", images, captions)
+        np.testing.assert_allclose(file["images"][:], x, atol=1e-6)
+        np.testing.assert_allclose(file["captions"][:], y, atol=1e-6)
+    result = json.loads(evaluate([tmp_path / "test.h5"], tmp_path / "r.json", bootstrap=50).read_text())
+    metrics = result["protocols"]["full"] if "full" in result.get("protocols", {}) else result
+    assert "clip_zeroshot" in json.dumps(metrics) or result["experiment"] == "clip_zeroshot"
+
+
+def test_a_text_finds_images(run: Path, demo: Path, images: Path, clip: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is encoded by the tower that made the captions' cache, as it is written."""
+    lines, _ = printed(capsys, run, "A red CIRCLE, on grass!", "-k", 4)
+    found = load_dataset_file(demo).split("test")
+    asked = TextExtractor(TextConfig(name="x", model=clip, weights="random"))
+    from vse.features.rows import Item
+
+    query = asked.encoded([Item(0, raw="A red CIRCLE, on grass!")])[0].numpy()[0]
+    scores = vectors(images, [image.imgid for image in found]) @ query
+    best = np.argsort(-scores)[:4]
+    assert [Path(line[2]).name for line in lines] == [Path(found[k].file).name for k in best]
+    np.testing.assert_allclose([float(line[1]) for line in lines], scores[best], atol=1e-3)
+
+
+def test_a_second_run_is_the_same_and_a_finished_one_is_kept(run: Path, images: Path, tmp_path: Path) -> None:
+    again = train(images, zero_shot(), out=tmp_path / "again")
+    assert {k: v for k, v in table(again)[0].items() if k != "seconds"} == {
+        k: v for k, v in table(run)[0].items() if k != "seconds"
+    }
+    before = (again / "run.json").stat().st_mtime_ns
+    train(images, zero_shot(), out=again, existing=Existing(resume=True))
+    assert (again / "run.json").stat().st_mtime_ns == before
+
+
+def test_two_lengths_are_refused(images: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    folder, out = tiny_bert(tmp_path / "bert"), tmp_path / "demo_bert.h5"
+    extract_shards(demo, TextExtractor(TextConfig(name="bert", model="a/b", weights=str(folder))), out, 1)
+    merge(demo, out, 1)
+    start = [train_main, "--features", images, "--experiment", "clip_zeroshot", "--out", tmp_path / "run"]
+    line = fails(*start, "--caption-features", out)
+    assert f"{images} has 16 numbers per vector, {out} 32; both caches must be of one model" in line
+
+
+def test_two_models_are_compared_with_a_warning(
+    images: Path, demo: Path, clip: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = add_tiny_clip(tmp_path, "tiny-clip-of-others")
+    out = tmp_path / "demo_others.h5"
+    extract_shards(demo, TextExtractor(TextConfig(name="others", model=name, weights="random")), out, 1)
+    merge(demo, out, 1)
+    train(images, zero_shot(), out=tmp_path / "run", inputs=InputPaths(caption_features=out))
+    assert f"images by {clip} (random), captions by {name} (random)" in caplog.text
+
+
+def test_towers_of_one_model_are_compared_without_one(run: Path, images: Path, tmp_path: Path, caplog: Any) -> None:
+    train(images, zero_shot(), out=tmp_path / "run")
+    assert "of one model" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["model.image_encoder=linear"], "the image encoder has weights to learn: --set model.image_encoder=identity"),
+        (["model.caption_encoder=null"], "the caption encoder has weights to learn: --set model.caption_encoder=identity"),
+    ],
+    ids=str,
+)
+def test_an_encoder_with_weights_is_refused(
+    sets: list[str], message: str, images: Path, captions: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        train(images, zero_shot(*sets, "model.dim=16"), out=tmp_path / "run")
+
+
+def test_words_are_no_vectors(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="solver: none reads captions as vectors"):
+        train(images, zero_shot("caption_feature=null"), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["loss=infonce"], "solver: none trains nothing, so it goes with no loss .infonce"),
+        (["loss.margin=0.4"], "goes with no loss .max"),
+        (["adversary=ace"], "solver: none has no steps that an adversary could make harder"),
+        (["start_from=vsepp"], "solver: none reads cached features and starts from nothing"),
+        (["images.source=pictures"], "solver: none reads cached features and starts from nothing"),
+    ],
+    ids=str,
+)
+def test_settings_of_a_training_are_refused(sets: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        zero_shot(*sets)
+
+
+def test_there_are_no_hard_negatives_to_list(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--log-negatives lists what a ranking loss finds hardest; none ranks nothing"):
+        train(images, zero_shot(), out=tmp_path / "run", extras=Extras(log_negatives=3))
