@@ -13,7 +13,20 @@ import pytest
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 
-HEAVY = {"torch", "torchvision", "faiss", "pandas", "matplotlib", "sklearn", "scipy", "cv2", "gensim", "timm", "open_clip"}
+HEAVY = {
+    "transformers",
+    "torch",
+    "torchvision",
+    "faiss",
+    "pandas",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "cv2",
+    "gensim",
+    "timm",
+    "open_clip",
+}
 
 
 def entry_points() -> dict[str, str]:

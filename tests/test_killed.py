@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.features.tiny_text import tiny_bert
 from tests.train.conftest import COMMAND as SMALL_MODEL
 from vse.features.precomp import export_precomp
 from vse.pipeline.dataset import load_dataset_file
@@ -64,6 +65,7 @@ COMMANDS = {
     "extract boxes": Killed(f"vse-extract boxes --dataset {{few}} --out demo_x.h5 {SHARDS} {BOXES}"),
     "extract tfidf": Killed(f"vse-extract tfidf --dataset {{data}} --out demo_x.h5 {SHARDS} --set min_count=1"),
     "extract hglmm": Killed(f"vse-extract hglmm --dataset {{few}} --out demo_x.h5 {SHARDS} {HGLMM}"),
+    "extract text": Killed(f"vse-extract text --dataset {{data}} --out demo_x.h5 {SHARDS} --set weights={{bert}}"),
     "train": Killed(f"{TRAIN} --set train.epochs=6", "run/best.safetensors", once=False),
     "embed": Killed("vse-embed {run} --out test.h5 --threads 1"),
     "eval": Killed("vse-eval {embeddings} --out result.json --bootstrap 200"),
@@ -106,6 +108,7 @@ def given(demo: Path, few: Path, cache: Path, run: Run, tmp_path_factory: pytest
         "data": demo,
         "few": few,
         "cache": cache,
+        "bert": tiny_bert(folder / "bert"),
         "precomp": export_precomp(cache, folder / "precomp"),
         "run": folder / "run",
         "embeddings": folder / "run/test.h5",

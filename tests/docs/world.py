@@ -21,6 +21,7 @@ COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg
 MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
 GRID = f"{FC7}positions: true\n"
+CLIP_WEIGHTS = "laion2b_s34b_b79k"
 DEMO = """
 n_images: 110
 shards: 2
@@ -121,6 +122,9 @@ class World:
         (self.folder / "config/features/fc7.yaml").write_text(FC7)
         for name in ("effnet_grid", "effnet_map"):
             (self.folder / f"config/features/{name}.yaml").write_text(GRID)
+        for name in ("clip", "clip_text"):  # whose weights would be downloaded
+            preset = self.folder / f"config/features/{name}.yaml"
+            preset.write_text(preset.read_text().replace(CLIP_WEIGHTS, "random"))
         for module, old, new in SMALLER:
             text = (self.folder / module).read_text()
             assert text.count(old) == 1, f"{module}: {old}"

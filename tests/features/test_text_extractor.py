@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tests.features.tiny_text import MAX_TOKENS, add_tiny_clip, pooling_module, tiny_bert, with_modules
+from tests.features.tiny_text import MAX_TOKENS, OTHERS, add_tiny_clip, pooling_module, tiny_bert, with_modules
 from vse.features.cache import open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
@@ -280,7 +280,7 @@ def test_what_is_finished_is_kept_and_a_shard_that_is_missing_is_made_alone(
     ("change", "said"),
     [
         ({"seed": 1}, "weights_sha256"),
-        ({"words": ("a", "dog")}, "sha256"),
+        ({"words": OTHERS}, "tokenizer_sha256"),
         ({"layer_norm_eps": 1e-3}, "network_sha256"),
         ("pooling=first", "pooling: 'own' -> 'first'"),
         ("prompt=the", "prompt"),
@@ -331,7 +331,7 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     ("change", "said"),
     [
         ({"seed": 1}, "other weights"),
-        ({"words": ("a", "dog", *"bcdefghi")}, "another tokenizer"),
+        ({"words": OTHERS}, "another tokenizer"),
         ({"layer_norm_eps": 1e-3}, "other settings of the network"),
         (None, "no folder with a text encoder"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 WORDS = ("a", "the", "red", "blue", "green", "circle", "square", "on", "grass", "dog")
+OTHERS = ("a", "the", "two", "three", "four", "triangle", "cat", "on", "sand", "bird")  # as many
 MAX_TOKENS = 60  # of a caption, that the tiny BERT reads
 CLIP = "tiny-clip-of-tests"
 

