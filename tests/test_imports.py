@@ -14,18 +14,8 @@ import pytest
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 
 HEAVY = {
-    "transformers",
-    "torch",
-    "torchvision",
-    "faiss",
-    "pandas",
-    "matplotlib",
-    "sklearn",
-    "scipy",
-    "cv2",
-    "gensim",
-    "timm",
-    "open_clip",
+    *("torch", "torchvision", "faiss", "pandas", "matplotlib", "sklearn", "scipy", "cv2", "gensim"),
+    *("timm", "open_clip", "transformers", "sentence_transformers"),
 }
 
 
