@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -212,9 +213,21 @@ def open_clip_model(name: str, weights: str | None) -> Any:
     if weights not in (None, *tags):
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     try:
-        return open_clip.create_model(name, pretrained=weights)
+        with root_logger_kept():
+            return open_clip.create_model(name, pretrained=weights)
     except (OSError, RuntimeError) as error:
         raise _no_weights(f"open_clip/{name}", name, error) from None
+
+
+@contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """In this block OpenCLIP's lines to the root logger give that no handler, which would show ours a second time."""
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
+    try:
+        yield
+    finally:
+        root.removeHandler(silent)
 
 
 def _no_weights(model: str, stem: str, error: Exception) -> UserError:

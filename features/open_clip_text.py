@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones import load_weights_file, open_clip_model, weights_file
+from vse.features.backbones import load_weights_file, open_clip_model, root_logger_kept, weights_file
 from vse.features.tensor_hash import tensors_sha256
 from vse.features.text_backbones import TextBackbone, tokenizer_sha256
 from vse.pipeline.errors import UserError
@@ -45,7 +45,8 @@ class OpenClipText(TextBackbone):
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _causal_tower(model)
         try:
-            self._tokenizer = open_clip.get_tokenizer(name)
+            with root_logger_kept():
+                self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
         inner = getattr(self._tokenizer, "tokenizer", None)  # that of transformers, if it is one

@@ -21,7 +21,7 @@ COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg
 MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safetensors", ".*")
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
 GRID = f"{FC7}positions: true\n"
-CLIP_WEIGHTS = "laion2b_s34b_b79k"
+CLIP = [("laion2b_s34b_b79k", "random"), ("ViT-B-32", "ViT-S-32-alt")]
 DEMO = """
 n_images: 110
 shards: 2
@@ -124,7 +124,11 @@ class World:
             (self.folder / f"config/features/{name}.yaml").write_text(GRID)
         for name in ("clip", "clip_text"):  # whose weights would be downloaded
             preset = self.folder / f"config/features/{name}.yaml"
-            preset.write_text(preset.read_text().replace(CLIP_WEIGHTS, "random"))
+            text = preset.read_text()
+            for old, new in CLIP:
+                assert old in text
+                text = text.replace(old, new)
+            preset.write_text(text)
         for module, old, new in SMALLER:
             text = (self.folder / module).read_text()
             assert text.count(old) == 1, f"{module}: {old}"

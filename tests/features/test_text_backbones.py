@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -115,6 +116,13 @@ def test_both_towers_of_an_openclip_file_are_read(clip: str, tmp_path: Path) -> 
     torch.save({k: v for k, v in whole.state_dict().items() if k.startswith("visual.")}, tmp_path / "images.pth")
     with pytest.raises(UserError, match=r"images\.pth: not weights of this model"):
         loaded(model=clip, weights=str(tmp_path / "images.pth"))
+
+
+def test_openclip_s_lines_leave_the_root_logger_as_it_was(clip: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler there would show each line of ours twice."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    loaded(model=clip, weights="random")
+    assert not logging.getLogger().handlers
 
 
 def test_a_tower_that_sees_its_padding_runs_whole(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_zero_training_compares_the_two_towers_of_one_model() -> None:
 @pytest.mark.parametrize("base", ["vsepp_effnet", "twobranch_effnet", "cca_effnet"])
 def test_an_experiment_on_minilm_differs_from_its_base_in_its_captions(base: str) -> None:
     name = base.replace("_effnet", "_minilm_effnet")
-    before = load_experiment(base).caption_feature or "null"
+    before = load_experiment(base).caption_feature
     changes = changed_fields(load_experiment(base).content(), load_experiment(name).content())
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
 
@@ -284,7 +284,8 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     def extractor(name: str, out: Path) -> Extractor:
         extractor = load_feature(name, "demo").extractor
         if extractor == "cnn":
-            config = load_feature(name, "demo", ["resize=32", "crop=32", "grid=2"])
+            grid = "1" if load_feature(name, "demo").extra == "openclip" else "2"  # a tower gives one vector
+            config = load_feature(name, "demo", ["resize=32", "crop=32", f"grid={grid}"])
             assert isinstance(config, CnnConfig)
             config = config.model_copy(update=SMALL.get(config.model, {}))
             return CnnExtractor(config)
