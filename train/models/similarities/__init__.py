@@ -17,5 +17,6 @@ SIMILARITIES: Registry[SimilaritySettings] = Registry(
         "euclidean": "vse.train.models.similarities.euclidean:EuclideanSettings",
         "network": "vse.train.models.similarities.network:SimilarityNetworkSettings",
         "scan": "vse.train.models.similarities.scan:ScanSettings",
+        "todnet": "vse.train.models.similarities.todnet:TodNetSettings",
     },
 )
