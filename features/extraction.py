@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features import cache, shards
+from vse.features.backbone_cache import backbone_of
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.rows import Ids, Item, Kind, Rows, ids_of, items_of
@@ -96,6 +97,8 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     dataset = load_dataset_file(checked.captions)
     if "imported" in checked.provenance:
         return "not at hand (imported features)"
+    if backbone_of(checked) is not None:
+        return "not at hand (embeddings of a model)"
     kind: Kind = "image" if checked.kind == "image" else "text"
     made_by = checked.provenance.get("config", {}).get("extractor")
     raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw

@@ -46,6 +46,10 @@ class ExperimentPlan(Settings):
     caption_feature: str | None = Field(
         None, description="the feature preset of captions whose cache is read instead of their words; none: the words"
     )
+    backbone: str | None = Field(
+        None,
+        description="experiment whose embeddings (same data set and seed) are read instead of features, images and captions",
+    )
     start_from: str | None = Field(None, description="experiment whose best weights (same data set and seed) this starts from")
     protocols: list[str] = Field(default=["auto"], min_length=1, description="protocols of the workflow's evaluation")
     ensemble_of: list[str] = Field(

@@ -40,8 +40,9 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
             raise UserError(f"experiment {name!r}: ensemble_of: unknown experiment {member!r}{did_you_mean(member, known)}")
         if "ensemble_of" in read_preset("experiments", member):
             raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
-    if plan.start_from in known and "ensemble_of" in read_preset("experiments", str(plan.start_from)):
-        raise UserError(f"experiment {name!r}: start_from: {plan.start_from!r} is an ensemble, which has no weights")
+    for key, base in (("start_from", plan.start_from), ("backbone", plan.backbone)):
+        if base in known and "ensemble_of" in read_preset("experiments", str(base)):
+            raise UserError(f"experiment {name!r}: {key}: {base!r} is an ensemble, which has no weights")
     return plan
 
 

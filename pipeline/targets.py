@@ -28,7 +28,8 @@ _FLAGS = (
 _WITH_VALUE = re.compile(r"-[cj]\w+|--(cores|jobs)=\w+")  # -c4
 _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 _NAMED = (  # patterns in which {dataset} stands for that of data sets' names
-    (r"features/(?P<dataset>{dataset})_(?P<feature>[^/.]+)\.h5", "features"),
+    (r"features/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)-\d+_(images|captions)\.h5", "experiments"),
+    (r"features/(?P<dataset>{dataset})_(?P<feature>(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+)\.h5", "features"),
     (r"results/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)\.(json|html)", "experiments"),
     (r"runs/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)/.*", "experiments"),
     (r"data/(?P<dataset>[^/]+)/dataset\.json", ""),
@@ -68,7 +69,7 @@ def _check(target: str) -> None:
             for name in others:
                 _check_name(kind, name)
             if kind == "experiments":
-                _check_experiment(dataset, others[0], run=folder == "runs")
+                _check_experiment(dataset, others[0], run=folder != "results")
 
 
 def _check_experiment(dataset: str, name: str, run: bool) -> None:

@@ -114,8 +114,14 @@ def train_command(
 
 
 @click.command("vse-embed")
-@click.argument("run", type=_FILE)
-@click.option("--split", default="test", show_default=True)
+@click.argument("runs", metavar="RUN", nargs=-1, required=True, type=_FILE)
+@click.option("--split", help="The split.  [default: test]")
+@click.option(
+    "--as-features",
+    metavar="OUT",
+    type=_FILE,
+    help="Write the embeddings of all splits as the caches OUT_images.h5 and OUT_captions.h5 instead, to train on them.",
+)
 @click.option(
     "--out", type=_FILE, help="The file to write.  [default: RUN/SPLIT.h5, of another data set RUN/DATASET_SPLIT.h5]"
 )
@@ -127,8 +133,9 @@ def train_command(
 @_DEVICE
 @_THREADS
 def embed_command(
-    run: Path,
-    split: str,
+    runs: tuple[Path, ...],
+    split: str | None,
+    as_features: Path | None,
     out: Path | None,
     features: Path | None,
     captions: Path | None,
@@ -140,15 +147,29 @@ def embed_command(
 ) -> None:
     """Write the embeddings of a split, for vse-eval.
 
-    With --features of another data set, the split is one of that: trained on one data set, tested on another.
+    With --features of another data set, the split is one of that: trained on one data set, tested on another. With
+    --as-features, RUN may be embeddings files of any program instead, one for each split.
     """
     from vse.features.hardware import memory_guard, use_threads
+    from vse.train.use.backbone import files_as_features, run_as_features
     from vse.train.use.embed import RunPlaces, embed_split
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
+    files = not runs[0].is_dir()
+    if as_features is None and len(runs) > 1:
+        raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
+    if as_features is not None and (out is not None or split is not None):
+        raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     with memory_guard(_NO_MEMORY):
-        click.echo(embed_split(run, out, split, places, device, unfinished))
+        if as_features is None:
+            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished))
+        elif files:
+            click.echo("\n".join(map(str, files_as_features(runs, as_features, captions))))
+        elif len(runs) > 1:
+            raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
+        else:
+            click.echo("\n".join(map(str, run_as_features(runs[0], as_features, places, device, unfinished))))
 
 
 @click.command("vse-search")

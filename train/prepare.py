@@ -6,6 +6,7 @@ import logging
 
 import torch
 
+from vse.features.backbone_cache import backbone_of
 from vse.features.cache import FeatureCache
 from vse.features.cnn_extractor import cnn_config, rebuild_extractor
 from vse.features.reader import FeatureReader
@@ -19,7 +20,8 @@ from vse.train.data.pairs import Pairs, Split, images_of
 from vse.train.data.tokens import TokenNumbers
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Kind, kind_of_rows
-from vse.train.models.build import PARTS, Input, Model, build_model
+from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
+from vse.train.models.encoders.identity import Identity
 from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs
@@ -49,6 +51,7 @@ def prepare_task(
     if log_negatives and not (experiment.solver.uses_loss and experiment.loss.ranks):
         name = experiment.loss.name if experiment.solver.uses_loss else experiment.solver.name
         raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} ranks nothing")
+    check_one_space(experiment.model, inputs.cache, inputs.captions)
     if inputs.base is not None:
         vocabulary = inputs.base.vocabulary()
     else:
@@ -80,6 +83,19 @@ def prepare_task(
         adversary=experiment.adversary,
     )
     return task, vocabulary
+
+
+def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
+    """:class:`UserError` if cached vectors that are compared as they are come from different models."""
+    if captions is None or not isinstance(model.image_encoder, Identity) or not isinstance(model.caption_encoder, Identity):
+        return
+    theirs, ours = backbone_of(images), backbone_of(captions)
+    if (theirs and theirs.sha256) != (ours and ours.sha256):
+        of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
+        raise UserError(
+            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}, and not of one model; "
+            "the two caches that one vse-embed --as-features writes share a space"
+        )
 
 
 def model_inputs(

@@ -15,6 +15,7 @@ import torch
 from pydantic import TypeAdapter
 
 import vse
+from vse.features.backbone_cache import backbone_of
 from vse.features.cache import open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -159,7 +160,7 @@ def _built(
 
 def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     """The experiment with the features that it really reads, which may be others than its preset asks for."""
-    read = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
             log.info("experiment %r asks for %s %r; this run reads %r", experiment.name, key, asked or "words", name)
@@ -170,6 +171,15 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
         )
     experiment.solver.check_inputs(inputs.cache, inputs.captions)
     return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
+
+
+def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
+    """The settings that say what is read: the run whose embeddings it is, or the features."""
+    backbone = backbone_of(inputs.cache)
+    if experiment.backbone is not None and backbone is not None:
+        return {"backbone": backbone.experiment}
+    names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    return names if experiment.backbone is None else {"backbone": None, **names}
 
 
 def _agreed(processes: Processes, decide: Callable[[], str]) -> str:

@@ -26,7 +26,7 @@ GPUS = int(SETTINGS.device != "cpu")
 
 wildcard_constraints:
     dataset=dataset_pattern(),
-    feature=r"[^/.]+",
+    feature=r"(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+",  # those are embeddings, of the rule embed_as_features
     experiment=r"[^/.]+",
     seed=r"\d+",
     shard=r"\d{5}",
@@ -116,6 +116,8 @@ def feature_shards(wildcards):
 def training_features(wildcards):
     """The caches of images that an experiment trains on and is validated on, which are often the same."""
     config = experiment_preset(wildcards)
+    if config.backbone:
+        return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_images.h5"]
     names = dict.fromkeys([config.feature, config.eval_feature or config.feature])
     return [f"features/{wildcards.dataset}_{name}.h5" for name in names]
 
@@ -127,7 +129,10 @@ def evaluation_features(wildcards):
 
 def caption_features(wildcards):
     """The cache of captions that an experiment reads; none if it reads words."""
-    name = experiment_preset(wildcards).caption_feature
+    config = experiment_preset(wildcards)
+    if config.backbone:
+        return [f"features/{wildcards.dataset}_{config.backbone}-{wildcards.seed}_captions.h5"]
+    name = config.caption_feature
     return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
 
 

@@ -45,3 +45,25 @@ rule embed:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
         "--features {input.features} --captions {input.dataset} --out {output} "
         "--threads {threads} 2>&1 | tee {log}"
+
+
+# The embeddings of a run as features, on which an experiment trains whose preset names the run's as its backbone.
+rule embed_as_features:
+    input:
+        features=evaluation_features,
+        caption_features=caption_features,
+        dataset="data/{dataset}/dataset.json",
+        record=rules.train.output,
+    output:
+        images="features/{dataset}_{experiment}-{seed}_images.h5",
+        captions="features/{dataset}_{experiment}-{seed}_captions.h5",
+    log:
+        "logs/embed_{dataset}_{experiment}_seed-{seed}_as_features.log",
+    threads: SETTINGS.threads
+    resources:
+        gpu=GPUS,
+        mem_mb=8000,
+    shell:
+        "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "
+        "--as-features features/{wildcards.dataset}_{wildcards.experiment}-{wildcards.seed} "
+        "--features {input.features} --captions {input.dataset} --threads {threads} 2>&1 | tee {log}"

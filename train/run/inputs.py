@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.transformer import Transformer
 from vse.features.word_files import word_file_sha256
@@ -155,6 +156,8 @@ def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: st
 
 def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
     """The cache of captions."""
+    if path is None and experiment.backbone is not None and backbone_of(cache) is not None:
+        path = captions_beside(cache.path)
     if experiment.caption_feature is None and path is None:
         return None
     hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Int
 from pydantic import Field, PositiveInt, SerializeAsAny
+from torch import Tensor
 
-from vse.eval.ranking.metrics import RECALLS, metrics
+from vse.eval.ranking.metrics import RECALLS, averaged, metrics
 from vse.features.cache import FeatureCache
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted
@@ -23,6 +25,7 @@ from vse.train.data.pairs import Pairs, Split
 from vse.train.data.samplers import SAMPLERS
 from vse.train.data.samplers.base import Sampler
 from vse.train.data.samplers.shuffled import Shuffled
+from vse.train.kinds import Packed, packed
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.models.build import Model
@@ -77,6 +80,11 @@ class TrainConfig(Settings):
         None,
         description="validate on the first so many images of the split, the same in every run (1000 in the code of VSE++); "
         "none: on all",
+    )
+    validate_fold: PositiveInt | None = Field(
+        None,
+        description="validate among so many images at a time, and take means over these folds (1000 in the TOD-Net paper); "
+        "images beyond the last whole fold are left out; none: among all at once",
     )
     early_stop: PositiveInt | None = Field(None, description="stop after so many epochs without a better validation rsum")
     on_collapse: Literal["stop", "warn"] = Field(
@@ -221,14 +229,30 @@ class Solver(ABC):
         return epoch % self.settings.validate_every == 0 or epoch == self.epochs
 
     def validate(self) -> dict[str, float]:
-        """Recalls on the validation split in both directions, and their sum."""
+        """Recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
-        image_of_caption = torch.from_numpy(self.val.pairs.image_of)
-        measured = metrics(ranks(self.model, images, captions, image_of_caption, self.settings.precision))
-        recalls = {f"{direction}_r{k}": measured[direction][f"r{k}"] for direction in ("i2t", "t2i") for k in RECALLS}
-        return {**recalls, "rsum": measured["rsum"]}
+        folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
+        measured = averaged([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
+        return {**recalls, "rsum": float(measured["rsum"])}
 
     def interrupted(self) -> Interrupted:
         """What ends the run for the signal that came."""
         where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
         return Interrupted(f"stopped in {where}; --resume continues there", self.interruption.signal or 15)
+
+
+def folds_of(
+    images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
+) -> Iterator[tuple[Packed, Packed, Tensor]]:
+    """Consecutive folds of ``size`` images with their captions, and the image of each caption among those of its fold.
+
+    Images beyond the last whole fold are left out; of fewer images than one, or without a size, all are one fold.
+    """
+    if size is None or size >= len(images):
+        yield images, captions, image_of
+        return
+    for start in range(0, len(images) - size + 1, size):
+        columns = ((image_of >= start) & (image_of < start + size)).nonzero()[:, 0]
+        rows = torch.arange(start, start + size)
+        yield packed([images.of(rows)]), packed([captions.of(columns)]), image_of[columns] - start

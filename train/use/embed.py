@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
+from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.caption_extractor import encoder_path
 from vse.features.cnn_extractor import rebuild_extractor
@@ -35,7 +36,7 @@ from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.kinds import Kind
 from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
-from vse.train.prepare import model_inputs, read_captions
+from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 
@@ -88,9 +89,9 @@ class TrainedRun:
 
 
 def load_run(
-    run: Path, split: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
+    run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """A trained run, and a split for it; a run that trained its CNN reads the photos.
+    """A trained run, and a split for it, or all of its data set (None); a run that trained its CNN reads the photos.
 
     ``places`` are where its caches and data set were moved, or those of another data set, made by the same extractors.
     :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
@@ -107,6 +108,8 @@ def load_run(
         log.info("%s: has no sums of its files, so whether they are as they were written cannot be told", folder.record_file)
     cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
+    if trained_on is not None and places.features is not None and backbone_of(cache) is not None:
+        trained_on = captions_beside(places.features)
     if places.caption_features is not None and trained_on is None:
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
     caption_file = places.caption_features or trained_on
@@ -117,7 +120,7 @@ def load_run(
     if dataset.name != cache.dataset:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
     where = pick_device(device)
-    pairs = Pairs(images_of(dataset, [split], cache))
+    pairs = Pairs(images_of(dataset, list(dataset.splits) if split is None else [split], cache))
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
@@ -126,6 +129,7 @@ def load_run(
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
         images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
+    check_one_space(experiment.model, cache, caption_cache)
     vocabulary, vocabulary_sha256 = folder.read_vocabulary()
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None

@@ -30,6 +30,7 @@ from vse.train.data.tokens import TokenNumbers
 from vse.train.kinds import Encoded, packed, whole_sets
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
 from vse.train.use.attention import with_attention
+from vse.train.use.backbone import backbone_run
 from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def search_split(
     if page is not None:
         check_out(page, read)
     _check_stages(trained, corpus, index, rerank)
-    asked = _asked(trained, query, places.weights_dir)
+    asked = _asked(trained, query, split, places.weights_dir)
     if trained.model.pairwise:
         searched, among = _of_split(trained, split, by_photo), None
         if rerank is not None:
@@ -273,9 +274,17 @@ def _ranked_by(trained: TrainedRun) -> str:
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def _asked(trained: TrainedRun, query: str | Path, weights_dir: Path | None) -> Encoded:
-    """What the model's encoders give for a query."""
-    return _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query, weights_dir)
+def _asked(trained: TrainedRun, query: str | Path, split: str, weights_dir: Path | None) -> Encoded:
+    """What the model's encoders give for a query, which goes through the backbone first if the run reads its embeddings."""
+    by_photo = isinstance(query, Path)
+    cache = trained.cache if by_photo else trained.caption_cache
+    backbone = None if cache is None else backbone_run(trained, cache, split)
+    if backbone is None:
+        return _of_photo(trained, query, weights_dir) if isinstance(query, Path) else _of_text(trained, query, weights_dir)
+    embed = trained.model.embed_images if by_photo else trained.model.embed_captions
+    embedded = _asked(backbone, query, split, weights_dir)
+    with torch.inference_mode():
+        return tuple(part.cpu() for part in embed(*(part.to(trained.device) for part in embedded)))
 
 
 def _of_text(trained: TrainedRun, text: str, weights_dir: Path | None) -> Encoded:

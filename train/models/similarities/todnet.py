@@ -51,12 +51,12 @@ class TodNetSettings(SimilaritySettings):
     width: PositiveInt | None = Field(None, description="of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
         "exp",
-        description="what multiplies a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself, with which the map "
+        description="what multiplies a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself, with which T "
         "need not have an inverse",
     )
     identity: bool = Field(
         True,
-        description="T(x; v) = x at the start: the last layers are 0, and x is added to the output of the MLP; false: no. With "
+        description="T(x; v) = x at the start: last layers are 0, and x is added to the output of the MLP; false: no. With "
         "sigmoid each coupling layer begins with a factor of 0.88",
     )
     kept_first: Literal["first", "second"] = Field(
