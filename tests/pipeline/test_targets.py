@@ -16,6 +16,8 @@ from vse.pipeline.targets import check_targets
         ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
         ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
         ("runs/demo_vsep/seed-0/run.json", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
+        ("features/demo_vsep-0_images.h5", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
+        ("features/demo_vsep-12_captions.h5", "unknown experiment 'vsep' (did you mean 'vsepp'?"),
         ("data/dem/dataset.json", "unknown dataset 'dem' (did you mean 'demo'?"),
         ("resluts/demo_vsepp.json", "did you mean results/demo_vsepp.json?"),
         ("feature/demo_fc7.h5", "did you mean features/demo_fc7.h5?"),
@@ -35,6 +37,7 @@ def test_a_mistyped_target_is_answered_with_the_nearest(before: list[str], targe
         [],
         ["all"],
         ["results/demo_vsepp.json", "features/demo_fc7.h5", "data/demo/dataset.json"],
+        ["features/demo_vsepp-0_images.h5", "features/demo_vsepp-12_captions.h5"],
         ["results/tables/vsepp_4.csv", "results/tables/summary_demo.csv"],
         ["--report", "reports/x.html"],
         ["--config", "weights_dir=/data/x.h5"],
@@ -49,6 +52,7 @@ def test_what_may_be_right_is_left_to_snakemake(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("target", "message"),
     [
+        ("features/demo_duo-0_images.h5", "^duo is an ensemble and has no run but .*_vse0; ask for results/demo_duo.json$"),
         ("runs/demo_duo/seed-0/test.h5", "^duo is an ensemble and has no run but .*_vse0; ask for results/demo_duo.json$"),
         ("results/demo_duet.html", "^experiment 'duet': ensemble_of: unknown experiment 'vsep' .did you mean 'vsepp'"),
     ],

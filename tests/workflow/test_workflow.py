@@ -137,6 +137,30 @@ def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tm
 
 
 @pytest.mark.slow
+def test_a_model_on_embeddings_brings_the_run_that_makes_them(tmp_path: Path, snakemake: Workflow) -> None:
+    """Of each seed its own."""
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    preset = "extends: todnet_vsepp\nbackbone: vsepp\nseeds: [0, 2]\ntrain: { restval: false }\n"
+    (tmp_path / "presets" / "experiments" / "small_todnet.yaml").write_text(preset)
+    done = snakemake("results/demo_small_todnet.json")
+    assert done.returncode == 0, done.stderr
+    for seed in (0, 2):
+        record = json.loads((tmp_path / f"runs/demo_small_todnet/seed-{seed}/run.json").read_text())
+        assert record["features"]["path"] == f"../../../features/demo_vsepp-{seed}_images.h5"
+        assert record["caption_features"]["path"] == f"../../../features/demo_vsepp-{seed}_captions.h5"
+        cache = open_cache(tmp_path / f"features/demo_vsepp-{seed}_images.h5")
+        assert (cache.path.parent / cache.provenance["backbone_run"]).samefile(tmp_path / f"runs/demo_vsepp/seed-{seed}")
+    result = json.loads((tmp_path / "results/demo_small_todnet.json").read_text())
+    assert result["seeds"] == [0, 2]
+    assert result["provenance"]["config"]["backbone"] == "vsepp"
+    again = snakemake("results/demo_small_todnet.json")
+    assert "Nothing to be done" in again.stderr + again.stdout
+    stricter = snakemake("results/demo_small_todnet.json", demo=DEMO.replace("epochs: 2", "epochs: 1"))
+    assert stricter.returncode == 0, stricter.stderr
+    assert (stricter.stdout + stricter.stderr).count("rule embed_as_features:") == 2, "other weights, other embeddings"
+
+
+@pytest.mark.slow
 def test_a_caption_feature_is_fitted_once_and_again_if_a_setting_changes(tmp_path: Path, snakemake: Workflow) -> None:
     target = "features/demo_tfidf.h5"
     done = snakemake(target)

@@ -133,8 +133,11 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     ]
     ace = ["vse0", "vsepp", "ace", "vsepp_regions", "scan_t2i_lse", "scan_adversary"]
     assert experiments_of("ace_1") == [("coco", name) for name in ace]
-    resnet = [("coco", "vsepp_resnet_ft_rv")]
-    assert [experiments_of(f"todnet_{number}") for number in (1, 4, 5)] == [resnet, resnet, resnet]
+    both = [("coco", "vsepp_resnet_ft_rv"), ("coco", "todnet_vsepp")]
+    assert experiments_of("todnet_1") == experiments_of("todnet_5") == both
+    rows = ["", "_none", "_caption", "_image", "_query", "_mlp"]
+    ablation = [("coco", f"todnet_vsepp{row}") for row in rows]
+    assert experiments_of("todnet_4") == [ablation[0], both[0], *ablation[1:]]
     scan = ["scan_t2i_lse", "scan_i2t_avg", "scan_t2i_avg_i2t_lse"]
     assert experiments_of("todnet_6") == [("coco", name) for name in scan]
     assert experiments_of("twobranch_1") == []
