@@ -52,6 +52,7 @@ class ConditionalNetwork(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Float[Tensor, "... condition_dim"] | None) -> Tensor:
         first, *rest = self.linears
+        assert isinstance(first, nn.Linear)
         hidden = linear(x, first.weight[:, : self.dim], first.bias)
         if condition is not None:
             hidden = hidden + linear(condition, first.weight[:, self.dim :])
@@ -128,7 +129,7 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, x: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """T(x; c) of vectors and conditions whose axes in front broadcast."""
-        return torch.cat(torch.broadcast_tensors(*self.parts(x, condition)), -1)
+        return _joined(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
         """The x whose T(x; c) is y."""
@@ -137,9 +138,15 @@ class ConditionalFlow(nn.Module):
             kept = (self._kept + number) % 2
             scale, shift = self._of(network, halves[kept], condition)
             halves[1 - kept] = (halves[1 - kept] - shift) / scale
-        return torch.cat(torch.broadcast_tensors(*halves), -1)
+        return _joined(halves)
 
     def _of(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         """What a layer multiplies by and adds, in the precision of the vectors."""
         s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
         return self._scale(s), t
+
+
+def _joined(halves: Sequence[Tensor]) -> Tensor:
+    """Halves side by side, whose axes in front broadcast."""
+    front = torch.broadcast_shapes(*(half.shape[:-1] for half in halves))
+    return torch.cat([half.expand(*front, -1) for half in halves], -1)

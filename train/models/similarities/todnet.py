@@ -143,7 +143,7 @@ class TodNet(Similarity):
 
         parts = [
             checkpoint(block, part, use_reentrant=False, preserve_rng_state=False) if again else block(part)
-            for part in conditions.split(size)
+            for part in torch.split(conditions, size)
         ]
         return torch.cat([*parts, conditions.new_empty(0, n)])
 
