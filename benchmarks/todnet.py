@@ -101,10 +101,7 @@ def evaluation(n_images: int, blocks: int, who: str, width: int, precision: str)
             PairScores(model, images, captions, precision)(rows, columns)
 
     taken = timed(work, precision)
-    if who == "loop":
-        scored = (4 * blocks * n_images + blocks * len(captions)) / 2
-    else:
-        scored = n_rows * n_columns
+    scored = (4 * blocks * n_images + blocks * len(captions)) / 2 if who == "loop" else n_rows * n_columns
     return {"s_per_million": 1e6 * taken / scored, "share": scored / (n_images * len(captions))}
 
 

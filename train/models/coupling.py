@@ -148,5 +148,6 @@ class ConditionalFlow(nn.Module):
 
 def _joined(halves: Sequence[Tensor]) -> Tensor:
     """Halves side by side, whose axes in front broadcast."""
-    front = torch.broadcast_shapes(*(half.shape[:-1] for half in halves))
-    return torch.cat([half.expand(*front, -1) for half in halves], -1)
+    first, second = halves
+    whole = first + second  # of the shape that both have in common
+    return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
