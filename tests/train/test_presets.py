@@ -244,7 +244,8 @@ def test_dsve_loc_for_a_laptop_is_narrower_and_shorter() -> None:
     assert found.model.image_encoder == Weldon(channels=512)
     assert found.model.caption_encoder == Sru(layers=2)
     assert (found.train.epochs, found.train.precision, found.train.decay, found.train.decay_at) == (12, "bf16", 0.1, [8])
-    assert found.train.frozen == {"caption_encoder": 0}
+    assert (found.train.learning_rate, found.train.frozen) == (5e-4, {"caption_encoder": 0})
+    assert (found.warmup.loss, found.warmup.epochs) == ("sum", 1)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if "_ft" in name])
