@@ -8,7 +8,7 @@ beside the target goes through each network, and the target itself goes with it.
 blocks, as the column ``extrapolated`` says, in a process of its own. Vectors are random unit vectors, and the networks'
 weights are not those of a start at the identity. The limit is the matrix products that a pair cannot do without, at the speed
 at which this machine multiplies a block of them by themselves; ``of_limit`` is its share of the time. ``ranks_changed``
-compares the ranks of bf16 with those of fp32 among 100 images and 500 captions: the share that differs, and the mean
+compares the ranks of bf16 with those of fp32 among 50 images and 250 captions: the share that differs, and the mean
 difference.
 
     python benchmarks/todnet.py
@@ -142,9 +142,9 @@ def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
     return {"s": min(seconds(step) for _ in range(2))}
 
 
-def changed_ranks(width: int, n_images: int = 100) -> dict[str, float]:
+def changed_ranks(width: int, n_images: int = 50) -> dict[str, float]:
     """How ranks in bf16 differ from those in fp32."""
-    images, captions = made(n_images, near=0.3)
+    images, captions = made(n_images, near=0.08)
     image_of, model = torch.arange(n_images).repeat_interleave(EACH), model_of(width)
     exact, rough = (ranks(model, images, captions, image_of, precision) for precision in ("fp32", "bf16"))
     differences = np.concatenate([np.abs(exact.i2t - rough.i2t), np.abs(exact.t2i - rough.t2i)])
