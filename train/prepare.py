@@ -21,7 +21,7 @@ from vse.train.data.tokens import TokenNumbers
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
-from vse.train.models.encoders.identity import Identity
+from vse.train.models.encoders.identity import IdentitySettings
 from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs
@@ -87,7 +87,8 @@ def prepare_task(
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
     """:class:`UserError` if cached vectors that are compared as they are come from different models."""
-    if captions is None or not isinstance(model.image_encoder, Identity) or not isinstance(model.caption_encoder, Identity):
+    encoders = model.image_encoder, model.caption_encoder
+    if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
     theirs, ours = backbone_of(images), backbone_of(captions)
     if (theirs and theirs.sha256) != (ours and ours.sha256):

@@ -14,7 +14,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     "image encoder",
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
-        "identity": "vse.train.models.encoders.identity:Identity",
+        "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "pooled": "vse.train.models.encoders.pooled:Pooled",
         "weldon": "vse.train.models.encoders.weldon:Weldon",
@@ -28,7 +28,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "sru": "vse.train.models.encoders.sru:Sru",
         "bert": "vse.train.models.encoders.bert:Bert",
         "linear": "vse.train.models.encoders.linear:Linear",
-        "identity": "vse.train.models.encoders.identity:Identity",
+        "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
     },
 )

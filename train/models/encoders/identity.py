@@ -10,7 +10,7 @@ from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 
 
-class Identity(EncoderSettings):
+class IdentitySettings(EncoderSettings):
     """The cached vectors themselves, for features that share a space already; nothing is learnt, and ``dim`` is theirs."""
 
     name: Literal["identity"] = "identity"

@@ -5,11 +5,11 @@ import torch
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, ModelConfig, build_model
 from vse.train.models.encoders.base import Encoder, Sizes
-from vse.train.models.encoders.identity import Identity
+from vse.train.models.encoders.identity import IdentitySettings
 
 
 def made(kind: Kind = Kind.VECTORS) -> Encoder:
-    return Identity().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
+    return IdentitySettings().build(Sizes(kind, input_dim=6, dim=4, word_dim=99))
 
 
 def test_vectors_stay_as_they_are_and_their_length_is_that_of_the_space() -> None:
