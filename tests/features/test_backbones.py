@@ -51,13 +51,12 @@ def test_a_layer_with_height_and_width_is_pooled_to_a_grid() -> None:
 
 @pytest.mark.parametrize("positions", [False, True])
 def test_all_positions_are_the_map_itself_which_a_grid_of_its_size_is_too(positions: bool) -> None:
-    model = load_backbone(config())
     with torch.inference_mode():
-        whole = model.features(IMAGES)
+        whole = load_backbone(config()).features(IMAGES)
         flat = whole.flatten(2).transpose(1, 2) if positions else whole.flatten(1)
         assert whole.shape[2] == whole.shape[3] > 1
         for grid in ("all", whole.shape[2]):
-            assert torch.equal(LayerOutput(model, "features", grid, positions)(IMAGES), flat)
+            assert torch.equal(LayerOutput(load_backbone(config()), "features", grid, positions)(IMAGES), flat)
 
 
 def test_nothing_behind_the_layer_is_computed() -> None:

@@ -24,6 +24,7 @@ from vse.features.extractors.hglmm import HglmmConfig
 from vse.features.extractors.mean_vector import MeanVectorConfig
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.extractors.settings import FeatureSettings
+from vse.features.extractors.text import TextConfig
 from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
 from vse.pipeline import progress
@@ -37,6 +38,7 @@ CONFIGS: dict[str, FeatureSettings] = {
     "tfidf": TfidfConfig(name="x"),
     "mean_vector": MeanVectorConfig(name="x"),
     "hglmm": HglmmConfig(name="x"),
+    "text": TextConfig(name="x", model="sentence-transformers/all-MiniLM-L6-v2"),
 }
 OTHER: dict[str, Any] = {
     "model": "vgg11", "layer": "features", "map": "features.1", "weights": "x.pth", "weights_sha256": "0" * 64,

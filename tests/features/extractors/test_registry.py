@@ -16,9 +16,9 @@ ROOMS = ("pipeline", "features", "train", "eval")
 HEAVY = ("torch", "torchvision", "h5py", "sklearn", "faiss", "scipy", "gensim", "timm")
 
 
-@pytest.mark.parametrize("name", [name for name in EXTRACTORS if name not in ("regions", "boxes")])
+@pytest.mark.parametrize("name", [name for name in EXTRACTORS if name not in ("regions", "boxes", "text")])
 def test_only_its_own_code_and_the_registry_name_an_extractor(name: str) -> None:
-    """``regions`` and ``boxes`` are words of caches as well, and a model may have a part ``cnn``."""
+    """``regions``, ``boxes`` and ``text`` are words of caches as well, and a model may have a part ``cnn``."""
     literal = re.compile(rf"""["']{name}["']""")
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".smk")]
     naming = {str(path.relative_to(ROOT)) for path in files if literal.search(path.read_text(encoding="utf-8"))}

@@ -81,6 +81,7 @@ EXTRAS = {
     "effnet_10c": "timm",
     "effnet_rc": "timm",
     "effnet_grid": "timm",
+    "effnet_map": "timm",
     "dino": "timm",
     "boxes_effnet": "timm",
     "clip": "openclip",
