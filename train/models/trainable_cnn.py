@@ -73,3 +73,5 @@ class TrainableCnn(nn.Module):
             if own and all(f"{prefix}.{name}" in unused for name in own):
                 for name in [*own, *(name for name, _ in module.named_buffers(recurse=False))]:
                     setattr(module, name, None)
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.track_running_stats = False  # loading weights would add the count of its batches

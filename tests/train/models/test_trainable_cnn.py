@@ -115,6 +115,12 @@ def test_weights_fit_into_another_of_the_same_settings() -> None:
     assert torch.equal(cnn(seen), other(seen))
 
 
+def test_weights_of_a_file_fit_though_norms_behind_the_layer_are_dropped() -> None:
+    first, second = (TrainableCnn(CnnExtractor(WITH_NORMS.model_copy(update={"seed": seed}))) for seed in (0, 1))
+    second.load_state_dict(dict(first.state_dict()))  # as a file has them, without torch's own notes
+    assert equal(dict(second.state_dict()), dict(first.state_dict()))
+
+
 @pytest.mark.parametrize("config", [tiny(layer="features.3"), WITH_NORMS], ids=["squeezenet", "shufflenet"])
 @pytest.mark.parametrize("batch_norm", ["frozen", "train"])
 def test_checkpointing_gives_the_same_vectors_and_gradients(config: CnnConfig, batch_norm: Any) -> None:
