@@ -12,6 +12,7 @@ from torchvision.models import resnet18
 from tests.features.tiny_text import CLIP, add_tiny_clip
 from vse.features.backbone_cache import cache_paths
 from vse.features.backbones import LayerOutput
+from vse.features.box_extractor import BoxesExtractor
 from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
@@ -311,6 +312,11 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             assert isinstance(config, CnnConfig)
             config = config.model_copy(update=SMALL.get(config.model, {}))
             return CnnExtractor(config)
+        if extractor == "boxes":
+            boxes = load_feature(name, "demo", ["n_boxes=3", "pool=4", "grid=2"])
+            assert isinstance(boxes, BoxesConfig)
+            small = {"model": "squeezenet1_1", "map": "features.1", "layer": "features.2"}
+            return BoxesExtractor(boxes.model_copy(update=small))
         few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
         if extractor == "text":
             captions = load_feature(name, "demo")
