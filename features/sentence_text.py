@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vse.features.hub import download, local_folder
 from vse.features.tensor_hash import tensors_sha256
 from vse.features.text_backbones import TextBackbone, tokenizer_sha256
 from vse.pipeline.errors import UserError
@@ -88,25 +89,14 @@ class SentenceText(TextBackbone):
 
 def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
     """The folder of a model, and what is worth noting of it: the user's, or a download's."""
-    name = config.model.rpartition("/")[2]
     if config.from_files:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise UserError(f"{folder}: no folder with a text encoder (config.json, model.safetensors, tokenizer.json)")
         return folder, {}
-    if weights_dir is not None and (weights_dir / name).is_dir():
-        return weights_dir / name, {}
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder = Path(snapshot_download(config.model, revision=config.revision, allow_patterns=_FILES))
-    except Exception as error:  # of the hub's client, of what it calls, or of the network
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        at = f" at {config.revision}" if config.revision else ""
-        raise UserError(
-            f"cannot get {config.model}{at} from the Hugging Face hub ({reason.rstrip('.')}); put its files (config.json, "
-            f"model.safetensors, tokenizer.json, ...) into a folder {name} and name the folder around it with --weights-dir"
-        ) from None
+    if (folder := local_folder(config.model, weights_dir)) is not None:
+        return folder, {}
+    folder = download(config.model, _FILES, config.revision)
     return folder, {"commit": folder.name}
 
 

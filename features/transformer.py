@@ -17,15 +17,15 @@ import torch
 from torch import nn
 
 from vse.features.extractors.libraries import Library
+from vse.features.hub import download, local_folder
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
-from vse.pipeline.input_files import reading, reason_of
+from vse.pipeline.input_files import reading
 from vse.pipeline.read_once import ReadOnce, Watched
 
 _EXTRA = "text"
 TRANSFORMERS = Library("Transformers", "transformers", "transformers", _EXTRA)
 TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _EXTRA)
-HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", _EXTRA)
 TINY = "tiny"  # the name of a transformer of random weights whose tokenizer is made from captions
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _DOWNLOADED = ("config.json", "tokenizer.json", "model*.safetensors*")
@@ -191,20 +191,11 @@ def _encoder(network: Any) -> Any:
 
 
 def _folder(model: str, weights_dir: Path | None) -> Path:
-    short = model.rstrip("/").rpartition("/")[2]
-    for folder in (Path(model), *([weights_dir / short] if weights_dir else [])):
-        if folder.is_dir():
-            return folder
+    if (folder := Path(model)).is_dir():
+        return folder
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder of a transformer")
-    hub = HUB.load(model)
-    try:
-        return Path(hub.snapshot_download(model, allow_patterns=list(_DOWNLOADED)))
-    except Exception as error:  # of many libraries below it
-        raise UserError(
-            f"cannot get the transformer {model} ({reason_of(error)}); put its config.json, tokenizer.json and "
-            f"model.safetensors into a folder {short} and name the folder that holds it with --weights-dir"
-        ) from None
+    return local_folder(model, weights_dir) or download(model, _DOWNLOADED)
 
 
 def _weights(folder: Path) -> tuple[Watched, ...]:

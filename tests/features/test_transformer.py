@@ -78,7 +78,7 @@ def test_a_folder_of_the_short_name_stands_in_for_a_download(tmp_path: Path) -> 
     made = make_bert(tmp_path / "weights" / "some-bert")
     found = read_transformer("somebody/some-bert", tmp_path / "weights")
     assert found.weights[0].path == made / "model.safetensors"
-    with pytest.raises(UserError, match="cannot get the transformer somebody/other-bert .*a folder other-bert and name"):
+    with pytest.raises(UserError, match="cannot get somebody/other-bert .*a folder other-bert and name"):
         read_transformer("somebody/other-bert", tmp_path / "weights")
 
 
