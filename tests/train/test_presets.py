@@ -55,9 +55,9 @@ ROWS = [
     # The same models in other tables.
     "twobranch 5.1",
     *(f"ace 1.{row}" for row in range(1, 7)),
-    *(f"todnet 1.{row}" for row in (1, 2, 3, 5)),
+    *(f"todnet 1.{row}" for row in range(1, 7)),
     *(f"todnet 4.{row}" for row in range(1, 8)),
-    *(f"todnet 5.{row}" for row in (7, 10, 12)),
+    *(f"todnet 5.{row}" for row in (7, 10, 12, 13, 14)),
     *(f"todnet 6.{row}" for row in (1, 2, 9)),
 ]
 
