@@ -94,10 +94,10 @@ def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise UserError(f"{folder}: no folder with a text encoder (config.json, model.safetensors, tokenizer.json)")
         return folder, {}
-    if (folder := local_folder(config.model, weights_dir)) is not None:
-        return folder, {}
-    folder = download(config.model, _FILES, config.revision)
-    return folder, {"commit": folder.name}
+    if (local := local_folder(config.model, weights_dir)) is not None:
+        return local, {}
+    downloaded = download(config.model, _FILES, config.revision)
+    return downloaded, {"commit": downloaded.name}
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
