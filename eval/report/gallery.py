@@ -79,14 +79,17 @@ def select_queries(ranks: Rows, images: Rows, n: int, seed: int) -> tuple[list[i
 
 
 def select_queries_of_two(first: Rows, second: Rows, images: Rows, n: int) -> tuple[list[int], list[int]]:
-    """Up to ``n`` queries whose ranks in two results differ most, as a ratio: half that the first ranks better, then half that
-    the second does.
+    """Up to ``n`` queries whose ranks in two results differ: half that the first ranks better, then half that the second does.
+
+    Those that one result mends come first, which puts the right answer at rank 0 where the other does not (Tables II and III
+    of the TOD-Net paper); among these, and among the rest, those whose ranks differ by the largest factors.
     """
     gain = np.log1p(second) - np.log1p(first)
+    mended = (first == 0) | (second == 0)
     shown: set[int] = set()
     halves = []
     for sign, size in ((1, n - n // 2), (-1, n // 2)):
-        order = np.argsort(-sign * gain, kind="stable")
+        order = np.lexsort((-sign * gain, ~mended))
         halves.append(_of_new_images(order[sign * gain[order] > 0], images, size, shown))
     return halves[0], halves[1]
 

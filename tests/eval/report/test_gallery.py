@@ -122,4 +122,15 @@ def test_of_two_results_the_largest_ratios_of_ranks_come_first_half_for_each() -
     second = np.array([9, 4000, 0, 99, 3, 6])
     assert select_queries_of_two(first, second, np.arange(6), 4) == ([3, 0], [2, 1])
     assert select_queries_of_two(first, second, np.arange(6), 3) == ([3, 0], [2])
+
+
+def test_of_two_results_what_one_puts_first_and_the_other_does_not_is_shown_before_larger_ratios() -> None:
+    first = np.array([900, 4, 700, 20, 0])
+    second = np.array([10, 0, 0, 0, 0])
+    assert select_queries_of_two(first, second, np.arange(5), 8) == ([], [2, 3, 1, 0])
+    assert select_queries_of_two(second, first, np.arange(5), 8) == ([2, 3, 1, 0], [])
+
+
+def test_of_two_equal_results_nothing_is_shown() -> None:
+    first = np.array([0, 5000, 9, 0, 3, 7])
     assert select_queries_of_two(first, first, np.arange(6), 4) == ([], [])
