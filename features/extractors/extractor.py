@@ -105,7 +105,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
         with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
-            for batch in self._batches(read_ahead(items, self._load, self.config.workers, 2 * self.batch_size)):
+            ahead = max(2 * self.batch_size, 4 * self.config.workers)
+            for batch in self._batches(read_ahead(items, self._load, self.config.workers, ahead)):
                 good = []
                 for item, prepared, source in batch:
                     if not isinstance(prepared, BadImage):
