@@ -26,6 +26,17 @@ class Phrase:
     types: tuple[str, ...] = ()
     boxes: tuple[Box, ...] = ()
 
+    @property
+    def truth(self) -> Box | None:
+        """The smallest box around all of the phrase's boxes, by which a localisation is judged; None if it has none.
+
+        A plural such as *two dogs* has several boxes, and the published evaluation of Flickr30K Entities takes their union.
+        """
+        if not self.boxes:
+            return None
+        left, top, right, bottom = zip(*self.boxes, strict=True)
+        return min(left), min(top), max(right), max(bottom)
+
 
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
     """The field ``phrases`` of a sentence of ``dataset.json``, checked; empty if ``entries`` is None.

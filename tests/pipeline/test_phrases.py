@@ -47,6 +47,12 @@ def test_captions_without_phrases_share_one_empty_tuple(own_demo: Path, edit: Ed
     assert len({id(caption.phrases) for image in images for caption in image.captions}) == 1
 
 
+def test_the_truth_of_a_phrase_is_the_smallest_box_around_its_boxes() -> None:
+    assert Phrase(0, 1).truth is None
+    assert Phrase(0, 1, boxes=((1.0, 2.0, 3.0, 4.0),)).truth == (1.0, 2.0, 3.0, 4.0)
+    assert Phrase(0, 1, boxes=((5.0, 2.0, 9.0, 4.0), (1.0, 3.0, 6.0, 8.0))).truth == (1.0, 2.0, 9.0, 8.0)
+
+
 FAULTS: dict[str, tuple[object, str]] = {
     "not an object": ("red disc", "must be an object with 'first_token' and 'n_tokens'"),
     "no span": ({"first_token": 1}, "'n_tokens' must be an integer, not None"),
