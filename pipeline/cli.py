@@ -38,7 +38,7 @@ def demo_command(out: Path, images: int | None, seed: int) -> None:
 )
 @click.option("--images/--no-images", default=True, show_default=True, help="Download the images too, where that is allowed.")
 def fetch_command(name: str, out: Path | None, base_url: str | None, images: bool) -> None:
-    """Download what is public of f8k, f30k or coco, and make data/NAME/dataset.json.
+    """Download what is public of f8k, f30k, f30k_entities or coco, and make data/NAME/dataset.json.
 
     Files are checked by their SHA-256. An interrupted download resumes when the command is run again. Where images must be
     requested from their owners, it prints where to get them.
@@ -54,10 +54,25 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @click.option("--source", type=_FILE, help="Folder with the published files.  [default: $VSE_NAME_DIR or data/NAME]")
 @click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
-    """Make data/NAME/dataset.json from the published files of f8k, f30k or coco."""
+    """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
     from vse.pipeline.sources import prepare_dataset, published_dataset, source_folder
 
     click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
+
+
+@data.command("add-phrases")
+@click.argument("dataset", type=_FILE)
+@click.option("--entities", type=_FILE, required=True, help="Folder of Flickr30K Entities: Annotations and Sentences.")
+@click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/f8k_entities.")
+@click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+def add_phrases_command(dataset: Path, entities: Path, out: Path, name: str | None) -> None:
+    """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
+
+    Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay.
+    """
+    from vse.pipeline.sources import add_phrases
+
+    click.echo(add_phrases(dataset, entities, out, name))
 
 
 @data.command("album")

@@ -84,14 +84,14 @@ class ExperimentPlan(Settings):
 
 
 class SourceFile(Settings):
-    """A published zip or tar archive, and the file or folder of it that a data set needs."""
+    """A published file, or zip or tar archive and the file or folder of it, that a data set needs."""
 
-    url: str = Field(pattern=r"^https?://.+/[\w.-]*\w$", description="ends with the archive's file name")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the archive")
-    bytes: PositiveInt = Field(description="size of the archive")
-    member: str = Field(description="the file or folder in the archive to unpack")
+    url: str = Field(pattern=r"^https?://.+/[\w.-]*\w$", description="ends with the file's name")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of the published file")
+    bytes: PositiveInt = Field(description="size of the published file")
+    member: str | None = Field(None, description="the file or folder in the archive to unpack; none: the file is no archive")
     to: str = Field(description="where it goes in the source folder")
-    max_bytes: PositiveInt = Field(description="largest size of the member once unpacked")
+    max_bytes: PositiveInt = Field(description="largest size of what is needed, once unpacked")
 
 
 class DatasetConfig(Settings):
@@ -99,6 +99,11 @@ class DatasetConfig(Settings):
 
     name: str
     annotations: str | None = Field(None, description="file of the Karpathy splits in the source folder; none for the demo")
+    entities: str | None = Field(
+        None,
+        description="folder of Flickr30K Entities in the source folder, whose phrases the captions get; without annotations "
+        "captions and splits are those of Entities, too",
+    )
     images: str = Field("images", description="folder of the images in the source folder")
     where: str = Field("", description="how a user gets the files")
     files: list[SourceFile] = Field(default_factory=list, description="what vse-data fetch may download")
@@ -108,6 +113,11 @@ class DatasetConfig(Settings):
     features: dict[str, dict[str, Any]] = Field(default_factory=dict, description="feature -> settings it changes")
     experiment: dict[str, Any] = Field(default_factory=dict, description="settings it changes in every experiment")
     experiments: dict[str, dict[str, Any]] = Field(default_factory=dict, description="experiment -> settings it changes")
+
+    @property
+    def published(self) -> bool:
+        """Whether it is made from files that others published; else it is drawn."""
+        return self.annotations is not None or self.entities is not None
 
 
 class WorkflowConfig(Settings):

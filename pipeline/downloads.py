@@ -31,7 +31,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     all of every URL but the file name; ``images=False`` leaves the images out. Returns the path of
     ``dataset.json``, or, if the images are missing, a text that tells what to get and where.
     """
-    if config.annotations is None or not config.files:
+    if not config.published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
     with only_writer(out, folder=True):
         clear_temporaries(out)
@@ -43,6 +43,9 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
                 continue
             name = file.url.rpartition("/")[2]
             url = f"{base_url.rstrip('/')}/{name}" if base_url else file.url
+            if file.member is None:
+                log.info("%s: %s", download(url, target, file.sha256, file.bytes), url)
+                continue
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
             log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
@@ -54,7 +57,7 @@ def _prepared(config: DatasetConfig, out: Path) -> str:
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
-            f"{out / str(config.annotations)} is ready. The images are still missing. Put them into the folder "
+            f"{out}: the annotations are ready. The images are still missing. Put them into the folder "
             f"{images_folder}, then run: vse-data prepare {config.name} --source {out} --out {out}\n{config.where}"
         ).strip()
     return str(prepare_dataset(config, out, out))

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.jpeg_data import SOI, with_noise
@@ -14,6 +14,7 @@ from vse.pipeline.png_data import SIGNATURE, lacks_rows
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # an image with more is taken for a decompression bomb
+_LYING = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 
 
 class BadImage(UserError):
@@ -50,6 +51,20 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
+        raise BadImage(f"{path}: not a readable image ({error})") from None
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image file, turned upright, from its header alone; :class:`BadImage` says why not."""
+    if not path.is_file():
+        raise BadImage(f"{path}: no such image file")
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING else (width, height)
+    except MemoryError:
+        raise
+    except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import count_splits, load_dataset_file, missing_images
+from vse.pipeline.entities_dataset import ENTITIES_SPLITS, entities_content, with_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
+from vse.pipeline.input_files import is_name
 from vse.pipeline.locks import PLACE, only_writer
 from vse.pipeline.presets import load_dataset
 
@@ -16,7 +19,7 @@ from vse.pipeline.presets import load_dataset
 def published_dataset(name: str) -> DatasetConfig:
     """The preset of a data set that others published; :class:`UserError` if it is one that is drawn."""
     config = load_dataset(name)
-    if config.annotations is None:
+    if not config.published:
         raise UserError(f"{name!r} has no published files; draw it with: vse-data demo --out data/{name}")
     return config
 
@@ -31,23 +34,33 @@ def source_folder(name: str) -> Path:
     return Path(os.environ.get(folder_variable(name)) or Path("data", name))
 
 
-def source_files(config: DatasetConfig, source: Path) -> tuple[Path, Path]:
-    """The annotation file and the images folder of ``config`` in ``source``.
+def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
+    """The annotations of ``config`` in ``source``, files and folders, and the images folder.
 
     :class:`UserError` says what is missing, where to put it and how to get it.
     """
-    assert config.annotations is not None, "the demo has no source files"
-    annotations, images = source / config.annotations, source / config.images
-    missing = [str(path) for path, there in ((annotations, annotations.is_file()), (images, images.is_dir())) if not there]
+    annotations, images = annotation_paths(config, source), source / config.images
+    missing = [str(path) for path in annotations if not path.exists()] + [str(images)] * (not images.is_dir())
     if missing:
         fetch = f"vse-data fetch {config.name} downloads what may be downloaded. " if config.files else ""
+        karpathy = [f"{config.annotations} (the Karpathy split)"] if config.annotations else []
+        entities = [] if config.entities is None else ["the files of Flickr30K Entities"]
         raise UserError(
-            f"data set {config.name!r}: {' and '.join(missing)} not found. Put {config.annotations} (the Karpathy split) and "
+            f"data set {config.name!r}: {' and '.join(missing)} not found. Put {', '.join([*karpathy, *entities])} and "
             f"the folder {config.images} (the images) into {source}, or name their folder with "
             f"--config {config.name}_dir=FOLDER (workflow) or --source FOLDER (vse-data prepare). "
             f"{fetch}{config.where}".strip()
         )
     return annotations, images
+
+
+def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
+    """Where a data set's annotations have to be: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
+    paths = [] if config.annotations is None else [source / config.annotations]
+    if config.entities is not None:
+        lists = [] if config.annotations else [f"{split}.txt" for split in ENTITIES_SPLITS]
+        paths += [source / config.entities / name for name in ("Annotations", "Sentences", *lists)]
+    return paths
 
 
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
@@ -57,17 +70,51 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     Returns the path of ``dataset.json``.
     """
     annotations, images = source_files(config, source)
-    dataset = load_dataset_file(annotations)
-    folder = out / "images"
+    if config.entities is None:
+        content = _karpathy(annotations[0], images)
+    elif config.annotations is None:
+        content = entities_content(source / config.entities, images)
+    else:
+        content = with_phrases(_karpathy(annotations[0], images), source / config.entities, images)
+    return write_dataset({**content, "dataset": config.name}, out, images, annotations)
+
+
+def _karpathy(file: Path, images: Path) -> dict[str, Any]:
+    """The content of a file of the Karpathy splits, all of whose images are there."""
+    dataset = load_dataset_file(file)
     absent = [image.file for image in dataset.images if not (images / image.file).is_file()]
     if absent:
         raise UserError(f"{images}: {len(absent)} of {len(dataset.images)} image files are missing, the first is {absent[0]}")
-    check_out(out / "dataset.json", [annotations])
+    content: dict[str, Any] = read_json(file)
+    return content
+
+
+def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None = None) -> Path:
+    """Write ``out/dataset.json``, a data set with the phrases of Flickr30K Entities, and link its images beside it.
+
+    ``entities`` is the folder of ``Annotations`` and ``Sentences``; :func:`vse.pipeline.entities_dataset.with_phrases` says what
+    is joined. Ids, splits and captions stay. The data set is called as ``out`` is, unless it has a ``name``. Returns the path of
+    ``dataset.json``.
+    """
+    check_dataset(dataset_file)
+    name = name or out.resolve().name
+    if not is_name(name):
+        raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
+    content = read_json(dataset_file)
+    images = dataset_file.parent / "images" if content.get("pictures", True) else None
+    content = with_phrases(content, entities, images)
+    return write_dataset({**content, "dataset": name}, out, images, [dataset_file, entities])
+
+
+def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
+    """Write ``out/dataset.json``, and ``out/images`` as a link to a folder of images; returns the path of the file."""
+    folder = out / "images"
+    check_out(out / "dataset.json", inputs)
     with only_writer(out, folder=True):
         clear_temporaries(out)
-        if folder.resolve() != images.resolve():
+        if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
-        return write_json(out / "dataset.json", {**read_json(annotations), "dataset": config.name})
+        return write_json(out / "dataset.json", content)
 
 
 def check_dataset(path: Path) -> str:

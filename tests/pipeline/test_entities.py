@@ -1,0 +1,160 @@
+"""The files of Flickr30K Entities, read by the rules of its README; what breaks them is an error with file and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.entities_made import annotation, thing
+from vse.pipeline.entities import (
+    MarkedCaption,
+    MarkedPhrase,
+    read_annotation,
+    read_captions,
+    read_split,
+    read_unrelated,
+)
+from vse.pipeline.errors import UserError
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def captions(folder: Path, text: str) -> tuple[MarkedCaption, ...]:
+    return read_captions(written(folder / "1.txt", text))
+
+
+def test_a_phrase_is_a_span_of_words_with_a_chain_and_types(tmp_path: Path) -> None:
+    (caption,) = captions(tmp_path, "In [/EN#12/people/scene a large crowd] , [/EN#0/notvisual it] ends .\n")
+    assert caption.words == ("In", "a", "large", "crowd", ",", "it", "ends", ".")
+    assert caption.phrases == (MarkedPhrase(1, 4, "12", ("people", "scene")), MarkedPhrase(5, 6, "0", ("notvisual",)))
+
+
+def test_each_line_is_a_caption(tmp_path: Path) -> None:
+    one, two = captions(tmp_path, "[/EN#1/people Guys]\r\ntwo\u2028words \x0b here\r\n\r\n")
+    assert one == MarkedCaption(("Guys",), (MarkedPhrase(0, 1, "1", ("people",)),))
+    assert two == MarkedCaption(("two", "words", "here"), ())
+
+
+def test_brackets_of_a_caption_are_words(tmp_path: Path) -> None:
+    (caption,) = captions(tmp_path, "A sign [ in German ] by [/EN#1/other a road]")
+    assert caption.words == ("A", "sign", "[", "in", "German", "]", "by", "a", "road")
+    assert caption.phrases == (MarkedPhrase(7, 9, "1", ("other",)),)
+
+
+def test_a_closing_bracket_may_stand_alone(tmp_path: Path) -> None:
+    (caption,) = captions(tmp_path, "[/EN#1/other a road ] ends")
+    assert caption == MarkedCaption(("a", "road", "ends"), (MarkedPhrase(0, 2, "1", ("other",)),))
+
+
+LOST = {
+    "punctuation behind the bracket": ("[/EN#1/people two guys], ok .", "'guys],' does not end a phrase"),
+    "a bracket in a word": ("[/EN#1/people two g]uys] .", "'g]uys]' does not end a phrase"),
+    "no words": ("[/EN#1/people] x", "the phrase '[/EN#1/people]' has no words"),
+    "no words before the bracket": ("[/EN#1/people ] x", "a phrase of chain 1 has no words"),
+    "never closed": ("[/EN#1/people two guys .", "a phrase of chain 1 is not closed"),
+    "one in another": ("[/EN#1/people two [/EN#2/people guys] .", "'[/EN#2/people' begins in another one"),
+    "one right behind another": ("[/EN#1/people guys][/EN#2/other x]", "'guys][/EN#2/other' does not end a phrase"),
+    "no blank before a mark": ("The[/EN#1/people guys] .", "'The[/EN#1/people' is no mark"),
+    "nothing to close": ("two guys] .", "'guys]' is no mark"),
+    "no chain": ("[/EN#/people guys] .", "'[/EN#/people' is no mark of a phrase"),
+    "a chain that is no number": ("[/EN#x/people guys] .", "'[/EN#x/people' is no mark of a phrase"),
+    "no type": ("[/EN#1 guys] .", "'[/EN#1' is no mark of a phrase"),
+    "an empty type": ("[/EN#1/people/ guys] .", "'[/EN#1/people/' is no mark of a phrase"),
+    "an empty line": ("", "the caption is empty"),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_no_phrase_is_lost_without_a_word(what: str, tmp_path: Path) -> None:
+    text, message = LOST[what]
+    with pytest.raises(UserError) as error:
+        captions(tmp_path, f"[/EN#1/people Guys]\n{text}\nlast\n")
+    assert str(error.value).startswith(f"{tmp_path / '1.txt'}:2: ")
+    assert message in str(error.value)
+
+
+def test_captions_are_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "1.txt"
+    path.write_bytes(b"caf\xe9")
+    with pytest.raises(UserError, match=r"1\.txt: not UTF-8 text"):
+        read_captions(path)
+
+
+def test_corners_are_counted_from_0_and_the_last_ones_are_exclusive(tmp_path: Path) -> None:
+    read = read_annotation(written(tmp_path / "1.xml", annotation([thing("7", (1, 1, 1, 1)), thing("8", (3, 4, 100, 80))])))
+    assert (read.width, read.height) == (100, 80)
+    assert read.boxes == {"7": ((0.0, 0.0, 1.0, 1.0),), "8": ((2.0, 3.0, 100.0, 80.0),)}
+    assert (read.n_boxes, read.n_cut, read.unboxed) == (2, 0, frozenset())
+
+
+def test_an_object_with_several_names_belongs_to_each_chain(tmp_path: Path) -> None:
+    things = [thing("7 8", (1, 1, 10, 10)), thing("8", (5, 5, 20, 20)), thing("8 8", (2, 2, 3, 3))]
+    read = read_annotation(written(tmp_path / "1.xml", annotation(things)))
+    assert read.boxes == {"7": ((0, 0, 10, 10),), "8": ((0, 0, 10, 10), (4, 4, 20, 20), (1, 1, 3, 3))}
+    assert read.n_boxes == 3
+
+
+def test_a_scene_and_what_is_not_boxed_have_no_box(tmp_path: Path) -> None:
+    scene, nothing = "<scene>1</scene><nobndbox>0</nobndbox>", "<nobndbox>1</nobndbox>"
+    read = read_annotation(
+        written(
+            tmp_path / "1.xml", annotation([thing("7", None, scene), thing("8 9", None, nothing), thing("9", (1, 1, 2, 2))])
+        )
+    )
+    assert read.unboxed == {"7", "8", "9"}
+    assert read.boxes == {"9": ((0.0, 0.0, 2.0, 2.0),)}
+
+
+def test_a_box_that_reaches_out_of_the_image_is_cut(tmp_path: Path) -> None:
+    read = read_annotation(
+        written(tmp_path / "1.xml", annotation([thing("7", (0, -3, 101, 80)), thing("7", (1, 1, 100, 80))]))
+    )
+    assert read.boxes == {"7": ((0, 0, 100, 80), (0, 0, 100, 80))}
+    assert (read.n_boxes, read.n_cut) == (2, 1)
+
+
+IMPOSSIBLE = {
+    "upside down": ([thing("7", (5, 9, 6, 8))], ":3: the box 5, 9, 6, 8 is empty or outside the image of 100 x 80"),
+    "outside": ([thing("7", (101, 1, 120, 8))], ":3: the box 101, 1, 120, 8 is empty or outside"),
+    "a fraction": ([thing("1", (1, 1, 2, 2)).replace("<xmax>2<", "<xmax>2.5<")], ":3: <xmax> must be an integer, not '2.5'"),
+    "no corner": ([thing("1", (1, 1, 2, 2)).replace("<xmax>2</xmax>", "")], ":3: <bndbox> must have one <xmax>, not 0"),
+    "no name": ([thing("1", (1, 1, 2, 2)), thing("", (1, 1, 2, 2))], ":4: the object has no name"),
+    "no number": ([thing("7a", (1, 1, 2, 2))], ":3: '7a' is no id of a chain"),
+    "no box and no word why": ([thing("7", None, "")], ":3: the object has no bndbox"),
+    "no box and flags of 0": ([thing("7", None, "<scene>0</scene><nobndbox>0</nobndbox>")], ":3: the object has no bndbox"),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_an_annotation_that_cannot_be_is_an_error_with_its_line(what: str, tmp_path: Path) -> None:
+    things, message = IMPOSSIBLE[what]
+    path = written(tmp_path / "1.xml", annotation(things))
+    with pytest.raises(UserError) as error:
+        read_annotation(path)
+    assert str(error.value).startswith(f"{path}{message}")
+
+
+def test_the_size_of_the_image_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"1\.xml:1: <annotation> must have one <size>, not 0"):
+        read_annotation(written(tmp_path / "1.xml", "<annotation/>"))
+    with pytest.raises(UserError, match=r"1\.xml:2: an image of 0 x 80 pixels"):
+        read_annotation(written(tmp_path / "1.xml", annotation([], (0, 80))))
+
+
+def test_a_split_lists_each_photo_once(tmp_path: Path) -> None:
+    assert read_split(written(tmp_path / "a.txt", "12\r\n7\n\n")) == ("12", "7")
+    with pytest.raises(UserError, match=r"b\.txt:3: photo 12 is in line 1 already"):
+        read_split(written(tmp_path / "b.txt", "12\n7\n12"))
+    with pytest.raises(UserError, match=r"c\.txt:2: '7\.jpg' is no number of a photo"):
+        read_split(written(tmp_path / "c.txt", "12\n7.jpg\n"))
+
+
+def test_unrelated_captions_are_counted_from_0(tmp_path: Path) -> None:
+    text = "# format: <imageID> <sentence number>\n129602216 5\n153299765 2"
+    assert read_unrelated(written(tmp_path / "a", text)) == {("129602216", 4), ("153299765", 1)}
+    with pytest.raises(UserError, match=r"b:2: '153299765 0' is no number"):
+        read_unrelated(written(tmp_path / "b", "129602216 5\n153299765 0"))

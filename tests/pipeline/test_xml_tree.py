@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.xml_tree import DEEPEST, LARGEST, Element, read_xml
+
+LAUGHS = '<!DOCTYPE a [<!ENTITY l0 "ha">{}]><a>&l9;</a>'.format(
+    "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))
+)
+HOSTILE = {
+    "billion laughs": (LAUGHS, ":1: has a document type declaration"),
+    "quadratic blow-up": (
+        f'<!DOCTYPE a [<!ENTITY x "{"x" * 50_000}">]><a>{"&x;" * 50_000}</a>',
+        ":1: has a document type declaration",
+    ),
+    "a file": (
+        '<?xml version="1.0"?>\n<!DOCTYPE a [\n<!ENTITY x SYSTEM "file:///etc/passwd">]>\n<a>&x;</a>',
+        ":2: has a document type declaration",
+    ),
+    "an address": (
+        '<!DOCTYPE a [<!ENTITY x SYSTEM "http://127.0.0.1:9/x">]><a>&x;</a>',
+        ":1: has a document type declaration",
+    ),
+    "an external DTD": ('<!DOCTYPE a SYSTEM "http://127.0.0.1:9/a.dtd"><a/>', ":1: has a document type declaration"),
+    "a parameter entity": (
+        '<!DOCTYPE a [<!ENTITY % x SYSTEM "file:///etc/passwd">%x;]><a/>',
+        ":1: has a document type declaration",
+    ),
+    "a default attribute": ('<!DOCTYPE a [<!ATTLIST a b CDATA "c">]><a/>', ":1: has a document type declaration"),
+    "an entity of nobody": ("<a>\n&x;</a>", "not well-formed XML (undefined entity: line 2"),
+    "levels": ("<a>" * 100_000, f":1: elements more than {DEEPEST} levels deep"),
+    "closed levels": ("<a>" * 10_000 + "</a>" * 10_000, f"elements more than {DEEPEST} levels deep"),
+    "too much": (f"<a>{' ' * LARGEST}</a>", "bytes of XML are too many"),
+    "nothing": ("", "not well-formed XML (no element found"),
+    "half": ("<a>\n<b>", "not well-formed XML (no element found: line 2"),
+    "crossed": ("<a>\n<b>\n</a></b>", "not well-formed XML (mismatched tag: line 3"),
+    "two at the top": ("<a/><b/>", "not well-formed XML (junk after document element"),
+    "a zero byte": ("<a>\0</a>", "not well-formed XML"),
+    "no encoding": ('<?xml version="1.0" encoding="nonsense"?><a/>', "not well-formed XML (unknown encoding"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_xml_is_refused_in_a_line_that_names_the_file(what: str, tmp_path: Path) -> None:
+    text, message = HOSTILE[what]
+    path = tmp_path / "x.xml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        read_xml(path)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_elements_have_their_text_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_text("<?xml version='1.0'?>\n<a>\n <b c='d'> 1 &amp; 2 </b>\n <!-- e --><b>é<![CDATA[<]]></b>\n <f/></a>")
+    first, second = Element("b", 3, "1 & 2"), Element("b", 4, "é<")
+    top = read_xml(path)
+    assert (top.tag, top.line, top.children) == ("a", 2, [first, second, Element("f", 5)])
+    assert top.all("b") == [first, second]
+    assert top.all("g") == []
+
+
+def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder"):
+        read_xml(tmp_path)
+    with pytest.raises(UserError, match="No such file"):
+        read_xml(tmp_path / "x.xml")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_tree_or_a_line_of_error(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_bytes(content)
+    try:
+        read_xml(path)
+    except UserError as error:
+        assert str(error).startswith(str(path))
