@@ -92,7 +92,7 @@ def with_phrases(content: dict[str, Any], folder: Path, images: Path | None) -> 
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
     if not n_images:
         raise UserError(
-            f"{folder}: annotates none of the {len(entries)} images; the name of an image's file begins with its number on Flickr"
+            f"{folder}: annotates none of the {len(entries)} images; a file's name has to begin with the number of its photo"
         )
     log.info(
         "%s: %d of %d images and %d of %d captions were joined; %d captions have no counterpart and no phrases",
@@ -216,10 +216,10 @@ class _Reader:
         """Log the counts; what is unusual only where it occurs."""
         counts = self.counts
         log.info(
-            "%s: of %d photos, %d boxes, and %d captions with %d phrases, %d of them with a box",
-            *(self.folder, counts["images"], counts["boxes"], counts["captions"], counts["marked"], counts["with_box"]),
+            "%s: of %d photos, %d captions and %d boxes; the captions mark %d phrases, %d of them with a box",
+            *(self.folder, counts["images"], counts["captions"], counts["boxes"], counts["marked"], counts["with_box"]),
         )
-        log.info("%d phrases are marked, %d of them with a box", counts["phrases"], counts["boxed"])
+        log.info("%d phrases are taken, %d of them with a box", counts["phrases"], counts["boxed"])
         for count, what in (
             (
                 counts["unrelated"],

@@ -92,9 +92,9 @@ def _karpathy(file: Path, images: Path) -> dict[str, Any]:
 def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None = None) -> Path:
     """Write ``out/dataset.json``, a data set with the phrases of Flickr30K Entities, and link its images beside it.
 
-    ``entities`` is the folder of ``Annotations`` and ``Sentences``; :func:`vse.pipeline.entities_dataset.with_phrases` says what
-    is joined. Ids, splits and captions stay. The data set is called as ``out`` is, unless it has a ``name``. Returns the path of
-    ``dataset.json``.
+    ``entities`` is the folder of ``Annotations`` and ``Sentences``; what is joined, :func:`with_phrases` of
+    :mod:`vse.pipeline.entities_dataset` says. Ids, splits and captions stay. The data set is called as ``out`` is, unless it
+    has a ``name``. Returns the path of ``dataset.json``.
     """
     check_dataset(dataset_file)
     name = name or out.resolve().name
