@@ -65,14 +65,21 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
 @click.option("--entities", type=_FILE, required=True, help="Folder of Flickr30K Entities: Annotations and Sentences.")
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/f8k_entities.")
 @click.option("--name", help="What the data set is called.  [default: the name of that folder]")
-def add_phrases_command(dataset: Path, entities: Path, out: Path, name: str | None) -> None:
+@click.option(
+    "--similar",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.7,
+    show_default=True,
+    help="Share of equal words by which captions of another spelling are joined; 1 joins none.",
+)
+def add_phrases_command(dataset: Path, entities: Path, out: Path, name: str | None, similar: float) -> None:
     """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
 
     Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay.
     """
     from vse.pipeline.sources import add_phrases
 
-    click.echo(add_phrases(dataset, entities, out, name))
+    click.echo(add_phrases(dataset, entities, out, name, similar))
 
 
 @data.command("album")
@@ -88,11 +95,16 @@ def album_command(photos: Path, out: Path, name: str | None) -> None:
 
 @data.command("check")
 @click.argument("dataset", type=_FILE)
-def check_command(dataset: Path) -> None:
-    """Validate a dataset.json and its image files; print counts per split."""
+@click.option("--against", type=_FILE, help="Another dataset.json: count the images that both have, and in which splits.")
+@click.option("--look-alikes", is_flag=True, help="Count photos that look alike, across splits or, with --against, data sets.")
+def check_command(dataset: Path, against: Path | None, look_alikes: bool) -> None:
+    """Validate a dataset.json and its image files; print counts per split.
+
+    Images of two data sets are the same if their numbers on Flickr or in MS-COCO are, or the bytes of their files.
+    """
     from vse.pipeline.sources import check_dataset
 
-    click.echo(check_dataset(dataset))
+    click.echo(check_dataset(dataset, against, look_alikes))
 
 
 main = entry_point(data)

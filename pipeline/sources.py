@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.audit import near_report, shared_report
 from vse.pipeline.config import DatasetConfig
-from vse.pipeline.dataset import count_splits, load_dataset_file, missing_images
-from vse.pipeline.entities_dataset import ENTITIES_SPLITS, entities_content, with_phrases
+from vse.pipeline.dataset import Dataset, count_splits, load_dataset_file, missing_images
+from vse.pipeline.entities_dataset import ENTITIES_SPLITS, SIMILAR, entities_content, with_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
 from vse.pipeline.input_files import is_name
@@ -89,7 +90,7 @@ def _karpathy(file: Path, images: Path) -> dict[str, Any]:
     return content
 
 
-def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None = None) -> Path:
+def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None = None, similar: float = SIMILAR) -> Path:
     """Write ``out/dataset.json``, a data set with the phrases of Flickr30K Entities, and link its images beside it.
 
     ``entities`` is the folder of ``Annotations`` and ``Sentences``; what is joined, :func:`with_phrases` of
@@ -102,7 +103,7 @@ def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None 
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
-    content = with_phrases(content, entities, images)
+    content = with_phrases(content, entities, images, similar)
     return write_dataset({**content, "dataset": name}, out, images, [dataset_file, entities])
 
 
@@ -117,13 +118,32 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
         return write_json(out / "dataset.json", content)
 
 
-def check_dataset(path: Path) -> str:
-    """Counts per split of a data set file; :class:`UserError` if it is not valid or an image file is missing."""
+def check_dataset(path: Path, against: Path | None = None, look_alikes: bool = False) -> str:
+    """Counts per split of a data set file; :class:`UserError` if it is not valid or an image file is missing.
+
+    ``against`` is a second one, which is checked as well: then the images that both have are counted, and with
+    ``look_alikes`` photos that look alike, across the splits of one data set and those of both.
+    """
+    dataset = _checked(path)
+    lines = [count_splits(dataset)]
+    others = [] if against is None else [_checked(against)]
+    for other in others:
+        lines += [count_splits(other), shared_report(dataset, other)]
+    if look_alikes:
+        without = [str(one.path) for one in (dataset, *others) if not one.pictures]
+        if without:
+            raise UserError(f"{without[0]}: has no image files to look at; leave --look-alikes out")
+        lines += [near_report(dataset, other) for other in (None, *others)]
+    return "\n".join(lines)
+
+
+def _checked(path: Path) -> Dataset:
+    """A valid data set all of whose image files are there."""
     dataset = load_dataset_file(path)
     absent = missing_images(dataset)
     if absent:
         raise UserError(f"{path}: {len(absent)} of {len(dataset.images)} image files are missing, the first is {absent[0]}")
-    return count_splits(dataset)
+    return dataset
 
 
 def link_images(link: Path, target: Path) -> None:

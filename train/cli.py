@@ -130,6 +130,7 @@ def train_command(
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of a text encoder, for another data set.")
 @click.option("--unfinished", is_flag=True, help="Embed a run whose training did not finish, too; the result says so.")
+@click.option("--allow-leak", is_flag=True, help="Embed images that the run was trained on, too; the result says so.")
 @_DEVICE
 @_THREADS
 def embed_command(
@@ -142,13 +143,15 @@ def embed_command(
     caption_features: Path | None,
     weights_dir: Path | None,
     unfinished: bool,
+    allow_leak: bool,
     device: str,
     threads: int | None,
 ) -> None:
     """Write the embeddings of a split, for vse-eval.
 
-    With --features of another data set, the split is one of that: trained on one data set, tested on another. With
-    --as-features, RUN may be embeddings files of any program instead, one for each split.
+    With --features of another data set, the split is one of that: trained on one data set, tested on another. Images that the
+    model was trained on are refused. With --as-features, RUN may be embeddings files of any program instead, one for each
+    split.
     """
     from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.backbone import files_as_features, run_as_features
@@ -163,7 +166,7 @@ def embed_command(
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     with memory_guard(_NO_MEMORY):
         if as_features is None:
-            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished))
+            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak))
         elif files:
             click.echo("\n".join(map(str, files_as_features(runs, as_features, captions))))
         elif len(runs) > 1:

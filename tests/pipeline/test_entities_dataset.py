@@ -119,7 +119,7 @@ def test_a_phrase_without_letters_and_a_chain_without_annotation_are_counted(
     (caption,) = prepared(official, tmp_path / "out").images[0].captions
     assert caption.phrases == (Phrase(1, 2, "5", ("other",)),)
     said = capsys.readouterr().err
-    assert "1 phrases are left out: they have no letter and no digit" in said
+    assert "1 phrases are left out: they have no letter and no digit in the caption" in said
     assert "1 phrases have no box, and their chain is in no annotation" in said
 
 
@@ -205,10 +205,21 @@ def test_phrases_are_added_by_the_text_of_captions_and_the_number_of_photos(
         106: (),
     }
     assert captured.err.splitlines() == [
-        f"{official}: 2 of 3 images and 4 of 7 captions were joined; 3 captions have no counterpart and no phrases",
+        f"{official}: 2 of 3 images and 4 of 7 captions were joined, 0 of them with another spelling; "
+        "3 captions have no counterpart and no phrases",
         f"{official}: of 2 photos, 4 captions and 3 boxes; the captions mark 4 phrases, 2 of them with a box",
         "4 phrases are taken, 2 of them with a box",
     ]
+
+
+def test_a_caption_of_another_spelling_is_joined_unless_only_equal_ones_shall_be(
+    official: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = karpathy(tmp_path / "x" / "dataset.json", [("11.jpg", ["Two doggs run ."])], pictures=False)
+    for similar, phrases in ((0.6, (Phrase(0, 2, "7", ("people",), BOXES),)), (0.7, ()), (1, ())):
+        run("add-phrases", data, "--entities", official, "--out", tmp_path / "both", "--similar", similar)
+        assert load_dataset_file(tmp_path / "both" / "dataset.json").images[0].captions[0].phrases == phrases
+    assert "1 of 1 captions were joined, 1 of them with another spelling" in capsys.readouterr().err
 
 
 def test_phrases_that_were_there_are_replaced(official: Path, photos: Path, tmp_path: Path) -> None:

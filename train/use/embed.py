@@ -39,6 +39,7 @@ from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
+from vse.train.use.leak import images_trained_on
 
 log = logging.getLogger(__name__)
 
@@ -179,10 +180,12 @@ def embed_split(
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
     unfinished: bool = False,
+    leak: bool = False,
 ) -> Path:
     """Write the embeddings of a split by the best weights of a run; returns ``out``. See :func:`load_run`.
 
     Without ``out`` that is ``<split>.h5`` in the run's folder or, of another data set, ``<dataset>_<split>.h5``.
+    :class:`UserError` if the run was trained on images of that split, unless a ``leak`` is allowed.
 
     Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
     single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides, for a re-ranking.
@@ -197,6 +200,8 @@ def embed_split(
         raise UserError(
             f"{trained.dataset.path}: no image of the split {split!r} has a caption; vse-search searches such images"
         )
+    restval = trained.experiment.train.restval
+    n_seen = images_trained_on(trained.folder, restval, trained.cache, trained.dataset, split, leak)
     images, captions = encode(trained.model, trained.split, trained.device)
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     provenance: dict[str, Any] = {
@@ -215,6 +220,8 @@ def embed_split(
         provenance["unknown_words"] = unknown_words(trained)
     if state := unfinished_state(trained.record):
         provenance["unfinished"] = state
+    if n_seen:
+        provenance["images_trained_on"] = {"images": n_seen, "of": len(trained.dataset.split(split))}
     for side, embedded in (("images", images), ("captions", captions)):
         if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")

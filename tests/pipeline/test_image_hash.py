@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageFilter
+
+from tests.hostile import NOT_FILES
+from vse.pipeline import image_hash
+from vse.pipeline.image_files import BadImage
+from vse.pipeline.image_hash import N_BITS, NEAR, near_pairs, perceptual_hash
+
+
+def photo(seed: int, size: tuple[int, int] = (300, 200)) -> Image.Image:
+    """Soft spots of colour, other ones for each seed."""
+    spots = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
+    return Image.fromarray(spots).resize(size, Image.Resampling.BICUBIC)
+
+
+def distance(a: Path, b: Path) -> int:
+    return int((perceptual_hash(a) != perceptual_hash(b)).sum())
+
+
+def test_it_is_the_median_of_the_lowest_frequencies_computed_one_by_one(tmp_path: Path) -> None:
+    photo(3, (32, 32)).convert("L").save(tmp_path / "a.png")
+    grey = np.asarray(Image.open(tmp_path / "a.png"), np.float64)
+    wave = [[np.cos(np.pi * u * (2 * x + 1) / 64) for x in range(32)] for u in range(8)]
+    low = [sum(grey[y, x] * wave[v][y] * wave[u][x] for y in range(32) for x in range(32)) for v in range(8) for u in range(8)]
+    assert perceptual_hash(tmp_path / "a.png").tolist() == [value > np.median(low) for value in low]
+
+
+def test_a_photo_stays_near_itself_and_far_from_others(tmp_path: Path) -> None:
+    original = photo(0)
+    original.save(tmp_path / "a.png")
+    variants = {
+        "small.png": original.resize((150, 100)),
+        "squashed.jpg": original.resize((224, 224)),
+        "coarse.jpg": original.filter(ImageFilter.GaussianBlur(1)),
+        "grey.webp": original.convert("L"),
+        "large.jpg": original.resize((1200, 800)),
+    }
+    for name, variant in variants.items():
+        variant.save(tmp_path / name, quality=60)
+        assert distance(tmp_path / "a.png", tmp_path / name) <= NEAR, name
+    for seed in range(1, 9):
+        photo(seed).save(tmp_path / "other.png")
+        assert distance(tmp_path / "a.png", tmp_path / "other.png") > NEAR
+
+
+@given(st.integers(0, 5), st.integers(0, 5), st.integers(0, N_BITS), st.integers(0, 2**32 - 1))
+def test_near_pairs_are_those_that_a_loop_over_bits_finds(n: int, m: int, most: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    hashes, others = rng.random((n, N_BITS)) < 0.5, rng.random((m, N_BITS)) < 0.5
+    expected = [
+        (i, j) for i in range(n) for j in range(m) if sum(x != y for x, y in zip(hashes[i], others[j], strict=True)) <= most
+    ]
+    assert near_pairs(hashes, others, most) == expected
+
+
+def test_many_hashes_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = np.random.default_rng(0).random((7, N_BITS)) < 0.5
+    whole = near_pairs(hashes, hashes, 28)
+    monkeypatch.setattr(image_hash, "_CHUNK", 2)
+    assert near_pairs(hashes, hashes, 28) == whole
+    assert len(whole) > 7
+
+
+def test_what_is_no_image_is_a_line_of_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text("x")
+    with pytest.raises(BadImage, match=r"a\.jpg: not a readable image"):
+        perceptual_hash(tmp_path / "a.jpg")
+    for make in NOT_FILES.values():
+        make(tmp_path / "b.jpg")
+        with pytest.raises(BadImage, match=r"b\.jpg: no such image file"):
+            perceptual_hash(tmp_path / "b.jpg")
+        (tmp_path / "b.jpg").rmdir() if (tmp_path / "b.jpg").is_dir() else (tmp_path / "b.jpg").unlink()
+
+
+def test_a_bomb_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photo(0).save(tmp_path / "a.png")
+    monkeypatch.setattr(image_hash, "MAX_PIXELS", 59_999)
+    with pytest.raises(BadImage, match="300 x 200 pixels are too many"):
+        perceptual_hash(tmp_path / "a.png")
