@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.pipeline.entities_made import annotation, thing, write_photo
 from vse.pipeline import downloads
 from vse.pipeline.cli import main
 from vse.pipeline.dataset import load_dataset_file
@@ -440,6 +441,40 @@ def test_a_preset_says_where_its_split_file_is(name: str) -> None:
     split = config.files[0]
     assert split.to == config.annotations == split.member
     assert [file.to for file in config.files[1:]] == (["images/train2014", "images/val2014"] if name == "coco" else [])
+
+
+@pytest.mark.parametrize(("name", "folder"), [("f30k_entities", ""), ("f8k_entities", "entities/")])
+def test_a_preset_says_where_flickr30k_entities_is(name: str, folder: str) -> None:
+    files = {file.to: file for file in load_dataset(name).files if "flickr30k_entities" in file.url}
+    lists = [] if folder else ["train.txt", "val.txt", "test.txt"]
+    assert list(files) == [f"{folder}{name}" for name in ("Annotations", "Sentences", *lists, "UNRELATED_CAPTIONS")]
+    assert [files[f"{folder}{member}"].member for member in ("Annotations", "Sentences")] == ["Annotations", "Sentences"]
+    assert [file.member for file in files.values()][2:] == [None] * (len(files) - 2)
+
+
+def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The archive is downloaded once, though two folders of it are needed; files that are no archives are taken as such."""
+    captions, xml = b"[/EN#7/people Two dogs] run .", annotation([thing("7", (1, 1, 4, 4))], (8, 8)).encode()
+    lists = {"train.txt": b"11111\n", "val.txt": b"22222\n", "test.txt": b"33333\n"}
+    numbers = [content.decode().strip() for content in lists.values()]
+    archive = {f"Sentences/{number}.txt": captions for number in numbers}
+    coco.files = {"annotations.zip": zipped(archive | {f"Annotations/{number}.xml": xml for number in numbers}), **lists}
+    members = [("annotations.zip", "Annotations"), ("annotations.zip", "Sentences"), *((name, None) for name in lists)]
+    files = []
+    for name, member in members:
+        content = coco.files[name]
+        sums = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
+        files.append({"url": f"http://published.invalid/{name}", "member": member, "to": member or name, **sums})
+    Path("mine.yaml").write_text(json.dumps({"entities": ".", "images": "photos", "files": files, "where": "By a form."}))
+    run("fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
+    assert "Put them into the folder data/photos" in capsys.readouterr().out
+    for number in numbers:
+        write_photo(Path("data", "photos", f"{number}.jpg"), (8, 8))
+    run("fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
+    assert [name for name, _ in coco.asked] == ["annotations.zip", *lists]
+    dataset = load_dataset_file(Path("data/dataset.json"))
+    assert [(image.imgid, image.split) for image in dataset.images] == [(11111, "train"), (22222, "val"), (33333, "test")]
+    assert dataset.images[2].captions[0].phrases[0].boxes == ((0.0, 0.0, 4.0, 4.0),)
 
 
 def test_missing_files_are_answered_with_the_command(tmp_path: Path, fails: Callable[..., str]) -> None:

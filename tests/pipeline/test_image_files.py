@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vse.pipeline.image_files import BadImage, decode
+from vse.pipeline.image_files import BadImage, decode, image_size
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -119,6 +119,24 @@ def test_other_kinds_of_files_are_refused(suffix: str, tmp_path: Path) -> None:
     path = path.rename(tmp_path / "x.jpg")
     with pytest.raises(BadImage, match="not a readable image"):
         decode(path)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
+def test_the_size_of_an_image_is_that_of_the_upright_one(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    for orientation in range(9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        noise(24, 16).save(path, exif=exif)
+        assert image_size(path) == decode(path).size
+
+
+def test_the_size_of_what_is_no_image_is_a_line_of_error(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").write_text("no image")
+    with pytest.raises(BadImage, match=r"x\.jpg: not a readable image"):
+        image_size(tmp_path / "x.jpg")
+    with pytest.raises(BadImage, match="no such image file"):
+        image_size(tmp_path)
 
 
 def bomb(side: int) -> bytes:

@@ -212,7 +212,7 @@ def test_a_replaced_image_brings_its_shard_and_no_other(tmp_path: Path, snakemak
         ("features/demo_fc8.h5", "unknown feature 'fc8' (did you mean 'fc7'?"),
         ("results/f8j_vsepp.json", "unknown dataset 'f8j' (did you mean 'f8k'?"),
         ("results/f30k_vsepp.json", "Put dataset_flickr30k.json (the Karpathy split)"),
-        ("results/f30k_entities_vsepp.json", "Put dataset_flickr30k_entities.json"),
+        ("results/f30k_entities_vsepp.json", "Put the files of Flickr30K Entities"),
         ("results/coco_vsepp.json", "or name their folder with --config coco_dir=FOLDER"),
         ("results/tables/vsepp_3.csv", "Put dataset_flickr30k.json (the Karpathy split)"),
     ],
