@@ -85,7 +85,8 @@ def with_phrases(content: dict[str, Any], folder: Path, images: Path | None, sim
     entries, n_captions = [], 0
     for entry in progress_bar(content["images"], desc="read phrases", unit="image"):
         number = photo_number(entry["filename"])
-        sentences = [{key: value for key, value in sentence.items() if key != "phrases"} for sentence in entry["sentences"]]
+        before = entry.get("sentences", ())
+        sentences = [{key: value for key, value in sentence.items() if key != "phrases"} for sentence in before]
         n_captions += len(sentences)
         if number is not None and reader.sentences(number).is_file():
             photo = reader.read(number, str(Path(entry.get("filepath") or "", entry["filename"])))

@@ -222,6 +222,14 @@ def test_a_caption_of_another_spelling_is_joined_unless_only_equal_ones_shall_be
     assert "1 of 1 captions were joined, 1 of them with another spelling" in capsys.readouterr().err
 
 
+def test_an_image_may_have_no_captions(official: Path, photos: Path, tmp_path: Path) -> None:
+    content = json.loads(photos.read_text())
+    del content["images"][0]["sentences"]
+    photos.write_text(json.dumps(content))
+    run("add-phrases", photos, "--entities", official, "--out", tmp_path / "both")
+    assert load_dataset_file(tmp_path / "both" / "dataset.json").images[0].captions == ()
+
+
 def test_phrases_that_were_there_are_replaced(official: Path, photos: Path, tmp_path: Path) -> None:
     content = json.loads(photos.read_text())
     for sentence in (sentence for image in content["images"] for sentence in image["sentences"]):
