@@ -18,9 +18,12 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
     far = np.minimum(first[:, None, 2:], second[None, :, 2:])
     shared = np.clip(far - near, 0, None).prod(axis=2)
     union = _areas(first)[:, None] + _areas(second) - shared
-    return np.divide(shared, union, out=np.zeros_like(shared), where=(shared > 0) & (union > 0))
+    overlap: Float[np.ndarray, "n_boxes n_others"] = np.zeros_like(shared)
+    np.divide(shared, union, out=overlap, where=(shared > 0) & (union > 0))
+    return overlap
 
 
 def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
     """Area of each box, 0 where it is empty or upside down."""
-    return np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
+    sides: Float[np.ndarray, "n_boxes 2"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
+    return sides[:, 0] * sides[:, 1]

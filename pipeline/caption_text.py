@@ -35,9 +35,9 @@ def matched(captions: Sequence[_Words], others: Sequence[_Words], least: float =
         if place not in pairs
         for other in rest
     ]
-    for difference, place, other in sorted(similar):
-        if least <= -difference < 1 and place not in pairs and other not in pairs.values():
-            pairs[place] = other
+    for difference, place, waiting_at in sorted(similar):
+        if least <= -difference < 1 and place not in pairs and waiting_at not in pairs.values():
+            pairs[place] = waiting_at
     return pairs
 
 
