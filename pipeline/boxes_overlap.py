@@ -25,5 +25,5 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
 
 def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
     """Area of each box, 0 where it is empty or upside down."""
-    sides: Float[np.ndarray, "n_boxes 2"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
-    return sides[:, 0] * sides[:, 1]
+    areas: Float[np.ndarray, " n_boxes"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
+    return areas

@@ -36,7 +36,8 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     except Exception as error:  # a broken file can raise anything
         raise BadImage(f"{path}: not a readable image ({error})") from None
     low = (_WAVES @ np.asarray(grey, np.float64) @ _WAVES.T).ravel()
-    return low > np.median(low)
+    bits: Bool[np.ndarray, f" {N_BITS}"] = low > np.median(low)
+    return bits
 
 
 def near_pairs(
