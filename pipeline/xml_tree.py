@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from xml.parsers import expat
+
+from lxml import etree
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import reading
+from vse.pipeline.plain_text import printable
 from vse.pipeline.read_once import ReadOnce
 
 LARGEST = 4_000_000  # bytes of a file; an annotation of Flickr30K Entities has a few thousand
@@ -32,52 +34,35 @@ def read_xml(path: Path) -> Element:
     """The outermost element of an XML file.
 
     :class:`UserError` names file and line of what is not well-formed, and refuses any document type declaration: entities that
-    expand without end (`billion laughs`), or that stand for files or addresses, can be declared nowhere else. Nor does a file
-    of more than ``LARGEST`` bytes or ``DEEPEST`` levels become a tree.
+    expand without end (`billion laughs`), or that stand for files or addresses, can be declared nowhere else, and none is
+    expanded here anyway. Nor does a file of more than ``LARGEST`` bytes or ``DEEPEST`` levels become a tree.
     """
     file = ReadOnce(path)
     size = file.stream.seek(0, 2)
     if size > LARGEST:
         raise UserError(f"{path}: {size} bytes of XML are too many (at most {LARGEST})")
-    builder = _Builder(path)
+    parser = etree.XMLParser(
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        dtd_validation=False,
+        huge_tree=False,
+        recover=False,
+        remove_comments=True,
+        remove_pis=True,
+    )
     with reading(path, "well-formed XML"):
-        builder.parser.Parse(file.read(), True)
-    return builder.top
+        try:
+            top = etree.fromstring(file.read(), parser)
+        except etree.XMLSyntaxError as error:
+            raise UserError(f"{path}:{error.lineno}: not well-formed XML ({printable(error.msg)})") from None
+    if top.getroottree().docinfo.doctype:
+        raise UserError(f"{path}: has a document type declaration, which may declare entities; only plain XML is read")
+    return _element(top, path)
 
 
-class _Builder:
-    """Makes elements of what the parser meets."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.top = Element("", 0)
-        self._open: list[Element] = []
-        self.parser = expat.ParserCreate()
-        self.parser.buffer_text = True
-        self.parser.StartDoctypeDeclHandler = self._doctype
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._text
-
-    def _doctype(self, *_: object) -> None:
-        raise UserError(
-            f"{self.path}:{self.parser.CurrentLineNumber}: has a document type declaration, which may declare entities; "
-            "only plain XML is read"
-        )
-
-    def _start(self, tag: str, _: object) -> None:
-        element = Element(tag, self.parser.CurrentLineNumber)
-        if len(self._open) >= DEEPEST:
-            raise UserError(f"{self.path}:{element.line}: elements more than {DEEPEST} levels deep")
-        if self._open:
-            self._open[-1].children.append(element)
-        else:
-            self.top = element
-        self._open.append(element)
-
-    def _end(self, _: str) -> None:
-        element = self._open.pop()
-        element.text = element.text.strip()
-
-    def _text(self, text: str) -> None:
-        self._open[-1].text += text
+def _element(node: etree._Element, path: Path, level: int = 1) -> Element:
+    if level > DEEPEST:
+        raise UserError(f"{path}:{node.sourceline}: elements more than {DEEPEST} levels deep")
+    children = [_element(child, path, level + 1) for child in node]
+    return Element(str(node.tag), node.sourceline or 0, (node.text or "").strip(), children)
