@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
+from vse.eval.files.file_fields import stored_attribute, stored_ids
 from vse.eval.files.score_matrices import selected_scores
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores
 from vse.eval.ranking.scores import SIMILARITIES
@@ -202,10 +203,10 @@ def read_embeddings(path: Path) -> Embeddings:
         arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
         stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(SUM)
-    attributes = {name: _attribute(path, name, value) for name, value in stored.items()}
+    attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
-    values: dict[str, Any] = {name: _ids(path, name, arrays[name]) for name in _IDS}
-    values["coco_ids"] = _ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
+    values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
+    values["coco_ids"] = stored_ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
@@ -302,28 +303,6 @@ def _array(source: ReadOnce, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
         return np.memmap(source.stream, np.float32, "c", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
-
-
-def _attribute(path: Path, name: str, value: Any) -> Any:
-    """An attribute as text, or the seed as an integer, however the writer stored it."""
-    value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
-    try:
-        value = value.decode() if isinstance(value, bytes) else value
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: the attribute {name} is not UTF-8") from None
-    if name == "seed" and isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int if name == "seed" else str):
-        raise UserError(f"{path}: the attribute {name} is {value!r}, not {'an integer' if name == 'seed' else 'a text'}")
-    return value
-
-
-def _ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
-    integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
-    if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
-        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
-        raise UserError(f"{path}: {name} must be a 1-D integer array (int64), but is {kind}")
-    return values.astype(np.int64)
 
 
 def _matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:

@@ -1,0 +1,35 @@
+"""Fields of HDF5 files that any program may have written: ids and attributes, checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.pipeline.errors import UserError
+
+
+def stored_attribute(path: Path, name: str, value: Any) -> Any:
+    """An attribute as text, or ``seed`` as an integer, however the writer stored it; :class:`UserError` if it is neither."""
+    value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
+    try:
+        value = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: the attribute {name} is not UTF-8") from None
+    if name == "seed" and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int if name == "seed" else str):
+        raise UserError(f"{path}: the attribute {name} is {value!r}, not {'an integer' if name == 'seed' else 'a text'}")
+    return value
+
+
+def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
+    """A 1-D array of integers as int64; :class:`UserError` if it is anything else."""
+    integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
+    if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
+        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
+        raise UserError(f"{path}: {name} must be a 1-D integer array (int64), but is {kind}")
+    return values.astype(np.int64)

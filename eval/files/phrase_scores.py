@@ -1,0 +1,253 @@
+"""The file between a model that localises phrases and the evaluator: how each phrase scores the candidate boxes of its image.
+
+Any program can write it; see ``docs/formats.md``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.eval.files.content_sum import SUM, array_sum, content_sum
+from vse.eval.files.file_fields import stored_attribute, stored_ids
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_bytes
+from vse.pipeline.hdf5_files import own_data
+from vse.pipeline.input_files import reading
+from vse.pipeline.read_once import ReadOnce
+
+FORMAT, VERSION = "vse-phrase-scores", 1
+_IDS = ("phrase_ids", "image_ids", "caption_ids")
+_ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
+_ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
+_REQUIRED = ("dataset", "split")
+_MOST = 100_000_000  # candidates or phrases of a file; more is a fault
+_MOST_TYPES = 1000
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class PhraseScores:
+    """The phrases of a split, and the scores and boxes of the candidates of each.
+
+    ``phrase_ids``, ``image_ids`` and ``caption_ids`` are (n_phrases,); a phrase's id is its number among all phrases of the
+    data set, in file order, from 0. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
+    ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is where the phrase is, NaN where it has no box. Boxes are
+    x1, y1, x2, y2 in pixels of the original image, x2 and y2 exclusive. ``types`` (n_phrases,) are texts such as ``people``,
+    several of a phrase joined by ``/``. The attributes are those of :class:`vse.eval.files.embeddings.Embeddings`.
+    """
+
+    phrase_ids: NDArray[np.int64]
+    image_ids: NDArray[np.int64]
+    caption_ids: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    scores: NDArray[np.float32] | NDArray[np.float64]
+    boxes: NDArray[np.float32]
+    truth: NDArray[np.float32]
+    types: NDArray[np.str_]
+    dataset: str
+    split: str
+    experiment: str | None = None
+    seed: int | None = None
+    provenance: str = "{}"
+    trained_on: str | None = None
+    source: ReadOnce | None = field(default=None, repr=False)
+
+    @property
+    def has_box(self) -> NDArray[np.bool_]:
+        """Which phrases have a ground-truth box (n_phrases,)."""
+        located: NDArray[np.bool_] = ~np.isnan(self.truth).any(1)
+        return located
+
+    def candidates(self, phrase: int) -> slice:
+        """The rows of ``scores`` and ``boxes`` that are the candidates of a phrase, given by its row."""
+        return slice(int(self.offsets[phrase]), int(self.offsets[phrase + 1]))
+
+
+def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
+    """Write the file atomically; returns ``path``. ValueError if what is to be written would be refused by the reader."""
+    try:
+        _check(path, scores)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    buffer = BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name in _ARRAYS[:-1]:
+            file.create_dataset(name, data=getattr(scores, name))
+        file.create_dataset("types", data=scores.types.astype(object), dtype=h5py.string_dtype())
+        file.attrs.update(format=FORMAT, version=VERSION)
+        file.attrs.update({name: value for name, value in _attributes_of(scores).items() if value is not None})
+        file.attrs[SUM] = _sum(scores)
+    return write_bytes(path, buffer.getbuffer())
+
+
+def read_phrase_scores(path: Path) -> PhraseScores:
+    """Read and check a file; :class:`UserError` names what is missing, duplicate, of the wrong length or not finite."""
+    if not path.exists():
+        raise UserError(f"{path}: no such file")
+    source = ReadOnce(path)
+    with reading(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
+        _check_format(path, file)
+        items = {name: own_data(file, name, path=path) for name in _ARRAYS}
+        _check_complete(path, items, file)
+        arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
+        attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
+        content_sha256 = file.attrs.get(SUM)
+    fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
+    fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
+    _check(path, run)
+    if content_sha256 is None:
+        log.info("%s: has no %s, so its content is not checked", path, SUM)
+    elif content_sha256 != _sum(run):
+        raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
+    return run
+
+
+def is_phrase_scores(path: Path) -> bool:
+    """Whether a file says that it is one of phrase scores; False if it is no HDF5 file, or not there."""
+    try:
+        with h5py.File(ReadOnce(path).stream, "r") as file:
+            return _text_of(file.attrs.get("format")) == FORMAT
+    except (UserError, OSError, ValueError, RuntimeError, KeyError):
+        return False
+
+
+def same_phrases(first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, of: Sequence[str] = ()) -> None:
+    """:class:`UserError` unless two files are of the same phrases with the same boxes, and agree in the attributes ``of``."""
+    for name in ("dataset", "split", *of):
+        ours, theirs = getattr(first, name), getattr(run, name)
+        if None not in (ours, theirs) and ours != theirs:
+            raise UserError(f"{path} is of {name} {theirs!r}, {first_path} of {ours!r}")
+    for name in (*_IDS, "types"):
+        if not np.array_equal(getattr(first, name), getattr(run, name)):
+            raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
+    if not np.array_equal(first.truth, run.truth, equal_nan=True):
+        raise UserError(f"{path} and {first_path} differ in truth; what is evaluated together shares it")
+
+
+def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
+    return {name: getattr(scores, name) for name in _ATTRIBUTES}
+
+
+def _sum(scores: PhraseScores) -> str:
+    """The sum of the content; of ``types`` it is of their UTF-8 bytes, each closed by a line feed."""
+    texts = np.frombuffer("".join(f"{text}\n" for text in scores.types.tolist()).encode(), np.uint8)
+    arrays = {name: np.asarray(getattr(scores, name)) for name in _ARRAYS[:-1]} | {"types": texts}
+    return content_sum({name: array_sum(values) for name, values in arrays.items()}, _attributes_of(scores))
+
+
+def _check_format(path: Path, file: h5py.File) -> None:
+    said = _text_of(file.attrs.get("format"))
+    if said != FORMAT:
+        what = "it has no attribute format" if said is None else f"its attribute format is {said!r}"
+        raise UserError(f"{path}: not a file of phrase scores: {what}, not {FORMAT!r} (docs/formats.md)")
+    version = file.attrs.get("version")
+    if not isinstance(version, int | np.integer) or version != VERSION:
+        raise UserError(f"{path}: of version {version!r} of phrase scores, and this program reads version {VERSION}")
+
+
+def _check_complete(path: Path, items: Mapping[str, h5py.Dataset | None], file: h5py.File) -> None:
+    missing = [name for name, item in items.items() if item is None]
+    missing += [f"the attribute {name}" for name in _REQUIRED if name not in file.attrs]
+    if missing:
+        raise UserError(f"{path}: not a complete file of phrase scores, it lacks {', '.join(missing)} (docs/formats.md)")
+
+
+def _text_of(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if value is None else str(value)
+
+
+def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
+    if item.size is not None and item.size > 4 * _MOST:
+        raise UserError(f"{path}: {name} says that it has {item.shape} values, more than any file of phrase scores")
+    if name == "types" and h5py.check_string_dtype(item.dtype) is not None:
+        try:
+            return np.asarray(item.asstr()[()], dtype=object)
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: types are not UTF-8") from None
+    values = item[()]
+    return values if isinstance(values, h5py.Empty) else np.asarray(values)
+
+
+def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
+    """Values in float32; scores of float64 in their own precision, so that no two become equal."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
+        raise UserError(f"{path}: {name} holds no numbers")
+    if name == "scores" and values.dtype == np.float64:
+        return values
+    with np.errstate(over="ignore"):  # what becomes infinite is refused by its row
+        return values.astype(np.float32, copy=False)
+
+
+def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[np.str_]:
+    if not isinstance(values, np.ndarray) or values.dtype != object or not all(isinstance(text, str) for text in values.flat):
+        raise UserError(f"{path}: types must be texts (UTF-8)")
+    return values.astype(np.str_)
+
+
+def _check(path: Path, run: PhraseScores) -> None:
+    """:class:`UserError` if the arrays do not fit each other."""
+    n_phrases, n_candidates = len(run.phrase_ids), len(run.scores) if run.scores.ndim == 1 else -1
+    if not n_phrases:
+        raise UserError(f"{path}: no phrases")
+    expected: dict[str, tuple[int, ...]] = {"image_ids": (n_phrases,), "caption_ids": (n_phrases,), "types": (n_phrases,)}
+    expected |= {"truth": (n_phrases, 4), "offsets": (n_phrases + 1,)}
+    if n_candidates < 0:
+        raise UserError(f"{path}: scores has shape {run.scores.shape}, expected (n_candidates,)")
+    for name, shape in (expected | {"boxes": (n_candidates, 4)}).items():
+        if getattr(run, name).shape != shape:
+            raise UserError(f"{path}: {name} has shape {getattr(run, name).shape}, expected {shape}")
+    _check_ids(path, run)
+    _check_offsets(path, run.offsets, n_candidates)
+    if len(np.unique(run.types)) > _MOST_TYPES:
+        raise UserError(f"{path}: types has more than {_MOST_TYPES} different texts; they are categories such as people")
+    _refuse_row(path, "scores", ~np.isfinite(run.scores), "is not finite (NaN or infinite)", run)
+    _check_boxes(path, run)
+
+
+def _check_ids(path: Path, run: PhraseScores) -> None:
+    values, counts = np.unique(run.phrase_ids, return_counts=True)
+    if (counts > 1).any():
+        raise UserError(f"{path}: duplicate phrase id {values[counts > 1][0]}")
+    captions, first, which = np.unique(run.caption_ids, return_index=True, return_inverse=True)
+    other = run.image_ids != run.image_ids[first][which]
+    if other.any():
+        raise UserError(f"{path}: phrases of caption {captions[which[other][0]]} are of different images")
+
+
+def _check_offsets(path: Path, offsets: NDArray[np.int64], n_candidates: int) -> None:
+    falling = np.flatnonzero(offsets[1:] < offsets[:-1])
+    if offsets[0] != 0 or offsets[-1] != n_candidates or falling.size:
+        where = f"falls after phrase row {falling[0]}" if falling.size else f"goes from {offsets[0]} to {offsets[-1]}"
+        raise UserError(f"{path}: offsets must rise from 0 to the number of scores, {n_candidates}, and {where}")
+
+
+def _check_boxes(path: Path, run: PhraseScores) -> None:
+    """Candidates may have no area, a truth may not; either is refused if its corners are in another order."""
+    _refuse_row(path, "boxes", ~np.isfinite(run.boxes).all(1), "is not finite (NaN or infinite)", run)
+    turned = (run.boxes[:, 2:] < run.boxes[:, :2]).any(1)
+    _refuse_row(path, "boxes", turned, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
+    missing = np.isnan(run.truth)
+    _refuse_row(
+        path, "truth", (missing.any(1) != missing.all(1)) | np.isinf(run.truth).any(1), "is neither a box nor NaN", run
+    )
+    empty = (run.truth[:, 2:] <= run.truth[:, :2]).any(1)
+    _refuse_row(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
+
+
+def _refuse_row(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
+    """:class:`UserError` names the first row that is wrong, and its phrase."""
+    for row in np.flatnonzero(wrong)[:1]:
+        phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
+        raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")
