@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from vse.eval.defaults import COMPARED, PROTOCOLS, SAMPLES, TABLES, published_tables
+from vse.eval.defaults import COMPARED, IOU, PHRASE, PROTOCOLS, SAMPLES, TABLES, published_tables
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
@@ -20,12 +20,12 @@ _FILE = click.Path(path_type=Path)
 @click.argument("files", nargs=-1, required=True, type=_FILE)
 @click.option(
     "--protocol",
-    type=click.Choice(["auto", *PROTOCOLS]),
+    type=click.Choice(["auto", *PROTOCOLS, PHRASE]),
     multiple=True,
     default=("auto",),
     show_default=True,
     help="May be repeated. auto: full, 1k if there are 1,000 images, cxc and eccv on the test set of COCO if eccv-caption "
-    "is installed; sentence: captions query captions; sentence-1k: over folds of 1,000 images.",
+    "is installed; sentence: captions query captions; sentence-1k: over folds of 1,000 images; phrase: of phrase scores.",
 )
 @click.option("--compare", "comparing", is_flag=True, help="FILES are two models: test the difference of each metric.")
 @click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
@@ -43,6 +43,11 @@ _FILE = click.Path(path_type=Path)
     type=click.IntRange(1),
     multiple=True,
     help="Say, too, what is lost if only the best K of a fast first stage are scored. May be repeated.",
+)
+@click.option(
+    "--iou",
+    type=float,
+    help=f"Of phrase scores: from which IoU with its truth on a candidate box is right.  [default: {IOU}]",
 )
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
@@ -64,6 +69,7 @@ def eval_command(
     index: str | None,
     index_parameters: str,
     rerank: tuple[int, ...],
+    iou: float | None,
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
@@ -71,8 +77,9 @@ def eval_command(
 ) -> None:
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
-    Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs. With --compare they
-    are two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
+    Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs; or how phrases score
+    the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are two
+    models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
     if comparing and (ensemble or index or rerank):
         other = "--ensemble" if ensemble else "--index" if index else "--rerank"
@@ -84,10 +91,20 @@ def eval_command(
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
     if 0 < samples < 100 and not comparing:
         raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
+    from vse.eval.protocols.phrase_evaluation import check_protocol, of_phrases
     from vse.eval.search.gpu import use_device
 
     use_device(device)
-    if comparing:
+    phrases = of_phrases(files)
+    check_protocol(files, protocol, phrases)
+    if phrases and (ensemble or index or rerank):
+        other = "--ensemble" if ensemble else "--index" if index else "--rerank"
+        raise UserError(f"{files[0]} holds phrase scores, and {other} is not of these; leave it out")
+    if iou is not None and not phrases:
+        raise UserError(f"--iou is of phrase scores, and {files[0]} holds none; leave it out")
+    if phrases:
+        lines = _of_phrases(files, out, comparing, IOU if iou is None else iou, samples, unfinished)
+    elif comparing:
         lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
         lines = _evaluate(
@@ -113,6 +130,22 @@ def _compare(
 
     written = compare(files, out, protocol, cross_check, samples, unfinished)
     return [*difference_lines(read_comparison(written)), str(written)]
+
+
+def _of_phrases(
+    files: tuple[Path, ...], out: Path | None, comparing: bool, iou: float, samples: int, unfinished: bool
+) -> list[str]:
+    """Evaluate or compare models that localise phrases; returns a line for people, and the file that was written, if any."""
+    from vse.eval.files.results import read_comparison, read_result
+    from vse.eval.protocols.phrase_evaluation import evaluate_phrases, phrase_line
+    from vse.eval.tables.significance import compare_phrases, difference_lines
+
+    if comparing:
+        written = compare_phrases(files, out, iou, samples, unfinished)
+        return [*difference_lines(read_comparison(written)), str(written)]
+    with TemporaryDirectory() as folder:
+        result = read_result(evaluate_phrases(files, out or Path(folder, "result.json"), iou, samples, unfinished))
+    return [phrase_line(result), *([str(out)] if out else [])]
 
 
 def _evaluate(

@@ -8,6 +8,8 @@ from pathlib import Path
 COCO_PROTOCOLS = ("cxc", "eccv")
 FOLDED = ("1k", "sentence-1k")  # over consecutive folds of 1,000 images
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
+PHRASE = "phrase"  # of files of phrase scores
+IOU = 0.5  # with its truth, from which on a candidate of a phrase is right
 SAMPLES = 1000  # of the test images, for intervals
 COMPARED = 10_000  # of the test images, for p-values
 TABLES = ("summary", "significance")  # that are no published ones

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
-from vse.eval.files.file_fields import stored_attribute, stored_ids
+from vse.eval.files.file_fields import Described, stored_attribute, stored_ids
 from vse.eval.files.score_matrices import selected_scores
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores
 from vse.eval.ranking.scores import SIMILARITIES
@@ -214,12 +214,12 @@ def read_embeddings(path: Path) -> Embeddings:
     return run
 
 
-def experiment_of(path: Path, run: Embeddings) -> str:
+def experiment_of(path: Path, run: Described) -> str:
     """What to call the model of a file: its experiment, or the file's name if it does not say."""
     return path.stem if run.experiment is None else run.experiment
 
 
-def provenance_of(run: Embeddings) -> dict[str, Any]:
+def provenance_of(run: Described) -> dict[str, Any]:
     """What a file says of features, settings and versions; empty if that is no JSON, since any program may have written it."""
     try:
         said = json.loads(run.provenance, parse_constant=_no_number)

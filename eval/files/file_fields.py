@@ -3,13 +3,50 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.read_once import ReadOnce
+
+
+class Described(Protocol):
+    """What a file of embeddings or of phrase scores says of itself: what it is of, and which model made it.
+
+    ``experiment`` and ``seed`` are None if the writer did not say, ``trained_on`` if that is ``dataset``; ``source`` is the
+    file that it was read from, if there is one.
+    """
+
+    @property
+    def dataset(self) -> str:
+        """The data set."""
+
+    @property
+    def split(self) -> str:
+        """The split of it."""
+
+    @property
+    def experiment(self) -> str | None:
+        """The model's experiment."""
+
+    @property
+    def seed(self) -> int | None:
+        """The model's seed."""
+
+    @property
+    def trained_on(self) -> str | None:
+        """The data set that the model was trained on."""
+
+    @property
+    def provenance(self) -> str:
+        """JSON: features, settings and versions."""
+
+    @property
+    def source(self) -> ReadOnce | None:
+        """The file."""
 
 
 def stored_attribute(path: Path, name: str, value: Any) -> Any:

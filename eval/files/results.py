@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
-from vse.eval.files.embeddings import Embeddings
+from vse.eval.files.file_fields import Described
 from vse.eval.files.split_identity import SplitIdentity
 from vse.eval.ranking.metrics import FOLD
 from vse.pipeline.errors import UserError
@@ -43,22 +43,31 @@ _Fold = dict[str, Metric | dict[str, Metric]]
 
 
 class ProtocolMetrics(BaseModel):
-    """The metrics of a protocol: of each direction by name, and the sums of both; ``ci95`` has their 95% intervals."""
+    """The metrics of a protocol: of each direction by name, and the sums of both; ``ci95`` has their 95% intervals.
+
+    The protocol ``phrase`` has those of ``phrase`` and ``per_type``, and the IoU from which on a candidate was right.
+    """
 
     model_config = ConfigDict(extra="allow")
     i2t: dict[str, Metric] = {}
     t2i: dict[str, Metric] = {}
     s2s: dict[str, Metric] = {}
+    phrase: dict[str, Metric] = {}
+    per_type: dict[str, dict[str, Metric]] = {}
+    iou: float | None = None
+    n_phrases: int | None = None
+    n_without_box: int | None = None
+    n_without_candidate: int | None = None
     rsum: Metric | None = None
     mean_recall: Metric | None = None
-    ci95: dict[str, Interval | dict[str, Interval]] = {}
+    ci95: dict[str, Interval | dict[str, Interval | dict[str, Interval]]] = {}
     folds: int = 1
     per_fold: list[_Fold] = []
 
     @property
     def directions(self) -> dict[str, dict[str, Metric]]:
         """The metrics of the directions that have any."""
-        directions = {"i2t": self.i2t, "t2i": self.t2i, "s2s": self.s2s}
+        directions = {"i2t": self.i2t, "t2i": self.t2i, "s2s": self.s2s, "phrase": self.phrase}
         return {direction: metrics for direction, metrics in directions.items() if metrics}
 
     @property
@@ -79,6 +88,13 @@ class ProtocolMetrics(BaseModel):
         if interval is None:
             of_direction = self.ci95.get(direction)
             interval = of_direction.get(rest) if isinstance(of_direction, dict) else None
+        return None if isinstance(interval, dict) else interval
+
+    def interval_of_type(self, name: str, metric: str) -> tuple[float, float] | None:
+        """The 95% interval of a metric of the phrases of a type; None if it has none."""
+        of_types = self.ci95.get("per_type")
+        of_type = of_types.get(name) if isinstance(of_types, dict) else None
+        interval = of_type.get(metric) if isinstance(of_type, dict) else None
         return None if isinstance(interval, dict) else interval
 
 
@@ -222,7 +238,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def file_reference(embeddings: Embeddings, out: Path) -> dict[str, str]:
+def file_reference(embeddings: Described, out: Path) -> dict[str, str]:
     """The path of an embeddings file, relative to the folder of the file ``out``, and the SHA-256 of what was read of it."""
     if embeddings.source is None:
         raise ValueError("embeddings that were read from no file")

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from vse.eval.defaults import published_folder
@@ -34,8 +36,13 @@ class SplitIdentity(BaseModel):
 def split_identity(run: Embeddings) -> SplitIdentity:
     """The identity of the split that embeddings or scores are of."""
     ids, values = ("image_ids", run.image_ids) if run.coco_ids is None else ("coco_ids", run.coco_ids)
+    return identity_of(run.dataset, ids, values)
+
+
+def identity_of(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
+    """The identity of the images of a data set whose ``ids``, which are ``image_ids`` or ``coco_ids``, are ``values`` (n,)."""
     sha256 = sha256_json(sorted(values.tolist()))
-    return SplitIdentity(ids=ids, sha256=sha256, name=split_name(run.dataset, sha256))
+    return SplitIdentity(ids=ids, sha256=sha256, name=split_name(dataset, sha256))
 
 
 def split_name(dataset: str, sha256: str) -> str | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import faiss
 import numpy as np
@@ -17,6 +17,8 @@ import torch
 import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
+from vse.eval.files.file_fields import Described
+from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.files.split_identity import split_identity
 from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed
@@ -30,6 +32,8 @@ from vse.pipeline.files import check_out, write_json
 from vse.pipeline.provenance import made
 
 log = logging.getLogger(__name__)
+_Run = TypeVar("_Run", Embeddings, PhraseScores)
+_SAME = ("experiment", "similarity")  # that embeddings of one model share
 
 
 def evaluate(
@@ -69,7 +73,8 @@ def evaluate(
         plan = None if experiment is None else ensemble_plan(experiment)
         by_seed = members_by_seed(files, plan)
         files = [path for (path, _), *_ in by_seed]
-        runs = _same_model(files, [ensemble(members, sentence, plan) for members in by_seed])
+        averaged_runs = [ensemble(members, sentence, plan) for members in by_seed]
+        runs = as_one_model(files, averaged_runs, same_split, _SAME)
     else:
         runs = read_seeds(files)
         by_seed = [[(path, run)] for path, run in zip(files, runs, strict=True)]
@@ -86,16 +91,10 @@ def evaluate(
     for name in names:
         queries = all_queries(files, runs, name, cross_check)
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
-        protocols[name] = _over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
+        protocols[name] = over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
             protocols[name]["ci95"] = intervals(folds, bootstrap)
-    result = {
-        "version": VERSION,
-        "dataset": first.dataset,
-        "experiment": first.experiment,
-        "split": first.split,
-        **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
-        **({"unfinished": not_finished} if not_finished else {}),
+    measured = {
         "split_identity": split_identity(first).model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
@@ -105,9 +104,32 @@ def evaluate(
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": [_member(*member) for member in read]} if together else {}),
-        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for _, run in read]},
     }
-    return write_json(out, {**result, "sha256": content_sha256(result)})
+    return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured))
+
+
+def signed_result(
+    first: Described,
+    read: Sequence[Described],
+    out: Path,
+    unfinished: Sequence[Mapping[str, str]],
+    measured: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The content of the result file ``out`` of what was ``measured``: with the model and the split, and signed.
+
+    ``first`` names the model, ``read`` are all files that it was made from.
+    """
+    result = {
+        "version": VERSION,
+        "dataset": first.dataset,
+        "experiment": first.experiment,
+        "split": first.split,
+        **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
+        **({"unfinished": unfinished} if unfinished else {}),
+        **measured,
+        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
+    }
+    return {**result, "sha256": content_sha256(result)}
 
 
 def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
@@ -115,18 +137,26 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
     If no file names its experiment, it is called as the first file is.
     """
-    return _same_model(files, [read_embeddings(path) for path in files])
+    return as_one_model(files, [read_embeddings(path) for path in files], same_split, _SAME)
 
 
-def _same_model(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embeddings]:
-    """The ``runs`` of some ``files`` under one name; :class:`UserError` if they are not seeds of one model."""
+def as_one_model(
+    files: Sequence[Path],
+    runs: Sequence[_Run],
+    same: Callable[[Path, _Run, Path, _Run, Sequence[str]], None],
+    of: Sequence[str],
+) -> list[_Run]:
+    """The ``runs`` of some ``files`` under one name; :class:`UserError` if they are not seeds of one model.
+
+    ``same`` refuses runs of unlike queries, or that differ in an attribute ``of`` theirs.
+    """
     named_path, named = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
     )
     experiment = experiment_of(named_path, named)
     of_seed: dict[int, Path] = {}
     for path, run in zip(files, runs, strict=True):
-        same_split(named_path, named, path, run, of=("experiment", "similarity"))
+        same(named_path, named, path, run, of)
         if run.trained_on != named.trained_on:
             raise UserError(f"{path} and {named_path} are of runs that were trained on different data sets")
         if list(files).count(path) > 1:
@@ -136,7 +166,7 @@ def _same_model(files: Sequence[Path], runs: Sequence[Embeddings]) -> list[Embed
     return [replace(run, experiment=experiment) for run in runs]
 
 
-def unfinished_runs(runs: Sequence[Embeddings], out: Path, allowed: bool) -> list[dict[str, str]]:
+def unfinished_runs(runs: Sequence[Described], out: Path, allowed: bool) -> list[dict[str, str]]:
     """The files of ``runs`` whose training did not finish, with its state; :class:`UserError` if that is not ``allowed``."""
     unfinished = []
     for run in runs:
@@ -281,20 +311,20 @@ def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str
     return per_fold[0] if asked == every else {**per_fold[0], "n_queries": asked}
 
 
-def _over_seeds(results: Sequence[Any]) -> Any:
+def over_seeds(results: Sequence[Any]) -> Any:
     """One seed's metrics as they are; of several, mean and standard deviation of each that is no count."""
     first = results[0]
     if len(results) == 1:
         return first
     if isinstance(first, dict):
         counts = ("folds", "n_queries")
-        return {key: first[key] if key in counts else _over_seeds([r[key] for r in results]) for key in first}
+        return {key: first[key] if key in counts else over_seeds([r[key] for r in results]) for key in first}
     if isinstance(first, list):
-        return [_over_seeds(list(items)) for items in zip(*results, strict=True)]
+        return [over_seeds(list(items)) for items in zip(*results, strict=True)]
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def _provenance(run: Embeddings) -> dict[str, Any]:
+def _provenance(run: Described) -> dict[str, Any]:
     versions = {
         "vse": vse.__version__,
         "torch": torch.__version__,

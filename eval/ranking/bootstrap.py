@@ -124,8 +124,9 @@ def _side_by_side(first: Fold, second: Fold, n_images: int) -> Fold:
 
 
 def _interval(values: NDArray[np.float64]) -> list[float]:
+    """Of the samples in which there is such a query: NaN is the metric of the others."""
     outside = 100 * (1 - LEVEL) / 2
-    low, high = np.percentile(values, [outside, 100 - outside])
+    low, high = np.percentile(values[~np.isnan(values)], [outside, 100 - outside])
     return [float(low), float(high)]
 
 

@@ -14,7 +14,7 @@ from vse.eval.ranking.ranks import Ranks
 
 RECALLS = (1, 5, 10)
 # What directions and metrics are called, where people read them.
-DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence"}
+DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
 NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
     "meanr": "mean r",
@@ -22,6 +22,8 @@ NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "rprecision": "R-Precision",
     "rsum": "rsum",
     "mean_recall": "mean recall",
+    "bound": "upper bound",
+    "mean_iou": "mean IoU",
 }
 FOLD = 1000
 
@@ -45,6 +47,11 @@ class Queries:
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in RECALLS}
         values["meanr"] = (ranks + 1).astype(np.float64)
         return cls(images, values, ranks)
+
+    def select(self, rows: NDArray[Any]) -> Queries:
+        """Some of the queries, by a mask (n,) or by their numbers."""
+        ranks = None if self.ranks is None else self.ranks[rows]
+        return Queries(self.images[rows], {name: values[rows] for name, values in self.values.items()}, ranks)
 
 
 # The queries of each direction among the same candidates: the whole split, or a fold of it.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARED
+from vse.eval.defaults import COMPARED, IOU, PHRASE
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
+from vse.eval.files.file_fields import Described
+from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
 from vse.eval.files.results import (
     COMPARISON_VERSION,
     ComparedMetric,
@@ -22,6 +26,7 @@ from vse.eval.files.results import (
     shown_name,
 )
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
+from vse.eval.protocols.phrase_evaluation import phrase_differences, read_phrase_seeds
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import NAMES
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
@@ -44,26 +49,14 @@ def compare(
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
     ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see :func:`vse.eval.protocols.evaluate.evaluate`.
     """
-    if not samples:
-        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number of 1,000 or so")
-    sides = _sides(files)
+    _check_samples(samples)
+    sides = _sides(files, read_embeddings)
     runs = [read_seeds(side) for side in sides]
     same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
     names = [
         name for name in select_protocols(sides[0], runs[0], protocol) if name in select_protocols(sides[1], runs[1], protocol)
     ]
-    first = runs[0][0]
-    if out is None:
-        models = [str(side[0].experiment) for side in runs]
-        if models[0] == models[1]:
-            seeds = [side[0].seed for side in runs]
-            models = [
-                f"{name}-{letter if None in seeds else seed}" for name, letter, seed in zip(models, "ab", seeds, strict=True)
-            ]
-        name = f"{first.dataset}_{'_vs_'.join(models)}"
-        out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
-    check_out(out, files)
-    not_finished = unfinished_runs([run for side in runs for run in side], out, unfinished)
+    out, not_finished = _begun(files, runs, out, unfinished)
     compared: dict[str, Any] = {}
     for name in names:
         a, b = (
@@ -71,17 +64,69 @@ def compare(
             for paths, side in zip(sides, runs, strict=True)
         )
         compared[name] = differences(a, b, samples)
+    return _written(runs, out, compared, samples, not_finished)
+
+
+def compare_phrases(
+    files: Sequence[Path], out: Path | None = None, iou: float = IOU, samples: int = COMPARED, unfinished: bool = False
+) -> Path:
+    """As :func:`compare` of two models that localise phrases: ``files`` hold phrase scores; returns the file.
+
+    A candidate is right if its IoU with the truth is ``iou`` or more.
+    """
+    _check_samples(samples)
+    sides = _sides(files, read_phrase_scores)
+    runs = [read_phrase_seeds(side) for side in sides]
+    same_phrases(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
+    out, not_finished = _begun(files, runs, out, unfinished)
+    compared = {PHRASE: phrase_differences(sides, runs, samples, iou)}
+    return _written(runs, out, compared, samples, not_finished, {"iou": iou})
+
+
+def _check_samples(samples: int) -> None:
+    if not samples:
+        raise UserError("a comparison needs samples: leave --bootstrap out, or give a number of 1,000 or so")
+
+
+def _begun(
+    files: Sequence[Path], runs: Sequence[Sequence[Described]], out: Path | None, unfinished: bool
+) -> tuple[Path, list[dict[str, str]]]:
+    """Where to write, which without ``out`` is named by the two models, and the files of runs that did not finish."""
+    if out is None:
+        models = [str(side[0].experiment) for side in runs]
+        if models[0] == models[1]:
+            seeds = [side[0].seed for side in runs]
+            models = [
+                f"{name}-{letter if None in seeds else seed}" for name, letter, seed in zip(models, "ab", seeds, strict=True)
+            ]
+        name = f"{runs[0][0].dataset}_{'_vs_'.join(models)}"
+        out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
+    check_out(out, files)
+    return out, unfinished_runs([run for side in runs for run in side], out, unfinished)
+
+
+def _written(
+    runs: Sequence[Sequence[Embeddings]] | Sequence[Sequence[PhraseScores]],
+    out: Path,
+    compared: Mapping[str, Any],
+    samples: int,
+    unfinished: Sequence[Mapping[str, str]],
+    settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write the comparison file; returns ``out``."""
+    first = runs[0][0]
     result = {
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
-        "n_images": len(first.image_ids),
-        "n_captions": len(first.caption_ids),
+        "n_images": len(np.unique(first.image_ids)),
+        "n_captions": len(np.unique(first.caption_ids)),
+        **settings,
         "a": _side(runs[0], out),
         "b": _side(runs[1], out),
         "samples": samples,
         "comparisons": compared,
-        **({"unfinished": not_finished} if not_finished else {}),
+        **({"unfinished": unfinished} if unfinished else {}),
         "provenance": {"made": made()},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
@@ -172,12 +217,15 @@ def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -
     """Direction, name and comparison of every metric of a protocol; the direction of a sum is blank."""
     leaves = []
     for key, value in metrics.items():
+        if key == "per_type" and not isinstance(value, ComparedMetric):
+            leaves += [(PHRASE, f"R@1 of {name}", metric) for name, metric in value.items()]
+            continue
         direction, of_direction = ("", {key: value}) if isinstance(value, ComparedMetric) else (key, value)
         leaves += [(direction, NAMES.get(name, name), metric) for name, metric in of_direction.items()]
     return leaves
 
 
-def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _sides(files: Sequence[Path], read: Callable[[Path], Described]) -> tuple[list[Path], list[Path]]:
     """The files of the two models."""
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
@@ -187,7 +235,7 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         return [files[0]], [files[1]]
     by_experiment: dict[str, list[Path]] = {}
     for path in files:
-        by_experiment.setdefault(experiment_of(path, read_embeddings(path)), []).append(path)
+        by_experiment.setdefault(experiment_of(path, read(path)), []).append(path)
     if len(by_experiment) != 2 or len({len(side) for side in by_experiment.values()}) != 1:
         there = ", ".join(f"{len(side)} of {name}" for name, side in by_experiment.items())
         raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")
@@ -195,7 +243,7 @@ def _sides(files: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     return first, second
 
 
-def _side(runs: Sequence[Embeddings], out: Path) -> dict[str, Any]:
+def _side(runs: Sequence[Described], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
         "name": shown_name(str(runs[0].experiment), provenance_of(runs[0])),

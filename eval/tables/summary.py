@@ -38,7 +38,6 @@ _DESCRIBED = (
 )
 _SAID = ("trained_on", "unfinished")  # of results that have something to say there
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
-_DIRECTIONS = DIRECTIONS | {"phrase": "phrase to region"}  # of which papers have metrics
 NO_INTERVAL = (math.nan, math.nan)
 _LONG = 30  # characters of a text that stays in one line
 _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
@@ -118,7 +117,7 @@ class Cells(NamedTuple):
 
 def as_text(cells: Cells) -> str:
     """A table for a terminal, which is Markdown, too; the notes stand below."""
-    short = {title: direction for direction, title in _DIRECTIONS.items()}
+    short = {title: direction for direction, title in DIRECTIONS.items()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
     lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -156,7 +155,7 @@ def as_latex(cells: Cells) -> str:
 def title_of(metric: str) -> tuple[str, str]:
     """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
     direction, _, name = metric.partition("_")
-    return (_DIRECTIONS[direction], NAMES.get(name, name)) if direction in _DIRECTIONS else ("", NAMES.get(metric, metric))
+    return (DIRECTIONS[direction], NAMES.get(name, name)) if direction in DIRECTIONS else ("", NAMES.get(metric, metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

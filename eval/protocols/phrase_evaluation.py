@@ -1,0 +1,161 @@
+"""From files of phrase scores to the result file: the protocol ``phrase``, over one or several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vse.eval.defaults import IOU, PHRASE, SAMPLES
+from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
+from vse.eval.files.results import Metric, ProtocolMetrics, Result, mean_and_std
+from vse.eval.files.split_identity import identity_of
+from vse.eval.protocols.evaluate import as_one_model, over_seeds, signed_result, unfinished_runs
+from vse.eval.ranking.bootstrap import differences, intervals
+from vse.eval.ranking.localisation import localised
+from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, fold_metrics
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import check_out, write_json
+
+_OF_TYPE = "type "  # before the name of a type, so that it is no other key
+_COMPARED_OF_TYPE = "r1"  # what is compared of each type
+
+
+def of_phrases(files: Sequence[Path]) -> bool:
+    """Whether files hold phrase scores; :class:`UserError` if some do and others do not."""
+    kinds = [is_phrase_scores(path) for path in files]
+    if any(kinds) and not all(kinds):
+        raise UserError(f"{files[kinds.index(True)]} holds phrase scores, and {files[kinds.index(False)]} does not")
+    return all(kinds) and bool(kinds)
+
+
+def check_protocol(files: Sequence[Path], asked: Sequence[str], phrases: bool) -> None:
+    """:class:`UserError` if a protocol that was asked for is not of what files hold, phrase scores or not."""
+    for name in asked:
+        if phrases and name not in ("auto", PHRASE):
+            raise UserError(f"{files[0]}: holds phrase scores, and the protocol {name} is of embeddings; leave --protocol out")
+        if not phrases and name == PHRASE:
+            raise UserError(f"{files[0]}: holds no phrase scores, which the protocol {PHRASE} is of (docs/formats.md)")
+
+
+def evaluate_phrases(
+    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
+) -> Path:
+    """Write the result file of one model's phrase scores, a file per seed; returns ``out``.
+
+    A candidate is right if its IoU with the truth is ``iou`` or more. Phrases without a box are left out and counted; a phrase
+    whose image has no candidate is missed. ``per_type`` has the metrics of each type, where a phrase of several types counts
+    in each. The seeds, intervals and ``unfinished`` are as in :func:`vse.eval.protocols.evaluate.evaluate`.
+    """
+    check_out(out, files)
+    check_iou(iou)
+    runs = read_phrase_seeds(files)
+    not_finished = unfinished_runs(runs, out, unfinished)
+    first, folds = runs[0], phrase_folds(files, runs, iou)
+    protocol = _protocol([fold_metrics(fold) for fold in folds], folds[0])
+    protocol |= {"iou": iou, **phrase_counts(runs)}
+    if bootstrap:
+        protocol["ci95"] = _nested(intervals([[fold] for fold in folds], bootstrap))
+    measured = {
+        "split_identity": identity_of(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
+        "n_images": len(np.unique(first.image_ids)),
+        "n_captions": len(np.unique(first.caption_ids)),
+        "seeds": [run.seed for run in runs],
+        "protocols": {PHRASE: protocol},
+        **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
+    }
+    return write_json(out, signed_result(first, runs, out, not_finished, measured))
+
+
+def phrase_differences(
+    sides: Sequence[Sequence[Path]], runs: Sequence[Sequence[PhraseScores]], samples: int, iou: float
+) -> dict[str, Any]:
+    """How far two models are apart on the same phrases (see :func:`vse.eval.ranking.bootstrap.differences`).
+
+    ``phrase`` has every metric, ``per_type`` R@1 of each type.
+    """
+    check_iou(iou)
+    a, b = ([[fold] for fold in phrase_folds(files, of_model, iou)] for files, of_model in zip(sides, runs, strict=True))
+    compared = _nested(differences(a, b, samples))
+    per_type = {name: metrics[_COMPARED_OF_TYPE] for name, metrics in compared.get("per_type", {}).items()}
+    return compared | ({"per_type": per_type} if per_type else {})
+
+
+def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
+    """The phrase scores of one model, a file per seed; :class:`UserError` if they are not of one split and experiment."""
+    return as_one_model(files, [read_phrase_scores(path) for path in files], same_phrases, ("experiment",))
+
+
+def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[Fold]:
+    """The phrases with a box of each run as queries: ``phrase`` all of them, and under names of their own those of a type."""
+    folds = []
+    for path, run in zip(files, runs, strict=True):
+        if not run.has_box.any():
+            raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
+        outcome = localised(run.scores, run.boxes, run.offsets, run.truth, iou)
+        images = np.unique(run.image_ids, return_inverse=True)[1]
+        every, located = outcome.queries(images), run.has_box
+        rows = {"phrase": located} | {f"{_OF_TYPE}{name}": of & located for name, of in types_of(run).items()}
+        folds.append({name: every.select(of) for name, of in rows.items() if of.any()})
+    return folds
+
+
+def types_of(run: PhraseScores) -> dict[str, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """Which phrases (n_phrases,) are of each type, by its name, the most frequent first; a phrase may be of several."""
+    texts, which = np.unique(run.types, return_inverse=True)
+    names = sorted({name for text in texts.tolist() for name in text.split("/") if name})
+    of_types = {name: np.isin(which, [k for k, text in enumerate(texts) if name in text.split("/")]) for name in names}
+    return dict(sorted(of_types.items(), key=lambda item: -np.count_nonzero(item[1])))
+
+
+def phrase_counts(runs: Sequence[PhraseScores]) -> dict[str, int]:
+    """How many phrases are evaluated, how many have no box, and how many with a box have no candidate in some run."""
+    located = runs[0].has_box
+    without = np.any([np.diff(run.offsets) == 0 for run in runs], axis=0)
+    return {
+        "n_phrases": int(np.count_nonzero(located)),
+        "n_without_box": int(np.count_nonzero(~located)),
+        "n_without_candidate": int(np.count_nonzero(located & without)),
+    }
+
+
+def check_iou(iou: float) -> None:
+    """:class:`UserError` unless it can be a threshold."""
+    if not 0 < iou <= 1:
+        raise UserError(f"--iou {iou:g}: a threshold is above 0, and 1 at most")
+
+
+def phrase_line(result: Result) -> str:
+    """The metrics of a result of phrases, for a person."""
+    protocol = result.protocols["phrase"]
+    recalls = " / ".join(f"{mean_and_std(protocol.phrase[f'r{k}'])[0]:.1f}" for k in RECALLS)
+    interval = protocol.interval("phrase_r1")
+    around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
+    others = ", ".join(f"{NAMES[key]} {mean_and_std(protocol.phrase[key])[0]:.1f}" for key in ("bound", "mean_iou"))
+    facts = ([f"trained on {result.trained_on}"] if result.trained_on else []) + (["not finished"] * bool(result.unfinished))
+    said = f" ({', '.join(facts)})" if facts else ""
+    head = f"{result.dataset} {result.shown_name}{said} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"
+    return f"{head}, {others}; {counts_line(protocol)}"
+
+
+def counts_line(protocol: ProtocolMetrics) -> str:
+    """How many phrases there are, and what was left out, for a person."""
+    without = f", {protocol.n_without_candidate:,} of them without a candidate" if protocol.n_without_candidate else ""
+    return f"{protocol.n_phrases or 0:,} phrases{without}, {protocol.n_without_box or 0:,} more without a box left out"
+
+
+def _protocol(metrics: Sequence[Mapping[str, Mapping[str, Metric]]], fold: Fold) -> dict[str, Any]:
+    """The metrics over seeds of all phrases, and of each type with its number of phrases."""
+    over = {name: over_seeds([dict(of_seed[name]) for of_seed in metrics]) for name in metrics[0]}
+    nested = _nested(over)
+    for name, of_type in nested.get("per_type", {}).items():
+        of_type["n_phrases"] = len(fold[f"{_OF_TYPE}{name}"].images)
+    return nested
+
+
+def _nested(by_name: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of all phrases and of each type, with the types under ``per_type``."""
+    per_type = {name.removeprefix(_OF_TYPE): value for name, value in by_name.items() if name.startswith(_OF_TYPE)}
+    return {"phrase": by_name["phrase"], **({"per_type": per_type} if per_type else {})}
