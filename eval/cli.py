@@ -78,8 +78,8 @@ def eval_command(
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
 
     Without --out the metrics are printed and not written. FILES hold embeddings, or scores of all pairs; or how phrases score
-    the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are two
-    models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
+    the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
+    two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
     if comparing and (ensemble or index or rerank):
         other = "--ensemble" if ensemble else "--index" if index else "--rerank"

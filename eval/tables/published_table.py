@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLDED
+from vse.eval.defaults import FOLDED, PHRASE
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.files.split_identity import split_name
 from vse.eval.ranking.metrics import FOLD
@@ -40,8 +40,10 @@ class Measured:
         return "1k" if self.row.protocol == "1k-single" else self.row.protocol
 
     @property
-    def images(self) -> int:
-        """How many images a query was compared with."""
+    def images(self) -> int | None:
+        """How many images a query was compared with; None of phrases, which are compared with boxes of their own image."""
+        if self.protocol == PHRASE:
+            return None
         return FOLD if self.protocol in FOLDED else self.result.n_images
 
     @property

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from vse.eval.defaults import PHRASE
 from vse.eval.files.results import (
     OverSeeds,
     ProtocolMetrics,
@@ -37,6 +38,8 @@ _DESCRIBED = (
     *ABOUT,
 )
 _SAID = ("trained_on", "unfinished")  # of results that have something to say there
+_OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
+_TYPE = "type_"  # before the name of a type of phrases, and after it the metric
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
 NO_INTERVAL = (math.nan, math.nan)
 _LONG = 30  # characters of a text that stays in one line
@@ -52,7 +55,8 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     standard deviation. The columns ``trained_on`` and ``unfinished`` are there if a result was tested on another data set than
     it was trained on, or is of a run that did not finish. A test set of one fold has one row, ``full``, since ``1k`` would
     repeat it. The metrics of captions that query captions stand in the row ``full``, too, which is also over the whole split,
-    or in ``1k`` if theirs are folds, too; without that row, in a row of their own.
+    or in ``1k`` if theirs are folds, too; without that row, in a row of their own. Results of phrases have columns
+    ``phrase_…``, how many phrases there are, the ``iou``, and ``type_<name>_r1`` of each type.
     """
     rows = []
     for path in without_comparisons(results):
@@ -67,7 +71,14 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     if not rows:
         raise UserError("no result among the files, so there is no table")
     table = pd.DataFrame(rows)
-    return table.drop(columns=[name for name in _SAID if not table[name].any()])
+    empty = [name for name in _SAID if not table[name].any()]
+    empty += [] if (table["protocol"] == PHRASE).any() else _OF_PHRASES
+    return table.drop(columns=[*empty, *(_both_directions(table) if (table["protocol"] == PHRASE).all() else [])])
+
+
+def _both_directions(table: pd.DataFrame) -> list[str]:
+    """The columns of metrics that results of phrases do not have."""
+    return [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
 
 
 def write_summary(table: pd.DataFrame, out: Path) -> Path:
@@ -79,7 +90,12 @@ def write_summary(table: pd.DataFrame, out: Path) -> Path:
 
 def summary_cells(table: pd.DataFrame) -> Cells:
     """What is shown of a :func:`summary` to people."""
-    metrics = [column for column in map(str, table) if column not in _DESCRIBED and not column.endswith(_NOT_PRINTED)]
+    described = (*_DESCRIBED, *_OF_PHRASES)
+    metrics = [
+        column
+        for column in map(str, table)
+        if column not in described and not column.endswith(_NOT_PRINTED) and not column.startswith(_TYPE)
+    ]
     texts = ["method", *(name for name in _SAID if name in table)]
     texts += [name for name in ("dataset", "feature", "protocol", "seeds") if table[name].nunique() > 1]
     lines = []
@@ -87,7 +103,8 @@ def summary_cells(table: pd.DataFrame) -> Cells:
         cells = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in metrics]
         lines.append([*(str(row[name]) for name in texts), *cells])
     titles = [("", name) for name in texts] + [title_of(name) for name in metrics]
-    same = [f"{name} {table[name].iloc[0]}" for name in ("dataset", "split", "protocol") if table[name].nunique() == 1]
+    facts = [name for name in ("dataset", "split", "protocol", *_OF_PHRASES) if name in table]
+    same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
     return Cells(lines, titles, len(texts), [", ".join(same)])
 
 
@@ -171,6 +188,7 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
     row |= {"trained_on": result.trained_on or "", "unfinished": ", ".join({run["state"]: run for run in result.unfinished})}
     row |= {"split": result.split}
     row |= {"protocol": name, "n_images": result.n_images, "n_captions": result.n_captions, "seeds": len(result.seeds)}
+    row |= {name: "" if getattr(protocol, name) is None else getattr(protocol, name) for name in _OF_PHRASES}
     row |= described(path, result)
     of_directions = (f"{direction}_{metric}" for direction, metrics in protocol.directions.items() for metric in metrics)
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):
@@ -180,4 +198,11 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
             row[f"{column}_std"] = deviation
         if protocol.ci95:
             row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or NO_INTERVAL
+    for name, metrics in protocol.per_type.items():
+        column = f"{_TYPE}{name}_r1"
+        row[column], deviation = mean_and_std(metrics.get("r1"))
+        if isinstance(metrics.get("r1"), OverSeeds):
+            row[f"{column}_std"] = deviation
+        if protocol.ci95:
+            row[f"{column}_low"], row[f"{column}_high"] = protocol.interval_of_type(name, "r1") or NO_INTERVAL
     return row

@@ -1,0 +1,252 @@
+"""From files of phrase scores to results and comparisons, by the commands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.eval.protocols.test_evaluate import made
+from tests.eval.some_phrases import some_phrases
+from vse.eval.cli import eval_main
+from vse.eval.files.embeddings import write_embeddings
+from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
+from vse.eval.files.results import read_comparison, read_result
+from vse.eval.protocols.phrase_evaluation import evaluate_phrases, types_of
+from vse.eval.ranking.localisation import localised
+from vse.eval.tables.significance import compare_phrases
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
+
+METRICS = ["r1", "r5", "r10", "bound", "mean_iou"]
+
+
+def evaluated(tmp_path: Path, *runs: PhraseScores, **settings: Any) -> dict[str, Any]:
+    files = [write_phrase_scores(tmp_path / f"{k}.h5", run) for k, run in enumerate(runs)]
+    result: dict[str, Any] = json.loads(evaluate_phrases(files, tmp_path / "r.json", **settings).read_text())
+    return result
+
+
+def by_hand() -> PhraseScores:
+    """Four phrases of two images: right at rank 1, right at rank 2 by a tie, without a box, without a candidate."""
+    return some_phrases(
+        phrase_ids=np.arange(4),
+        image_ids=np.array([1, 1, 1, 2]),
+        caption_ids=np.array([5, 5, 6, 7]),
+        offsets=np.array([0, 2, 4, 6, 6]),
+        scores=np.array([2, 1, 1, 1, 5, 5], np.float32),
+        boxes=np.array([[0, 0, 10, 10], [50, 50, 60, 60]] * 3, np.float32),
+        truth=np.array([[0, 0, 10, 8], [50, 50, 60, 60], [np.nan] * 4, [0, 0, 5, 5]], np.float32),
+        types=np.array(["people", "people/animals", "scene", "animals"]),
+    )
+
+
+def test_a_result_by_hand(tmp_path: Path) -> None:
+    result = evaluated(tmp_path, by_hand(), bootstrap=0)
+    third = 100 / 3
+    assert result["protocols"] == {
+        "phrase": {
+            "phrase": dict(zip(METRICS, map(pytest.approx, [third, 2 * third, 2 * third, 2 * third, 80 / 3]), strict=True)),
+            "per_type": {
+                "people": {**dict(zip(METRICS, map(pytest.approx, [50, 100, 100, 100, 40]), strict=True)), "n_phrases": 2},
+                "animals": {**dict(zip(METRICS, [0, 50, 50, 50, 0], strict=True)), "n_phrases": 2},
+            },
+            "iou": 0.5,
+            "n_phrases": 3,
+            "n_without_box": 1,
+            "n_without_candidate": 1,
+        }
+    }
+    assert (result["n_images"], result["n_captions"], result["seeds"]) == (2, 3, [0])
+    assert result["split_identity"] == {"ids": "image_ids", "sha256": sha256_json([1, 2]), "name": None}
+
+
+def test_a_phrase_counts_in_each_of_its_types() -> None:
+    types = {name: rows.tolist() for name, rows in types_of(by_hand()).items()}
+    assert types == {
+        "animals": [False, True, False, True],
+        "people": [True, True, False, False],
+        "scene": [False, False, True, False],
+    }
+    assert types_of(some_phrases(types=np.array([""] * 48))) == {}
+
+
+def test_the_threshold_is_a_setting(tmp_path: Path) -> None:
+    strict, loose = (evaluated(tmp_path, by_hand(), iou=iou)["protocols"]["phrase"] for iou in (0.81, 0.8))
+    assert (strict["iou"], strict["phrase"]["r1"]) == (0.81, 0)
+    assert (loose["iou"], loose["phrase"]["r1"]) == (0.8, pytest.approx(100 / 3))
+
+
+def test_several_seeds_have_means_and_deviations_and_one_interval_each(tmp_path: Path) -> None:
+    runs = [some_phrases(n_images=30, seed=seed, skill=1.0) for seed in range(3)]
+    alone = [evaluated(tmp_path, run)["protocols"]["phrase"] for run in runs]
+    result = evaluated(tmp_path, *runs)
+    together = result["protocols"]["phrase"]
+    assert result["seeds"] == [0, 1, 2]
+    for name in METRICS:
+        values = [one["phrase"][name] for one in alone]
+        assert together["phrase"][name] == {
+            "mean": pytest.approx(np.mean(values)),
+            "std": pytest.approx(np.std(values, ddof=1)),
+        }
+        low, high = together["ci95"]["phrase"][name]
+        assert low <= np.mean(values) <= high
+    of_type = together["per_type"]["clothing"]
+    assert of_type["r1"]["mean"] == pytest.approx(np.mean([one["per_type"]["clothing"]["r1"] for one in alone]))
+    assert of_type["n_phrases"] == alone[0]["per_type"]["clothing"]["n_phrases"] == 60
+    assert (together["n_phrases"], together["n_without_box"], together["iou"]) == (180, 60, 0.5)
+
+
+def test_intervals_are_over_images(tmp_path: Path) -> None:
+    """Of images whose phrases are all right or all wrong the interval is that of as many coins as there are images."""
+    run = some_phrases(n_images=8, n_each=4, skill=1e6)
+    scores = run.scores.reshape(-1, 9).copy()
+    lost = run.image_ids % 2 == 0
+    outside = run.boxes.copy()
+    outside[np.repeat(lost, 9)] = [500, 500, 510, 510]
+    halved = some_phrases(n_images=8, n_each=4, scores=scores.ravel(), boxes=outside)
+    protocol = evaluated(tmp_path, halved)["protocols"]["phrase"]
+    assert protocol["phrase"]["r1"] == 50
+    low, high = protocol["ci95"]["phrase"]["r1"]
+    assert (low, high) == (12.5, 87.5)
+
+
+def test_a_type_of_one_image_has_an_interval(tmp_path: Path) -> None:
+    types = np.array(["people"] * 47 + ["instruments"])
+    truth = some_phrases().truth.copy()
+    truth[47] = [0, 0, 20, 20]
+    result = evaluated(tmp_path, some_phrases(types=types, truth=truth))
+    of_type = result["protocols"]["phrase"]["ci95"]["per_type"]["instruments"]
+    assert of_type["r1"] in ([0.0, 0.0], [100.0, 100.0])
+    assert read_result(tmp_path / "r.json").protocols["phrase"].interval_of_type("instruments", "r1") is not None
+
+
+@pytest.mark.parametrize("name", ["phrase", "folds", "n_phrases", "iou", "type people", "__class__", "日本", "=1+1"])
+def test_types_of_any_name_are_types(name: str, tmp_path: Path) -> None:
+    runs = [some_phrases(types=np.array([name] * 48), seed=seed) for seed in (0, 1)]
+    protocol = evaluated(tmp_path, *runs)["protocols"]["phrase"]
+    assert list(protocol["per_type"]) == [name]
+    assert protocol["per_type"][name]["r1"] == protocol["phrase"]["r1"]
+
+
+def test_a_comparison_is_paired_over_images(tmp_path: Path) -> None:
+    files = [
+        write_phrase_scores(tmp_path / f"{name}{seed}.h5", some_phrases(30, seed=seed, skill=skill, experiment=name))
+        for name, skill in (("good", 4.0), ("poor", 0.5))
+        for seed in (0, 1)
+    ]
+    comparison = read_comparison(compare_phrases(files, tmp_path / "c.json", samples=400))
+    assert (comparison.a.experiment, comparison.b.experiment) == ("good", "poor")
+    alone = [evaluated(tmp_path, *[some_phrases(30, seed=s, skill=skill) for s in (0, 1)]) for skill in (4.0, 0.5)]
+    means = [one["protocols"]["phrase"]["phrase"]["r1"]["mean"] for one in alone]
+    difference = comparison.comparisons["phrase"]["phrase"]["r1"]
+    assert (difference.a, difference.b) == (pytest.approx(means[0]), pytest.approx(means[1]))
+    assert difference.difference == pytest.approx(means[0] - means[1])
+    assert difference.ci95[0] > 0
+    assert difference.p < 0.05
+    assert comparison.comparisons["phrase"]["phrase"]["bound"].difference == 0
+    assert set(comparison.comparisons["phrase"]["per_type"]) == {"people", "clothing", "other"}
+
+
+def test_a_model_does_not_differ_from_itself(tmp_path: Path) -> None:
+    a, b = (write_phrase_scores(tmp_path / f"{k}.h5", some_phrases(experiment=k)) for k in "ab")
+    comparison = read_comparison(compare_phrases([a, b], tmp_path / "c.json", samples=100))
+    for metric in comparison.comparisons["phrase"]["phrase"].values():
+        assert (metric.difference, metric.ci95, metric.p) == (0, (0, 0), 1)
+
+
+def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_phrase_scores(tmp_path / "p.h5", by_hand())
+    eval_main_succeeds(file, "--bootstrap", 0)
+    line = "toy phrases phrase: R@1/5/10 at IoU 0.5 33.3 / 66.7 / 66.7, upper bound 66.7, mean IoU 26.7; "
+    line += "3 phrases, 1 of them without a candidate, 1 more without a box left out\n"
+    assert capsys.readouterr().out == line
+    eval_main_succeeds(file, "--iou", 0.9, "--protocol", "phrase", "--out", tmp_path / "r.json")
+    assert capsys.readouterr().out == f"{tmp_path / 'r.json'}\n"
+    assert read_result(tmp_path / "r.json").protocols["phrase"].iou == 0.9
+
+
+def eval_main_succeeds(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as stop:
+        eval_main([str(argument) for argument in arguments])
+    assert stop.value.code == 0
+
+
+def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, skill in (("a", 3.0), ("b", 0.0)):
+        write_phrase_scores(tmp_path / f"{name}.h5", some_phrases(30, skill=skill, experiment=name))
+    eval_main_succeeds("a.h5", "b.h5", "--compare", "--bootstrap", 200)
+    captured = capsys.readouterr()
+    assert captured.out == "results/toy_a_vs_b.json\n"
+    assert captured.err.startswith("toy a - b phrase: phrase R@1 +")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--iou", 0], "--iou 0: a threshold is above 0, and 1 at most"),
+        (["--iou", 1.5], "--iou 1.5: a threshold is above 0, and 1 at most"),
+        (["--iou", "nan"], "--iou nan: a threshold is above 0"),
+        (["--protocol", "full"], "holds phrase scores, and the protocol full is of embeddings"),
+        (["--index", "Flat"], "holds phrase scores, and --index is not of these"),
+        (["--rerank", 5], "holds phrase scores, and --rerank is not of these"),
+        (["--ensemble"], "holds phrase scores, and --ensemble is not of these"),
+    ],
+)
+def test_what_does_not_go_with_phrases_is_refused(
+    options: list[Any], reason: str, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    file = write_phrase_scores(tmp_path / "p.h5", some_phrases())
+    assert reason in fails(eval_main, file, *options)
+
+
+def test_phrases_and_embeddings_do_not_go_together(tmp_path: Path, fails: Callable[..., str]) -> None:
+    phrases, images = write_phrase_scores(tmp_path / "p.h5", some_phrases()), write_embeddings(tmp_path / "e.h5", made())
+    assert f"{phrases} holds phrase scores, and {images} does not" in fails(eval_main, images, phrases)
+    assert f"--iou is of phrase scores, and {images} holds none" in fails(eval_main, images, "--iou", 0.5)
+    assert f"{images}: holds no phrase scores" in fails(eval_main, images, "--protocol", "phrase")
+
+
+def test_seeds_that_are_none_are_refused(tmp_path: Path) -> None:
+    file = write_phrase_scores(tmp_path / "p.h5", some_phrases())
+    same_seed = write_phrase_scores(tmp_path / "q.h5", some_phrases(skill=2))
+    other = write_phrase_scores(tmp_path / "o.h5", some_phrases(seed=1, truth=some_phrases().truth + 1))
+    for files, reason in (
+        ([file, file], "is given twice"),
+        ([file, same_seed], "are of the same seed 0"),
+        ([file, other], "differ in truth"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            evaluate_phrases(files, tmp_path / "r.json")
+    with pytest.raises(UserError, match="p.h5"):
+        evaluate_phrases([file], file)
+
+
+def test_phrases_none_of_which_has_a_box_are_refused(tmp_path: Path) -> None:
+    truth = np.full((48, 4), np.nan, np.float32)
+    with pytest.raises(UserError, match="none of its 48 phrases has a box"):
+        evaluated(tmp_path, some_phrases(truth=truth))
+
+
+def test_an_unfinished_run_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
+    run = some_phrases(provenance='{"unfinished": "interrupted"}')
+    with pytest.raises(UserError, match="did not finish"):
+        evaluated(tmp_path, run)
+    assert evaluated(tmp_path, run, unfinished=True)["unfinished"] == [{"file": "0.h5", "state": "interrupted"}]
+
+
+def test_as_many_phrases_as_entities_has_are_ranked_at_once() -> None:
+    """13,063 phrases with 200 candidates each."""
+    rng = np.random.default_rng(0)
+    corners = rng.uniform(0, 200, (13_063, 200, 2)).astype(np.float32)
+    boxes = np.concatenate([corners, corners + 30], 2).reshape(-1, 4)
+    truth = boxes.reshape(-1, 200, 4)[:, 7]
+    outcome = localised(
+        rng.normal(size=len(boxes)).astype(np.float32), boxes, np.arange(13_064, dtype=np.int64) * 200, truth, 0.5
+    )
+    assert (outcome.ranks < 200).all()

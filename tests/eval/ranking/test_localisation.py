@@ -1,0 +1,128 @@
+"""Where phrases are: the published evaluation's arithmetic by hand, and against slow loops."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from vse.eval.ranking import localisation
+from vse.eval.ranking.localisation import MISSED, Localised, localised, pairwise_iou
+from vse.pipeline.boxes_overlap import iou as iou_of_all
+
+TRUTH = (0, 0, 10, 10)
+BOXES = {
+    "same": (0, 0, 10, 10),
+    "half": (0, 0, 10, 5),
+    "less": (0, 0, 10, 4),
+    "beside": (10, 0, 20, 10),
+    "line": (0, 0, 10, 0),
+}
+
+
+def one_phrase(threshold: float = 0.5, truth: tuple[float, ...] = TRUTH, **scores: float) -> tuple[int, float]:
+    """Rank and IoU of the best candidate of a phrase whose candidates, by their names, have these scores."""
+    boxes = np.array([BOXES[name.partition("_")[0]] for name in scores], np.float32).reshape(-1, 4)
+    values = np.array(list(scores.values()), np.float32)
+    outcome = localised(values, boxes, np.array([0, len(values)]), np.array([truth], np.float32), threshold)
+    return int(outcome.ranks[0]), float(outcome.best_iou[0])
+
+
+@pytest.mark.parametrize(
+    ("scores", "rank", "best_iou"),
+    [
+        ({"same": 3, "less": 2, "beside": 1}, 0, 1.0),
+        ({"less": 3, "same": 2, "beside": 1}, 1, 0.4),
+        ({"less": 3, "beside": 2, "half": 1, "same": 0}, 2, 0.4),  # half is right, too, and stands before
+        ({"less": 3, "beside": 2}, MISSED, 0.4),
+        ({"line": 3, "same": 2}, 1, 0.0),  # a box without area overlaps nothing
+        ({}, MISSED, 0.0),
+    ],
+)
+def test_the_rank_is_how_many_wrong_candidates_stand_before_the_first_right_one(
+    scores: dict[str, float], rank: int, best_iou: float
+) -> None:
+    assert one_phrase(**scores) == (rank, pytest.approx(best_iou))
+
+
+def test_a_wrong_candidate_of_the_same_score_stands_before_the_right_one() -> None:
+    assert one_phrase(same=1, beside=1, less=1) == (2, 0.0)
+    assert one_phrase(same=1, beside=1, less=0) == (1, 0.0)
+    assert one_phrase(same=2, half=1, beside=1) == (0, 1.0)  # the tie is below the best right one
+
+
+def test_right_candidates_of_the_same_score_do_not_stand_before_each_other() -> None:
+    assert one_phrase(same=1, half=1, same_again=1, beside=0) == (0, 0.5)
+
+
+def test_the_threshold_itself_is_enough() -> None:
+    assert one_phrase(0.5, half=1) == (0, 0.5)
+    assert one_phrase(0.51, half=1)[0] == MISSED
+    assert one_phrase(0.4, less=1) == (0, 0.4)
+    assert one_phrase(1.0, same=1) == (0, 1.0)
+
+
+def test_a_phrase_without_a_box_is_missed() -> None:
+    assert one_phrase(truth=(np.nan,) * 4, same=1) == (MISSED, 0.0)
+
+
+def test_metrics_are_in_percent() -> None:
+    outcome = Localised(np.array([0, 1, 4, 5, 9, 10, MISSED]), np.array([1, 0.5, 0, 0, 0, 0, 0.25]))
+    values = outcome.queries(np.arange(7)).values
+    sums = {name: pytest.approx(each.sum()) for name, each in values.items()}
+    assert sums == {"r1": 100, "r5": 300, "r10": 500, "bound": 600, "mean_iou": 175}
+
+
+def inclusive_iou(a: NDArray[np.int64], b: NDArray[np.int64]) -> float:
+    """As the published evaluation counts: pixels, both ends included; of boxes that we store with x2 and y2 exclusive."""
+
+    def pixels(box: NDArray[np.int64]) -> set[tuple[int, int]]:
+        x1, y1, x2, y2 = box[0] + 1, box[1] + 1, box[2], box[3]  # 1-based, inclusive
+        return set(itertools.product(range(x1, x2 + 1), range(y1, y2 + 1)))
+
+    first, second = pixels(a), pixels(b)
+    return len(first & second) / len(first | second) if first & second else 0.0
+
+
+def slow_rank(scores: NDArray[np.float64], right: list[bool]) -> int:
+    """Sort with every wrong candidate before a right one of its score, and walk to the first right one."""
+    order = sorted(range(len(scores)), key=lambda k: (-scores[k], right[k]))
+    return next((rank for rank, k in enumerate(order) if right[k]), MISSED)
+
+
+CORNERS = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 5), st.integers(0, 5))
+
+
+@given(st.lists(st.lists(st.tuples(CORNERS, st.integers(0, 3)), max_size=6), min_size=1, max_size=5), st.data())
+@pytest.mark.parametrize("at_once", [1, 4, 1000])
+def test_ranks_and_overlaps_are_those_of_slow_loops(
+    at_once: int, phrases: list[list[tuple[tuple[int, ...], int]]], data: st.DataObject
+) -> None:
+    threshold = data.draw(st.sampled_from([0.1, 0.3, 0.5, 0.7, 1.0]))
+    truth = np.array([data.draw(CORNERS) for _ in phrases])
+    truth[:, 2:] += truth[:, :2] + 1
+    candidates = [entry for candidates in phrases for entry in candidates]
+    boxes = np.array([corners for corners, _ in candidates], np.int64).reshape(-1, 4)
+    boxes[:, 2:] += boxes[:, :2]
+    scores = np.array([score for _, score in candidates], float)
+    offsets = np.concatenate([[0], np.cumsum([len(candidates) for candidates in phrases])]).astype(np.int64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(localisation, "_CANDIDATES", at_once)
+        outcome = localised(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
+    for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
+        overlaps = [inclusive_iou(box, truth[k]) for box in boxes[start:stop]]
+        assert outcome.ranks[k] == slow_rank(scores[start:stop], [overlap >= threshold for overlap in overlaps])
+        highest = [o for o, score in zip(overlaps, scores[start:stop], strict=True) if score == scores[start:stop].max()]
+        assert outcome.best_iou[k] == pytest.approx(min(highest, default=0.0))
+
+
+@given(st.lists(st.tuples(*[st.floats(-50, 50)] * 8), max_size=8))
+def test_overlaps_row_by_row_are_those_of_all_with_all(rows: list[tuple[float, ...]]) -> None:
+    values = np.array(rows).reshape(-1, 2, 4)
+    np.testing.assert_allclose(
+        pairwise_iou(values[:, 0], values[:, 1]), np.diag(iou_of_all(values[:, 0], values[:, 1])), atol=1e-12
+    )
