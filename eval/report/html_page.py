@@ -31,8 +31,14 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
 
 def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
     """A small JPEG of an image file, as the ``src`` of an ``img``; ``BadImage`` if it cannot be read."""
+    return sized_thumbnail(photo, side)[0]
+
+
+def sized_thumbnail(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
+    """What :func:`thumbnail` returns, and the width and height of the photo itself, in which boxes are given."""
     small = decode(photo)
+    size = small.size
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     content = BytesIO()
     small.save(content, "JPEG", quality=82, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}", size

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import QUERIES
+from vse.eval.defaults import PHRASE, QUERIES
 from vse.eval.files.results import Member, Result
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
@@ -22,8 +22,9 @@ from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curv
 from vse.eval.report.drawings import BRACKETS, SAID
 from vse.eval.report.gallery import all_ranks
 from vse.eval.report.html_page import write_page
+from vse.eval.report.phrase_part import is_of_phrases, phrase_paired_differences, phrase_part
 from vse.eval.report.reported import ReportedResult, on_the_same_queries, read_reported
-from vse.eval.report.result_metrics import headline, paired_differences, sections
+from vse.eval.report.result_metrics import ShownDifference, headline, paired_differences, sections
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
@@ -93,7 +94,10 @@ def write_report(
     epoch = 0
     negatives: dict[str, list[HardNegative]] = {}
     photos = _photos(reported, data, missing)
-    if photos:
+    phrases = None
+    if is_of_phrases(reported):
+        phrases = phrase_part(reported, photos.dataset if photos else None, queries, seed, missing)
+    elif photos:
         runs = [one.run for one in reported if one.run]
         if len(runs) == len(reported) and queries:
             attended = [Attended(one, attention, missing) for one in reported]
@@ -102,6 +106,11 @@ def write_report(
         if len(reported) == 1 and reported[0].negatives is not None:
             epoch, negatives = hardest_negatives(reported[0].negatives, photos)
         missing += _unreadable(photos)
+    paired: list[ShownDifference] = []
+    if len(ranks) == 2 and reported[0].run:
+        paired = paired_differences(reported[0].run.image_of_caption(), *ranks)
+    elif phrases and len(reported) == 2:
+        paired = phrase_paired_differences(reported)
     return write_page(
         out,
         "report.html",
@@ -113,13 +122,12 @@ def write_report(
         directions=DIRECTIONS,
         headline=headline(reported[0].result) if len(reported) == 1 else [],
         sections=sections([one.result for one in reported]),
-        differences=paired_differences(reported[0].run.image_of_caption(), *ranks)
-        if len(ranks) == 2 and reported[0].run
-        else [],
+        differences=paired,
         curves=_curves(reported, photos),
         training_notes=[*_training_notes(reported, photos)],
         histograms=_histograms(ranks, reported[0].result) if len(ranks) == len(reported) else [],
         galleries=galleries,
+        phrases=phrases,
         n_words=max((one.n_words for one in galleries), default=0),
         said=SAID,
         brackets=BRACKETS,
@@ -142,8 +150,7 @@ def _missing(reported: Sequence[ReportedResult]) -> Iterator[str]:
 
 def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list[str]) -> Photos | None:
     """The data set of the embeddings; or None, and why, if it is not at hand."""
-    runs = [one.run for one in reported if one.run]
-    if not runs:
+    if not any(one.run or one.phrases for one in reported):
         return None
     places = [one.captions for one in reported if one.captions]
     path = data or next((path for path in places if path.is_file()), None)
@@ -152,8 +159,9 @@ def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list
         missing.append(f"dataset.json {where} (--data does): no photos and captions, so no gallery")
         return None
     photos = Photos(load_dataset_file(path))
-    for run in runs:
-        photos.check(run)
+    for one in reported:
+        if one.run:
+            photos.check(one.run)
     return photos
 
 
@@ -285,7 +293,7 @@ def _training_notes(reported: Sequence[ReportedResult], photos: Photos | None) -
 
 def _validation_chance(reported: ReportedResult, photos: Photos | None) -> float | None:
     """The rsum of a random order of the validation split; None if it is not at hand."""
-    images = photos.dataset.splits.get("val", ()) if photos else ()
+    images = photos.dataset.splits.get("val", ()) if photos and PHRASE not in reported.result.protocols else ()
     first = flattened(reported.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images
     return chance_rsum(len(images), sum(len(image.captions) for image in images)) if images else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from vse.eval.defaults import PHRASE
 from vse.eval.files.embeddings import Embeddings, read_embeddings
+from vse.eval.files.file_fields import Described
+from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.errors import UserError
@@ -26,7 +29,7 @@ log = logging.getLogger(__name__)
 class ReportedResult:
     """A result, and the embeddings and run files that lie where it says.
 
-    ``run`` are the embeddings of its first seed, ``record`` is that seed's ``run.json``, in its ``folder``; ``curves`` has a
+    ``run`` are the embeddings of its first seed, or ``phrases`` its phrase scores; ``record`` is that seed's ``run.json``, in its ``folder``; ``curves`` has a
     table per seed that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
     ``missing`` says in a sentence each what is missing, without naming folders, since others will read it; ``files`` are all
     that it is made from.
@@ -35,6 +38,7 @@ class ReportedResult:
     path: Path
     result: Result
     run: Embeddings | None = None
+    phrases: PhraseScores | None = None
     captions: Path | None = None
     record: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
@@ -70,7 +74,8 @@ def read_reported(path: Path, embeddings: Path | None = None) -> ReportedResult:
     shown = max(1, len(files) // len(reported.result.seeds)) if together else 1
     beside = [file.parent / name for file in files for name in ("run.json", "metrics.csv", "negatives.csv")]
     reported = replace(reported, files=(path, *files, *beside))
-    reported = _with_embeddings(reported, references, files[:shown], given=embeddings is not None)
+    add = _with_phrases if PHRASE in reported.result.protocols else _with_embeddings
+    reported = add(reported, references, files[:shown], embeddings is not None)
     if together:
         return _lacking(reported, "the result is of an ensemble: its members' training curves are in their own reports")
     return _with_runs(reported, files)
@@ -88,35 +93,66 @@ def _with_embeddings(
     reported: ReportedResult, references: list[Mapping[str, str]], files: list[Path], given: bool
 ) -> ReportedResult:
     """Adds the embeddings of one file, or of an ensemble of several, if all are there."""
-    if not files:
-        return _lacking(reported, "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery")
-    lost = [file for file in files if not file.is_file()]
-    if lost and not (given and files[0] in lost):
-        log.warning("%s: no such file", lost[0])
-        return _lacking(reported, "the embeddings are not where the result says (--embeddings does): no ranks, no gallery")
+    if why := _not_there(files, given):
+        return _lacking(reported, why)
     members = [read_embeddings(file) for file in files]
     first = members[0]
     for file, member, entry in zip(files, members, references, strict=False):
-        if member.source is not None and member.source.sha256 != entry["sha256"]:
-            raise UserError(
-                f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
-                "evaluate them again, or give the right ones with --embeddings"
-            )
+        _check_sum(reported, file, member, entry)
     result = reported.result
     run = first
     if result.ensemble:
         run = replace(ensemble(list(zip(files, members, strict=True))), experiment=result.experiment)
+    _check_same(reported, files[0], run)
+    return replace(reported, run=run, captions=_captions_of(files[0], first))
+
+
+def _with_phrases(
+    reported: ReportedResult, references: list[Mapping[str, str]], files: list[Path], given: bool
+) -> ReportedResult:
+    """Adds the phrase scores of the first seed, if they are there."""
+    if why := _not_there(files, given):
+        return _lacking(reported, why)
+    run = read_phrase_scores(files[0])
+    for entry in references[:1]:
+        _check_sum(reported, files[0], run, entry)
+    _check_same(reported, files[0], run)
+    return replace(reported, phrases=run, captions=_captions_of(files[0], run))
+
+
+def _not_there(files: Sequence[Path], given: bool) -> str:
+    """Why embeddings or phrase scores are not shown; blank if they are there, or if what was ``given`` will be refused."""
+    if not files:
+        return "the result does not say where its embeddings lie (--embeddings does): no ranks, no gallery"
+    lost = [file for file in files if not file.is_file()]
+    if not lost or (given and files[0] in lost):
+        return ""
+    log.warning("%s: no such file", lost[0])
+    return "the embeddings are not where the result says (--embeddings does): no ranks, no gallery"
+
+
+def _check_sum(reported: ReportedResult, file: Path, run: Described, entry: Mapping[str, str]) -> None:
+    if run.source is not None and run.source.sha256 != entry["sha256"]:
+        raise UserError(
+            f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
+            "evaluate them again, or give the right ones with --embeddings"
+        )
+
+
+def _check_same(reported: ReportedResult, file: Path, run: Embeddings | PhraseScores) -> None:
+    """:class:`UserError` if a file is of another split, or of another model, than the result."""
+    result = reported.result
     theirs = {"n_images": result.n_images, "n_captions": result.n_captions, "dataset": result.dataset, "split": result.split}
-    ours = {"n_images": len(run.image_ids), "n_captions": len(run.caption_ids), "dataset": run.dataset, "split": run.split}
+    n_images, n_captions = (len(np.unique(ids)) for ids in (run.image_ids, run.caption_ids))
+    ours = {"n_images": n_images, "n_captions": n_captions, "dataset": run.dataset, "split": run.split}
     if run.experiment is not None:
         theirs["experiment"], ours["experiment"] = result.experiment, run.experiment
     for name, value in ours.items():
         if theirs[name] != value:
-            raise UserError(f"{files[0]}: of {name} {value!r}, {reported.path} of {theirs[name]!r}")
-    return replace(reported, run=run, captions=_captions_of(files[0], first))
+            raise UserError(f"{file}: of {name} {value!r}, {reported.path} of {theirs[name]!r}")
 
 
-def _captions_of(file: Path, run: Embeddings) -> Path | None:
+def _captions_of(file: Path, run: Described) -> Path | None:
     """Where the embeddings say that ``dataset.json`` is."""
     try:
         captions = json.loads(run.provenance)["captions"]
@@ -189,6 +225,8 @@ def on_the_same_queries(first: ReportedResult, second: ReportedResult) -> Report
                 f"{second.path} is of {name} {theirs!r}, {first.path} of {ours!r}: "
                 "results side by side must be on the same queries"
             )
+    if first.phrases is not None and second.phrases is not None:
+        same_phrases(first.path, first.phrases, second.path, second.phrases)
     if first.run is None or second.run is None:
         return second
     rows = {}

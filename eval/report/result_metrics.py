@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COMPARED
+from vse.eval.defaults import COMPARED, PHRASE
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct, mean_and_std
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of
@@ -21,6 +21,7 @@ from vse.eval.report.charts import Bars, recall_bars
 
 _TITLES = {"sentence": "captions query captions", "cxc": "Crisscrossed Captions (CxC)", "eccv": "ECCV Caption"}
 _RECALLS = ("r1", "r5", "r10")
+_BARS = (*_RECALLS, "bound")  # of a chart, as far as they are there
 
 
 class ShownMetric(NamedTuple):
@@ -93,16 +94,18 @@ def paired_differences(image_of_caption: NDArray[np.int64], first: Ranks, second
         for direction in ("i2t", "t2i")
         for name in _RECALLS
     ]
-    return [
-        ShownDifference(
-            name,
-            f"{leaf['difference']:+.1f}",
-            f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
-            f"{leaf['p']:.3f}" if leaf["p"] >= 0.001 else "below 0.001",
-            leaf["p"] < ALPHA,
-        )
-        for name, leaf in [*named, ("rsum", compared["rsum"])]
-    ]
+    return [shown_difference(name, leaf) for name, leaf in [*named, ("rsum", compared["rsum"])]]
+
+
+def shown_difference(name: str, leaf: Mapping[str, Any]) -> ShownDifference:
+    """A metric's difference, as :func:`vse.eval.ranking.bootstrap.differences` returns it, for a table."""
+    return ShownDifference(
+        name,
+        f"{leaf['difference']:+.1f}",
+        f"{leaf['ci95'][0]:+.1f} to {leaf['ci95'][1]:+.1f}",
+        f"{leaf['p']:.3f}" if leaf["p"] >= 0.001 else "below 0.001",
+        leaf["p"] < ALPHA,
+    )
 
 
 def sections(results: Sequence[Result]) -> list[ProtocolSection]:
@@ -112,8 +115,14 @@ def sections(results: Sequence[Result]) -> list[ProtocolSection]:
 
 
 def headline(result: Result) -> list[tuple[str, ShownMetric]]:
-    """rsum, and R@1 and Med r of both directions, of the whole split or else of the first protocol that has them."""
+    """rsum, and R@1 and Med r of both directions, of the whole split or else of the first protocol that has them.
+
+    Of phrases their recalls and the upper bound.
+    """
     protocols = result.protocols
+    if PHRASE in protocols:
+        metrics = _directions(protocols[PHRASE]).get(PHRASE, {})
+        return [(NAMES[key], metrics[key]) for key in _BARS if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
         sums = _sums(protocol)
         if "rsum" in sums:
@@ -148,7 +157,15 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     columns = [NAMES.get(key, key) for key in keys]
     chance = _chance(name, results[0], directions)
     chart = _chart(title, directions, shown, chance)
-    return ProtocolSection(title, columns, rows, sums, chart, _notes(shown), _chance_note(chance) if chart else "")
+    notes = " ".join(filter(None, [_notes(shown), left_out(protocols[0]) if name == PHRASE else ""]))
+    return ProtocolSection(title, columns, rows, sums, chart, notes, _chance_note(chance) if chart else "")
+
+
+def left_out(protocol: ProtocolMetrics) -> str:
+    """How many phrases are not evaluated, or cannot be right."""
+    without = f"{protocol.n_without_box or 0:,} more phrases have no box and are left out."
+    missed = protocol.n_without_candidate
+    return without + (f" {missed:,} have no candidate, and count as missed." if missed else "")
 
 
 def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -172,6 +189,8 @@ def _title(name: str, result: Result, protocol: ProtocolMetrics) -> str:
         return f"1,000 images, {f'mean of {protocol.folds} folds' if protocol.folds != 1 else 'one fold'}"
     if name == "full":
         return f"all {result.n_images:,} images and {result.n_captions:,} captions"
+    if name == PHRASE:
+        return f"{protocol.n_phrases or 0:,} phrases, right at an IoU of {protocol.iou or 0:g}"
     if name == "sentence-1k":
         return f"{_TITLES['sentence']}, {_title('1k', result, protocol)}"
     return _TITLES.get(name, name)
@@ -181,7 +200,7 @@ def _chart(
     title: str, directions: Sequence[str], shown: Sequence[_Directions], chance: dict[str, dict[str, float]]
 ) -> Markup | None:
     bars = [
-        (direction, key) for direction in directions for key in _RECALLS if any(key in one.get(direction, {}) for one in shown)
+        (direction, key) for direction in directions for key in _BARS if any(key in one.get(direction, {}) for one in shown)
     ]
     if not bars:
         return None
