@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 class ReportedResult:
     """A result, and the embeddings and run files that lie where it says.
 
-    ``run`` are the embeddings of its first seed, or ``phrases`` its phrase scores; ``record`` is that seed's ``run.json``, in its ``folder``; ``curves`` has a
-    table per seed that has one, ``negatives`` is the first seed's; ``captions`` is where its ``dataset.json`` should be.
-    ``missing`` says in a sentence each what is missing, without naming folders, since others will read it; ``files`` are all
-    that it is made from.
+    ``run`` are the embeddings of its first seed, or ``phrases`` its phrase scores; ``record`` is that seed's ``run.json``, in
+    its ``folder``; ``curves`` has a table per seed that has one, ``negatives`` is the first seed's; ``captions`` is where its
+    ``dataset.json`` should be. ``missing`` says in a sentence each what is missing, without naming folders, since others will
+    read it; ``files`` are all that it is made from.
     """
 
     path: Path

@@ -32,6 +32,22 @@ class Attention:
     score: float
 
 
+@dataclass(frozen=True, eq=False)
+class PhraseHit:
+    """The candidate boxes of a photo for a phrase, the best first.
+
+    Attributes
+    ----------
+    text : the phrase
+    boxes : x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
+    scores : of the boxes, falling
+    """
+
+    text: str
+    boxes: Float[np.ndarray, "n_boxes 4"]
+    scores: Float[np.ndarray, " n_boxes"]
+
+
 @dataclass(frozen=True)
 class SearchHit:
     """An image, or a caption of one, that a search returned, with its score.

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vse.eval.files.phrase_scores import PhraseScores
+from vse.eval.ranking.localisation import pairwise_iou
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.phrase_lists import mentions
 
 TYPES = ["people", "clothing", "people/other", "scene"]
 
@@ -37,6 +41,42 @@ def some_phrases(
         "truth": truth,
         "types": types,
         "dataset": "toy",
+        "split": "test",
+        "experiment": "phrases",
+        "seed": seed,
+    }
+    return PhraseScores(**(fields | changes))
+
+
+def phrases_of(dataset: Path, skill: float = 2.0, seed: int = 0, n_candidates: int = 20, **changes: Any) -> PhraseScores:
+    """Scores of the test phrases of a data set on disk: each image has its truths and random boxes for candidates."""
+    whole = load_dataset_file(dataset)
+    shown = [mention for mention in mentions(whole) if mention.image.split == "test"]
+    noise = np.random.default_rng(seed)
+    of_image: dict[int, np.ndarray] = {}
+    for mention in shown:
+        if mention.image.imgid not in of_image:
+            rng = np.random.default_rng(mention.image.imgid)
+            truths = {m.phrase.truth for m in shown if m.image is mention.image and m.phrase.truth}
+            corners = rng.uniform(0, 120, (n_candidates, 2))
+            random = np.concatenate([corners, corners + rng.uniform(20, 90, corners.shape)], 1)
+            of_image[mention.image.imgid] = np.array([*sorted(truths), *random], np.float32)[:n_candidates]
+    truth = np.array([m.phrase.truth or [np.nan] * 4 for m in shown], np.float32)
+    boxes = [of_image[m.image.imgid] for m in shown]
+    scores = [
+        noise.normal(size=len(own)) + skill * np.nan_to_num(pairwise_iou(own, np.tile(at, (len(own), 1))))
+        for own, at in zip(boxes, truth, strict=True)
+    ]
+    fields: dict[str, Any] = {
+        "phrase_ids": np.array([m.number for m in shown]),
+        "image_ids": np.array([m.image.imgid for m in shown]),
+        "caption_ids": np.array([m.caption.sentid for m in shown]),
+        "offsets": np.concatenate([[0], np.cumsum([len(own) for own in boxes])]),
+        "scores": np.concatenate(scores).astype(np.float32),
+        "boxes": np.concatenate(boxes),
+        "truth": truth,
+        "types": np.array(["/".join(m.phrase.types) for m in shown]),
+        "dataset": whole.name,
         "split": "test",
         "experiment": "phrases",
         "seed": seed,

@@ -1,0 +1,217 @@
+"""Reports of phrase localisation: phrases in photos, recalls by type, one or two models."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.eval.report.test_report import fails_with
+from tests.eval.some_phrases import phrases_of, some_phrases
+from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
+from vse.eval.protocols.phrase_evaluation import evaluate_phrases
+from vse.eval.report.phrase_cards import phrase_gallery
+from vse.eval.report.report import write_report
+from vse.pipeline.dataset import load_dataset_file
+from vse.train.cli import report_main
+
+
+@pytest.fixture
+def result(demo: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Makes the result of a model of the demo's phrases, in ``results``, from a file in its run folder."""
+
+    def make(experiment: str = "good", skill: float = 6.0, **changes: Any) -> Path:
+        note = {"captions": str(demo), "config": {"loss": {"margin": skill}}}
+        run = phrases_of(demo, skill, experiment=experiment, provenance=json.dumps(note), **changes)
+        file = write_phrase_scores(tmp_path / "runs" / f"demo_{experiment}" / "seed-0" / "test.h5", run)
+        return evaluate_phrases([file], tmp_path / "results" / f"demo_{experiment}.json", bootstrap=100)
+
+    return make
+
+
+def report(folder: Path, *results: Path, **options: Any) -> str:
+    return write_report(results, folder / "page.html", **options).read_text()
+
+
+def cards(page: str) -> list[str]:
+    return page.split("<article")[1:]
+
+
+def plain(html: str) -> str:
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html))).strip()
+
+
+def test_the_page_says_what_is_measured(result: Callable[..., Path], tmp_path: Path) -> None:
+    file = result()
+    page, metrics = report(tmp_path, file), json.loads(file.read_text())["protocols"]["phrase"]
+    assert "Phrase localisation on demo, split test: 12 images" in page
+    tiles = dict(re.findall(r'<div class="tile"><b>([\d.]+)</b>([^<]+)', page.replace("\n", "")))
+    names = {"R@1": "r1", "R@5": "r5", "R@10": "r10", "upper bound": "bound"}
+    assert {name: float(value) for value, name in tiles.items()} == {
+        name: round(metrics["phrase"][key], 1) for name, key in names.items()
+    }
+    assert f"{metrics['n_phrases']:,} phrases, right at an IoU of 0.5" in page
+    assert f"{metrics['n_without_box']:,} more phrases have no box and are left out." in page
+    assert "mean IoU" in page
+    assert "<script" not in page
+
+
+def test_every_type_has_a_bar_as_long_as_its_recall(result: Callable[..., Path], tmp_path: Path) -> None:
+    file = result()
+    per_type = json.loads(file.read_text())["protocols"]["phrase"]["per_type"]
+    table = report(tmp_path, file).split('<table class="types">')[1].split("</table>")[0]
+    rows = re.findall(r'<tr><td>(.*?)</td><td class="n">([\d,]+)</td>.*?class="a" style="width: ([\d.]+)%"', table, re.DOTALL)
+    assert {name: (int(n.replace(",", "")), float(width)) for name, n, width in rows} == {
+        name: (of["n_phrases"], round(of["r1"], 1)) for name, of in per_type.items()
+    }
+
+
+def test_a_card_has_each_phrase_once_dashed_and_once_solid(result: Callable[..., Path], tmp_path: Path) -> None:
+    for card in cards(report(tmp_path, result())):
+        said = card.split('<p class="query said">')[1].split("</p>")[0]
+        colours = re.findall(r'class="phrase" style="border-color: (#\w+)"', said)
+        boxes = [(bool(truth), colour) for truth, colour in re.findall(r'<g( class="truth")?>.*?stroke="(#\w+)"', card)]
+        assert colours
+        assert sorted(colour for truth, colour in boxes if truth) == sorted(colours)
+        assert sorted(colour for truth, colour in boxes if not truth) == sorted(colours)
+        assert card.count("<image ") == 1
+
+
+def test_marks_and_overlaps_are_those_of_the_scores(demo: Path) -> None:
+    run = phrases_of(demo, skill=3.0)
+    rows = {int(number): row for row, number in enumerate(run.phrase_ids)}
+    gallery = phrase_gallery([run], load_dataset_file(demo), 0.5, 12, seed=0)
+    shown = [(card, phrase) for group in gallery.groups for card in group.cards for phrase in card.columns[0].phrases]
+    assert {phrase.right for _, phrase in shown} == {True, False}
+    truths = {}
+    for card, phrase in shown:
+        boxes = card.columns[0].photo.boxes
+        truth, best = sorted((b for b in boxes if b.number == phrase.number), key=lambda box: not box.truth)
+        (x1, y1, w1, h1), (x2, y2, w2, h2) = truth.rectangle, best.rectangle
+        shared = max(0, min(x1 + w1, x2 + w2) - max(x1, x2)) * max(0, min(y1 + h1, y2 + h2) - max(y1, y2))
+        overlap = shared / (w1 * h1 + w2 * h2 - shared)
+        assert float(phrase.iou) == pytest.approx(overlap, abs=0.02)
+        assert phrase.right == (float(phrase.iou) >= 0.5)
+        assert (phrase.answer == "") == phrase.right
+        truths[truth.rectangle] = phrase
+    assert rows
+    assert len(truths) > 3
+
+
+def test_best_cases_are_right_and_worst_are_wrong(demo: Path) -> None:
+    gallery = phrase_gallery([phrases_of(demo, skill=3.0)], load_dataset_file(demo), 0.5, 12, seed=0)
+    assert [(group.title.partition(":")[0], len(group.cards)) for group in gallery.groups] == [
+        ("Best cases", 4),
+        ("Drawn at random", 4),
+        ("Worst cases", 4),
+    ]
+    best, _, worst = (
+        [(card.columns[0].n_right, len(card.columns[0].phrases)) for card in group.cards] for group in gallery.groups
+    )
+    assert all(right == n for right, n in best)
+    assert all(right == 0 for right, _ in worst)
+    files = [card.columns[0].photo.file for group in gallery.groups for card in group.cards]
+    assert len(set(files)) == len(files) == 12
+
+
+def test_the_seed_decides_what_is_drawn_and_nothing_else(demo: Path) -> None:
+    dataset, run = load_dataset_file(demo), phrases_of(demo)
+    galleries = [phrase_gallery([run], dataset, 0.5, 6, seed).groups for seed in (0, 0, 1)]
+    captions = [[[card.pieces for card in group.cards] for group in groups] for groups in galleries]
+    assert captions[0] == captions[1]
+    assert captions[0][1] != captions[2][1]
+    assert (captions[0][0], captions[0][2]) == (captions[2][0], captions[2][2])
+
+
+def test_two_models_stand_side_by_side(result: Callable[..., Path], tmp_path: Path) -> None:
+    good, poor = result("good", 6.0), result("poor", 0.3)
+    page = report(tmp_path, good, poor)
+    assert page.count('<i class="b"') == page.count('<i class="a"') > 0
+    for card in cards(page):
+        assert card.count("<svg") == 2
+        assert (card.count("<image "), card.count("<use ")) == (1, 1)
+    assert "A places more phrases right" in page
+    table = plain(page.split("A minus B, on the same queries")[1].split("</table>")[0])
+    first = [json.loads(file.read_text())["protocols"]["phrase"]["phrase"]["r1"] for file in (good, poor)]
+    assert f"R@1 {first[0] - first[1]:+.1f}" in table
+    assert "mean IoU" in table
+
+
+def test_of_two_models_it_is_counted_who_is_right_alone(demo: Path) -> None:
+    dataset, run = load_dataset_file(demo), phrases_of(demo, skill=6.0)
+    gallery = phrase_gallery([run, run], dataset, 0.5, 12, seed=0)
+    assert (gallery.groups, gallery.counts) == ([], (0, 0, int(run.has_box.sum())))
+    other = phrases_of(demo, skill=0.0, seed=3)
+    there, back = (phrase_gallery(runs, dataset, 0.5, 12, 0).counts for runs in ([run, other], [other, run]))
+    assert there is not None
+    assert back == (there[1], there[0], there[2])
+
+
+def test_without_scores_or_photos_the_metrics_are_shown(result: Callable[..., Path], tmp_path: Path, own_demo: Path) -> None:
+    file = result()
+    lost = report(tmp_path, file, data=own_demo)
+    assert "<article" in lost
+    for photo in (own_demo.parent / "images").iterdir():
+        photo.unlink()
+    blank = report(tmp_path, file, data=own_demo)
+    assert "12 photos could not be read, and boxes stand on a blank there" in blank
+    assert (blank.count("<image "), blank.count("no photo: ")) == (0, 12)
+    (tmp_path / "runs" / "demo_good" / "seed-0" / "test.h5").unlink()
+    alone = report(tmp_path, file)
+    assert "the embeddings are not where the result says" in alone
+    assert "<article" not in alone
+    assert '<table class="types">' in alone
+
+
+def test_texts_of_data_are_escaped(own_demo: Path, tmp_path: Path, edit: Callable[..., Path]) -> None:
+    evil = "<script>alert(1)</script>&\"'"
+
+    def spoil(content: dict[str, Any]) -> None:
+        for image in content["images"]:
+            for sentence in image["sentences"]:
+                sentence["tokens"] = [evil] * len(sentence["tokens"])
+
+    edit(own_demo, spoil)
+    types = np.array([f"<b>{evil}", "=1+1"] * 1000)
+    run = phrases_of(own_demo)
+    run = phrases_of(own_demo, types=types[: len(run.types)], experiment=evil.replace("/", ""))
+    file = write_phrase_scores(tmp_path / "p.h5", run)
+    result = evaluate_phrases([file], tmp_path / "r.json", bootstrap=0)
+    page = report(tmp_path, result, data=own_demo)
+    assert "<article" in page
+    assert not re.search(r"<(script|b)>", page)
+
+
+def test_a_report_of_no_queries_has_no_photos(result: Callable[..., Path], tmp_path: Path) -> None:
+    page = report(tmp_path, result(), queries=0)
+    assert "<article" not in page
+    assert '<table class="types">' in page
+
+
+def other(run: PhraseScores, path: Path) -> Path:
+    return evaluate_phrases([write_phrase_scores(path.with_suffix(".h5"), run)], path, bootstrap=0)
+
+
+def test_what_does_not_belong_together_is_refused(
+    demo: Path, result: Callable[..., Path], tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    good = result()
+    toy = other(some_phrases(), tmp_path / "toy.json")
+    fails_with("is of dataset 'toy'", [good, toy], tmp_path / "p.html")
+    fails_with("the phrases are of 'toy'; see --data", [toy], tmp_path / "p.html", data=demo)
+    unknown = phrases_of(demo, phrase_ids=phrases_of(demo).phrase_ids + 1)
+    fails_with(
+        "has no phrase .* of which there are scores", [other(unknown, tmp_path / "u.json")], tmp_path / "p.html", data=demo
+    )
+    strict = evaluate_phrases(sorted(tmp_path.glob("runs/*/*/*.h5")), tmp_path / "s.json", iou=0.7, bootstrap=0)
+    fails_with("are at different IoU", [good, strict], tmp_path / "p.html")
+    file = tmp_path / "runs" / "demo_good" / "seed-0" / "test.h5"
+    write_phrase_scores(file, phrases_of(demo, skill=1.0, experiment="good"))
+    assert "not the embeddings that" in fails(report_main, good, "--out", tmp_path / "p.html")
+    assert not (tmp_path / "p.html").exists()
