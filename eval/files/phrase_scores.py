@@ -52,7 +52,7 @@ class PhraseScores:
     scores: NDArray[np.float32] | NDArray[np.float64]
     boxes: NDArray[np.float32]
     truth: NDArray[np.float32]
-    types: NDArray[np.str_]
+    types: NDArray[Any]
     dataset: str
     split: str
     experiment: str | None = None
@@ -64,8 +64,7 @@ class PhraseScores:
     @property
     def has_box(self) -> NDArray[np.bool_]:
         """Which phrases have a ground-truth box (n_phrases,)."""
-        located: NDArray[np.bool_] = ~np.isnan(self.truth).any(1)
-        return located
+        return np.asarray(~np.isnan(self.truth).any(1))
 
     def candidates(self, phrase: int) -> slice:
         """The rows of ``scores`` and ``boxes`` that are the candidates of a phrase, given by its row."""
@@ -115,9 +114,10 @@ def read_phrase_scores(path: Path) -> PhraseScores:
 def is_phrase_scores(path: Path) -> bool:
     """Whether a file says that it is one of phrase scores; False if it is no HDF5 file, or not there."""
     try:
-        with h5py.File(ReadOnce(path).stream, "r") as file:
+        source = ReadOnce(path)
+        with reading(path, "a readable HDF5 file"), h5py.File(source.stream, "r") as file:
             return _text_of(file.attrs.get("format")) == FORMAT
-    except (UserError, OSError, ValueError, RuntimeError, KeyError):
+    except UserError:
         return False
 
 
@@ -152,7 +152,7 @@ def _check_format(path: Path, file: h5py.File) -> None:
         raise UserError(f"{path}: not a file of phrase scores: {what}, not {FORMAT!r} (docs/formats.md)")
     version = file.attrs.get("version")
     if not isinstance(version, int | np.integer) or version != VERSION:
-        raise UserError(f"{path}: of version {version!r} of phrase scores, and this program reads version {VERSION}")
+        raise UserError(f"{path}: of version {version} of phrase scores, and this program reads version {VERSION}")
 
 
 def _check_complete(path: Path, items: Mapping[str, h5py.Dataset | None], file: h5py.File) -> None:
@@ -190,7 +190,7 @@ def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArra
         return values.astype(np.float32, copy=False)
 
 
-def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[np.str_]:
+def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
     if not isinstance(values, np.ndarray) or values.dtype != object or not all(isinstance(text, str) for text in values.flat):
         raise UserError(f"{path}: types must be texts (UTF-8)")
     return values.astype(np.str_)
@@ -235,14 +235,14 @@ def _check_offsets(path: Path, offsets: NDArray[np.int64], n_candidates: int) ->
 
 def _check_boxes(path: Path, run: PhraseScores) -> None:
     """Candidates may have no area, a truth may not; either is refused if its corners are in another order."""
-    _refuse_row(path, "boxes", ~np.isfinite(run.boxes).all(1), "is not finite (NaN or infinite)", run)
-    turned = (run.boxes[:, 2:] < run.boxes[:, :2]).any(1)
+    _refuse_row(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
+    turned = np.asarray((run.boxes[:, 2:] < run.boxes[:, :2]).any(1))
     _refuse_row(path, "boxes", turned, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
     missing = np.isnan(run.truth)
     _refuse_row(
         path, "truth", (missing.any(1) != missing.all(1)) | np.isinf(run.truth).any(1), "is neither a box nor NaN", run
     )
-    empty = (run.truth[:, 2:] <= run.truth[:, :2]).any(1)
+    empty = np.asarray((run.truth[:, 2:] <= run.truth[:, :2]).any(1))
     _refuse_row(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
 
 

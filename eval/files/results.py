@@ -84,10 +84,9 @@ class ProtocolMetrics(BaseModel):
     def interval(self, name: str) -> tuple[float, float] | None:
         """The 95% interval of a metric, e.g. of ``i2t_r1``; None if it has none."""
         direction, _, rest = name.partition("_")
-        interval = self.ci95.get(name)
-        if interval is None:
-            of_direction = self.ci95.get(direction)
-            interval = of_direction.get(rest) if isinstance(of_direction, dict) else None
+        of_direction = self.ci95.get(direction)
+        nested = of_direction.get(rest) if isinstance(of_direction, dict) else None
+        interval = self.ci95.get(name, nested)
         return None if isinstance(interval, dict) else interval
 
     def interval_of_type(self, name: str, metric: str) -> tuple[float, float] | None:

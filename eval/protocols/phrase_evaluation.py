@@ -90,7 +90,7 @@ def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
 
 def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[Fold]:
     """The phrases with a box of each run as queries: ``phrase`` all of them, and under names of their own those of a type."""
-    folds = []
+    folds: list[Fold] = []
     for path, run in zip(files, runs, strict=True):
         if not run.has_box.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")

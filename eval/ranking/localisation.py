@@ -8,7 +8,7 @@ IoU of the published evaluation, which counts both ends in and adds 1 to each si
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -92,13 +92,13 @@ def _block(
     right: Bool[np.ndarray, " n"] = overlaps >= iou
     best_right = _reduced(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
     before = ~right & (scores >= np.repeat(best_right, counts))
-    ranks = np.where(best_right > -np.inf, _reduced(np.add, before.astype(np.int64), offsets, 0), MISSED)
+    ranks = np.where(np.isfinite(best_right), _reduced(np.add, before.astype(np.int64), offsets, 0), MISSED)
     highest = np.repeat(_reduced(np.maximum, scores.astype(np.float64), offsets, -np.inf), counts)
     best = _reduced(np.minimum, np.where(scores == highest, overlaps, np.inf), offsets, 0.0)
     return ranks, best
 
 
-def _reduced(function: np.ufunc, values: NDArray[np.generic], offsets: NDArray[np.int64], empty: float) -> NDArray[np.generic]:
+def _reduced(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
     """``function`` over ``values[offsets[k]:offsets[k + 1]]`` for each k; ``empty`` where there are none."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]

@@ -34,7 +34,7 @@ def same(first: PhraseScores, second: PhraseScores) -> None:
     "run",
     [
         some_phrases(),
-        some_phrases(experiment=None, seed=None),
+        replace(some_phrases(), experiment=None, seed=None),
         some_phrases(provenance='{"a": 1}', trained_on="another"),
         some_phrases(types=np.array(["bodyparts", "", "Möbel/日", "x\ny"] * 12)),
         some_phrases(
