@@ -79,12 +79,14 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         raise ValueError(str(error)) from None
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        for name in _ARRAYS[:-1]:
-            file.create_dataset(name, data=getattr(scores, name))
-        file.create_dataset("types", data=scores.types.astype(object), dtype=h5py.string_dtype())
+        arrays = {name: np.asarray(getattr(scores, name)) for name in _ARRAYS}
+        for name, values in arrays.items():
+            if name != "types":
+                file.create_dataset(name, data=values)
+        file.create_dataset("types", data=arrays["types"].astype(object), dtype=h5py.string_dtype())
         file.attrs.update(format=FORMAT, version=VERSION)
         file.attrs.update({name: value for name, value in _attributes_of(scores).items() if value is not None})
-        file.attrs[SUM] = _sum(scores)
+        file.attrs[SUM] = _sum(arrays, _attributes_of(scores))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -106,7 +108,7 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     _check(path, run)
     if content_sha256 is None:
         log.info("%s: has no %s, so its content is not checked", path, SUM)
-    elif content_sha256 != _sum(run):
+    elif content_sha256 != _sum(arrays, _attributes_of(run)):
         raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
     return run
 
@@ -138,11 +140,10 @@ def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
     return {name: getattr(scores, name) for name in _ATTRIBUTES}
 
 
-def _sum(scores: PhraseScores) -> str:
-    """The sum of the content; of ``types`` it is of their UTF-8 bytes, each closed by a line feed."""
-    texts = np.frombuffer("".join(f"{text}\n" for text in scores.types.tolist()).encode(), np.uint8)
-    arrays = {name: np.asarray(getattr(scores, name)) for name in _ARRAYS[:-1]} | {"types": texts}
-    return content_sum({name: array_sum(values) for name, values in arrays.items()}, _attributes_of(scores))
+def _sum(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
+    """The sum of the content as it is stored; of ``types`` it is of their UTF-8 bytes, each closed by a line feed."""
+    texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
+    return content_sum({name: array_sum(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
 
 
 def _check_format(path: Path, file: h5py.File) -> None:

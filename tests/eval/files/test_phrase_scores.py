@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -51,6 +53,28 @@ def test_scores_keep_their_precision(tmp_path: Path) -> None:
     scores = 1 - 1e-12 * np.arange(N_CANDIDATES)
     read = read_phrase_scores(write_phrase_scores(tmp_path / "p.h5", some_phrases(scores=scores)))
     np.testing.assert_array_equal(read.scores, scores)
+
+
+def test_the_sum_is_of_what_is_stored_as_the_documentation_says(tmp_path: Path) -> None:
+    run = some_phrases()
+    arrays = {name: np.asarray(getattr(run, name)) for name in ("phrase_ids", "image_ids", "caption_ids", "offsets", "scores")}
+    arrays |= {"boxes": run.boxes.astype(np.float64) + 1 / 3, "truth": run.truth.astype(np.float64) + 1 / 3}
+    sums = {
+        name: f"{values.dtype.str} {' x '.join(map(str, values.shape))} {hashlib.sha256(values.tobytes()).hexdigest()}"
+        for name, values in arrays.items()
+    }
+    texts = "".join(f"{text}\n" for text in run.types).encode()
+    sums["types"] = f"|u1 {len(texts)} {hashlib.sha256(texts).hexdigest()}"
+    said = {"dataset": "toy", "split": "test", "experiment": "phrases", "seed": 0, "provenance": "{}"}
+    content = json.dumps({"arrays": sums, "attributes": said}, sort_keys=True, separators=(",", ":"))
+    with h5py.File(tmp_path / "p.h5", "w") as file:
+        file.update(arrays)
+        file["types"] = run.types.tolist()
+        file.attrs.update(said, format="vse-phrase-scores", version=1)
+        file.attrs["content_sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    read = read_phrase_scores(tmp_path / "p.h5")
+    assert (read.truth.dtype, read.boxes.dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(read.boxes, arrays["boxes"], rtol=1e-6)
 
 
 def test_a_file_of_another_program_is_read_unchecked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.eval.report.test_report import fails_with
+from tests.eval.report.test_report import chromium, fails_with
 from tests.eval.some_phrases import phrases_of, some_phrases
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
@@ -20,6 +20,8 @@ from vse.eval.report.phrase_cards import phrase_gallery
 from vse.eval.report.report import write_report
 from vse.pipeline.dataset import load_dataset_file
 from vse.train.cli import report_main
+
+__all__ = ["chromium"]  # a fixture
 
 
 @pytest.fixture
@@ -215,3 +217,30 @@ def test_what_does_not_belong_together_is_refused(
     write_phrase_scores(file, phrases_of(demo, skill=1.0, experiment="good"))
     assert "not the embeddings that" in fails(report_main, good, "--out", tmp_path / "p.html")
     assert not (tmp_path / "p.html").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("two", [False, True])
+def test_a_browser_shows_the_page_whole(
+    result: Callable[..., Path], tmp_path: Path, chromium: Any, two: bool, width: int, scheme: str
+) -> None:
+    results = [result(skill=2.0), *([result("x" * 60, 0.5)] if two else [])]
+    page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(write_report(results, tmp_path / "page.html").as_uri())
+    assert said == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    photos = page.evaluate("[...document.querySelectorAll('.placed svg')].map(svg => svg.getBoundingClientRect().width)")
+    assert len(photos) >= 12
+    assert all(180 < photo <= width for photo in photos)
+    strokes = page.evaluate(
+        "[...document.querySelectorAll('.placed .truth .line')].map(r => getComputedStyle(r).strokeDasharray)"
+    )
+    assert strokes
+    assert "none" not in strokes
+    page.close()
