@@ -151,13 +151,13 @@ def _select(captions: _Captions, n: int, seed: int) -> list[tuple[str, list[int]
     best, drawn, worst = orders
     picked: dict[str, list[int]] = {}
     shown: set[int] = set()
-    for title in (best, worst, drawn):  # what is drawn gives way to what is best and worst
+    for title in (best, worst, drawn):  # best and worst come first
         picked[title] = _pick(captions, orders[title], sizes[title], shown)
     return [(title, picked[title]) for title in orders]
 
 
 def _select_of_two(captions: _Captions, n: int) -> list[tuple[str, list[int]]]:
-    """The captions of which one model places most phrases more than the other, half of them each way."""
+    """The captions of which one model places most phrases more than the other, half of them for each."""
     more = captions.n_right[0] - captions.n_right[1]
     nearer = captions.mean_iou[0] - captions.mean_iou[1]
     shown: set[int] = set()

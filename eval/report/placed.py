@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PHRASE_COLOURS = ("#d81b60", "#1e88e5", "#2e9e44", "#e67e00", "#8e44ad", "#009aa6", "#b08900", "#6d4c41")
-"""Of phrases by their numbers, the first again after the last; each can be told from a light and from a dark background."""
+"""Of phrases by their numbers, the first again after the last; each differs from a light and from a dark background."""
 
 _Rectangle = tuple[float, float, float, float]
 
