@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,10 @@ from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.hardware import moved
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
+from vse.features.truth_boxes import boxes_sha256, truth_boxes
+from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
 from vse.pipeline.read_once import read_by_name
 
 
@@ -29,7 +32,7 @@ from vse.pipeline.read_once import read_by_name
 class ImageWithBoxes:
     """An image (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original.
 
-    ``original`` is the image before, for the proposal network that has yet to find the boxes.
+    ``original`` is the image before, for the proposal network that has yet to find the boxes, ``at_most`` so many.
     """
 
     pixels: Tensor
@@ -37,6 +40,7 @@ class ImageWithBoxes:
     scores: Floats
     size: tuple[int, int]
     original: Tensor | None = None
+    at_most: int | None = None
 
 
 class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
@@ -49,7 +53,9 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
 
     config: BoxesConfig
 
-    def __init__(self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
+    def __init__(
+        self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto", dataset: Path | None = None
+    ) -> None:
         super().__init__(config, device)
         backbone = load_backbone(config, weights_dir)
         self.weights_sha256 = weights_sha256(backbone)
@@ -59,7 +65,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._given: dict[int, Floats] | None = None
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
-        self.extra = self._open_source(weights_dir)
+        self._truths, self._few = False, frozenset[int]()
+        self.extra = self._open_source(weights_dir, dataset)
         if config.boxes in ("edge_boxes", "selective_search"):
             self.notes = {**self.notes, "opencv": opencv().__version__}
         self._try_once()
@@ -69,14 +76,29 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         boxes, scores = self._boxes(image, image_id)
         size = scaled(image.size, self.config.shorter, self.config.longer)
         small = as_tensor(image.resize(size, Image.Resampling.BILINEAR))
-        return ImageWithBoxes(small, boxes, scores, image.size, as_tensor(image) if self._detector is not None else None)
+        original = as_tensor(image) if self._detector is not None else None
+        return ImageWithBoxes(small, boxes, scores, image.size, original, self._at_most(image_id))
 
     def compute(self, batch: Sequence[ImageWithBoxes]) -> list[Vectors]:
         """The vectors of each image's boxes."""
         return [self._vectors(self._proposed(item) if self._detector is not None else item) for item in batch]
 
-    def _open_source(self, weights_dir: Path | None) -> dict[str, str]:
-        """Read what says where boxes are; returns the hashes of what was read."""
+    def _open_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
+        """Read what says where boxes are, of which images how many; returns the hashes of what was read."""
+        config = self.config
+        if config.boxes != "phrases" and config.train_boxes is None:
+            return self._open_proposals(weights_dir)
+        if dataset is None:
+            raise ValueError("which boxes are read depends on the data set, which is not given")
+        loaded = load_dataset_file(dataset)
+        if config.boxes == "phrases":
+            self._given, self._truths = truth_boxes(loaded), True
+            return {"boxes_sha256": boxes_sha256(self._given)}
+        self._few = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
+        return {"train_ids_sha256": sha256_json(sorted(self._few)), **self._open_proposals(weights_dir)}
+
+    def _open_proposals(self, weights_dir: Path | None) -> dict[str, str]:
+        """Read what says where boxes are, other than a data set; returns the hashes of what was read."""
         config = self.config
         if config.from_file:
             self._given, sha256 = read_by_name(Path(config.boxes), read_boxes)
@@ -96,18 +118,24 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         return {}
 
     def _boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
+        """Boxes and scores; ground-truth boxes as the data set has them, all others cut off at the image's edges."""
         config, pixels = self.config, np.asarray(image)
+        n_boxes = self._at_most(image_id)
         if self._given is not None:
-            given = self._given.get(image_id, np.empty((0, 4), np.float32))
+            given = self._given.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
             boxes = inside(given, image.size, f"{config.boxes}: image {image_id}")
-            return boxes, np.ones(len(boxes), np.float32)
+            return given if self._truths else boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
             boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model)
         elif config.boxes == "selective_search":
             boxes, scores = selective_search(pixels, config.n_boxes)
         else:
             return np.empty((0, 4), np.float32), np.empty(0, np.float32)
-        return inside(boxes, image.size, f"image {image_id}"), scores
+        return inside(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
+
+    def _at_most(self, image_id: int) -> int | None:
+        """How many boxes of an image are taken; None: all that there are."""
+        return self.config.train_boxes if image_id in self._few else None
 
     def _proposed(self, item: ImageWithBoxes) -> ImageWithBoxes:
         """The same image with the boxes that the region-proposal network finds."""
@@ -119,7 +147,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
         if not len(boxes):
             boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
-        return ImageWithBoxes(item.pixels, boxes, scores, item.size)
+        return replace(item, boxes=boxes[: item.at_most], scores=scores[: item.at_most], original=None)
 
     def _vectors(self, item: ImageWithBoxes) -> Vectors:
         config = self.config
@@ -127,7 +155,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             return Vectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
         images = normalized(item.pixels[None], config.mean, config.std, self.device)
         self._input = (images.shape[2], images.shape[3])
-        relative = item.boxes / np.asarray(item.size * 2, np.float32)
+        relative = (item.boxes / np.asarray(item.size * 2, np.float32)).clip(0, 1)
         parts = []
         for k in range(0, len(relative), config.chunk):
             self._rois = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +20,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.rows import FORMAT, VERSION, Ids
+from vse.features.rows import FORMAT, VERSION, Ids, TextRows, text_rows_of
 from vse.features.shards import (
     PER_ROW,
     RAGGED,
@@ -39,6 +39,7 @@ from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes,
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
 from vse.pipeline.input_files import is_name, is_path, reading
 
+Said = Mapping[str, Any]
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
@@ -82,7 +83,7 @@ class FeatureCache:
     feature: str
     kind: str
     key: str
-    provenance: Mapping[str, Any]
+    provenance: Said
     captions: Path
     ids: Ids
     offsets: Ids | None
@@ -122,12 +123,17 @@ class FeatureCache:
             return "vectors"
         return "crops" if str(self.provenance.get("config", {}).get("crops", "")).endswith("_bank") else "sets"
 
+    @property
+    def text_rows(self) -> TextRows:
+        """What a cache of texts has a row of: every caption, or every different text of the captions' phrases."""
+        return text_rows_of(self.provenance.get("config", {}))
+
     def described(self) -> str:
         """What the cache holds, in words: ``66 image rows of 10 x 4096 float16``."""
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
         if self.offsets is None:
-            return f"{len(self.ids)} {self.kind} rows of {each}"
-        rows, parts = ("images", "regions") if self.kind == "image" else ("captions", "tokens")
+            return f"{len(self.ids)} {'phrase' if self.text_rows == 'phrases' else self.kind} rows of {each}"
+        rows, parts = ("images", "regions") if self.kind == "image" else (self.text_rows, "tokens")
         return f"{len(self.ids)} {rows} with {self.offsets[-1]} {parts} of {each}"
 
 
@@ -136,10 +142,13 @@ def failures_path(cache: Path) -> Path:
     return cache.with_name(f"{cache.name}.failures.jsonl")
 
 
-def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -> Path:
+def merge_shards(
+    cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids, more: Callable[[Sequence[Path]], Said] = lambda _: {}
+) -> Path:
     """Join finished shards: check each, write ``manifest.json``, then the cache file with its virtual views.
 
-    ``row_ids`` are the ids that the whole cache should hold, in order; what shards skipped is left out.
+    ``row_ids`` are the ids that the whole cache should hold, in order; what shards skipped is left out. ``more`` makes of the
+    checked shards what the provenance has beside the usual.
     """
     shards: list[Shard] = []
     for index in range(n_shards):
@@ -155,7 +164,8 @@ def merge_shards(cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids) -
         shards.append(shard)
     skipped = [item for shard in shards for item in shard.skipped]
     _write_failures(cache, skipped)
-    content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped])
+    said = more([shards_folder(cache) / shard.file for shard in shards])
+    content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said)
     entries = [{"file": s.file, "sha256": s.sha256, "bytes": s.bytes, "rows": s.rows} for s in shards]
     write_json(shards_folder(cache) / "manifest.json", {"key": key, "shard_key": shards[0].identity.key, "shards": entries})
     return write_bytes(cache, content)
@@ -223,7 +233,9 @@ def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
     return read_rows(cache.path, "sources")[0]
 
 
-def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, skipped: Sequence[int]) -> tuple[bytes, str]:
+def _virtual_views(
+    cache: Path, shards: Sequence[Shard], dataset_file: Path, skipped: Sequence[int], said: Said
+) -> tuple[bytes, str]:
     """The cache file's bytes, and its key: the identity, the ids that are there and what they were made from."""
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
@@ -238,7 +250,7 @@ def _virtual_views(cache: Path, shards: Sequence[Shard], dataset_file: Path, ski
     with h5py.File(buffer, "w") as file:
         write_attributes(file, identity, key)
         file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
-        provenance = {**identity.content, **joined_notes(shards), **digests, "counts": counts}
+        provenance = {**identity.content, **joined_notes(shards), **digests, "counts": counts, **said}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)

@@ -6,7 +6,7 @@ The code of an encoder lies in a file of its own, such as :mod:`vse.features.tfi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -21,17 +21,27 @@ TokenLists = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class CaptionCorpus:
-    """What an encoder is fitted on: the ``training`` captions, and all ``words`` of the data set."""
+    """What an encoder is fitted on.
+
+    training : the training captions, or every phrase of these
+    words : all words of the data set's captions, or phrases
+    sentences : the training captions, on which word vectors are trained, because phrases have few words around a word
+    """
 
     training: TokenLists
     words: frozenset[str]
+    sentences: TokenLists
 
 
 class CaptionEncoder(ABC):
-    """Turns captions, given as words, into vectors of ``dim`` numbers."""
+    """Turns captions, given as words, into vectors of ``dim`` numbers.
+
+    ``words_read`` gives those words of a new caption that are read: all, unless the encoder is one of phrases.
+    """
 
     dim: int
     reads_raw: ClassVar[bool] = False
+    words_read: Callable[[Sequence[str]], Sequence[str]] = tuple
 
     @abstractmethod
     def encode(self, captions: TokenLists) -> Tensor:
@@ -39,7 +49,7 @@ class CaptionEncoder(ABC):
 
     def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """Vectors of captions as a model reads them."""
-        return (self.encode([caption.tokens for caption in captions]),)
+        return (self.encode([self.words_read(caption.tokens) for caption in captions]),)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:

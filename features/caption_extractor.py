@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.settings import CaptionSettings
 from vse.features.hardware import pick_device, versions
+from vse.features.phrase_words import phrase_words
 from vse.features.rows import Item, Rows, ids_of
 from vse.features.tensor_hash import tensors_sha256
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json, write_bytes
 from vse.pipeline.locks import only_writer
+from vse.pipeline.phrase_lists import mentions
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.read_once import Watched
@@ -52,21 +55,22 @@ class CaptionExtractor(Extractor):
         _refuse_other(encoder_file, fitted, {"config": config.content()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
+        self.encoder.words_read = config.words_read
         self.weights_sha256 = fitted.metadata["sha256"]
         self.notes = {"encoder": encoder_file.name, "versions": {**versions(), "scikit-learn": sklearn.__version__}}
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of captions, in order; those without a known word are zeros, and are counted."""
-        chunk, parts = self.config.chunk, []
-        with progress_bar(total=len(items), desc=self.described, unit="caption") as progress:
+        chunk, parts, rows_are = self.config.chunk, [], self.config.of
+        with progress_bar(total=len(items), desc=self.described, unit=rows_are.removesuffix("s")) as progress:
             for k in range(0, len(items), chunk):
-                vectors = self.encoder.encode([item.tokens for item in items[k : k + chunk]])
+                (vectors,) = self.encoder.encoded(items[k : k + chunk])
                 parts.append(vectors.numpy().astype(self.config.dtype))
                 progress.update(len(vectors))
         features = np.concatenate(parts)
         unknown = int((~features.any(axis=1)).sum())
         sources = np.stack([item.source() for item in items])
-        return Rows(ids_of(items), features, sources, counts={"captions without a known word": unknown})
+        return Rows(ids_of(items), features, sources, counts={f"{rows_are} without a known word": unknown})
 
 
 @dataclass(frozen=True)
@@ -86,16 +90,12 @@ def fit_encoder(
     captions. A file that is there, undamaged and of the same settings, words and captions is kept; one of others is refused
     with what changed.
     """
-    dataset = load_dataset_file(dataset_file)
     words = config.word_file(words)
     watched = Watched(words) if words is not None and words.is_file() else None
-    corpus = CaptionCorpus(
-        training=[caption.tokens for image in dataset.split("train") for caption in image.captions],
-        words=frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens),
-    )
+    corpus = corpus_of(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.content(),
-        "training_captions_sha256": sha256_json(corpus.training),
+        f"training_{config.of}_sha256": sha256_json(corpus.training),
         "version": 1,
         **config.inputs(corpus, words),
     }
@@ -109,6 +109,21 @@ def fit_encoder(
         if watched is not None:
             watched.check()
         return _write(out, config, inputs, tensors)
+
+
+def corpus_of(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
+    """What the encoder of a feature of captions or of phrases is fitted on; :class:`UserError` if no phrase is there."""
+    sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
+    if config.of == "captions":
+        words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
+        return CaptionCorpus(sentences, words, sentences)
+    phrases = [(mention.image.split, config.words_read(mention.text.split(" "))) for mention in mentions(dataset)]
+    training = [words for split, words in phrases if split == "train"]
+    if not training:
+        raise UserError(f"{dataset.path}: no training caption marks phrases, on which {config.name} is fitted")
+    return CaptionCorpus(
+        training, frozenset(word for _, words in phrases for word in words), [phrase_words(words) for words in sentences]
+    )
 
 
 def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -141,7 +156,11 @@ def _rebuilt(path: Path, fitted: FittedTensors, device: str) -> CaptionEncoder:
     name = fitted.metadata["extractor"]
     if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], CaptionSettings):
         raise UserError(f"{path}: fitted by the extractor {name!r}, which is not installed here")
-    return settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
+    encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
+    made = fitted.metadata["inputs"]["config"]
+    if made.get("of") == "phrases":
+        encoder.words_read = partial(phrase_words, drop_stop_words=made.get("stop_words") == "drop")
+    return encoder
 
 
 def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *only: str) -> None:

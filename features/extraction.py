@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,10 @@ from vse.features import cache, shards
 from vse.features.backbone_cache import backbone_of
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
-from vse.features.rows import Ids, Item, Kind, Rows, ids_of, items_of
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.rows import Ids, Item, Kind, Rows, TextRows, ids_of, items_of, text_rows_of
+from vse.features.truth_boxes import SOURCE, boxes_sha256, holds_truths, truth_boxes
+from vse.features.upper_bound import bounds_of_shards, described_bounds
+from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
 from vse.pipeline.locks import only_writer
@@ -34,7 +37,7 @@ def extract_shards(
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.pictures:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
-    items = items_of(dataset, extractor.kind, extractor.config.reads_raw)
+    items = items_of(dataset, extractor.kind, extractor.config.reads_raw, extractor.config.text_rows)
     if not 1 <= n_shards <= len(items):
         raise UserError(f"{n_shards} shards for {len(items)} rows")
     if only is not None and not 0 <= only < n_shards:
@@ -46,7 +49,7 @@ def extract_shards(
         with only_writer(path):
             finished = shards.finished_shard(path, identity)
             if finished is not None and (skip_bad or not finished.skipped):
-                changed = changed_source(mine, *shards.read_rows(path, "ids", "sources"))
+                changed = changed_source(mine, *shards.read_rows(path, "ids", "sources"), extractor.config.text_rows)
                 if changed is not None:
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
                 log.info("%s: finished, kept", path)
@@ -56,6 +59,8 @@ def extract_shards(
             rows = extractor.extract(mine, skip_bad)
             _check_kind(extractor, rows)
             shards.write_shard(path, identity, rows, extractor.notes)
+            if n_shards > 1 and (bounds := _bounds(dataset, extractor.config.content(), [path], {item.id for item in mine})):
+                log.info("%s: %s", path, described_bounds(bounds["upper_bound"]))
     return shards.shards_folder(out) if only is None else shards.shard_path(out, only, n_shards)
 
 
@@ -63,9 +68,14 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Join the finished shards of a feature to the cache ``out``."""
     first = shards.read_record(shards.shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
+    config = first.identity.content.get("config", {}) if first is not None else {}
+    dataset = load_dataset_file(dataset_file)
     with only_writer(out):
-        path = cache.merge_shards(out, n_shards, dataset_file, ids_of(items_of(load_dataset_file(dataset_file), kind)))
+        ids = ids_of(items_of(dataset, kind, of=text_rows_of(config)))
+        path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files))
     provenance = cache.open_cache(path).provenance
+    if "upper_bound" in provenance:
+        log.info("%s: %s", path, described_bounds(provenance["upper_bound"]))
     for what, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)
@@ -74,14 +84,14 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     return path
 
 
-def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8]) -> str | None:
-    """What changed since rows with these ``ids`` were made: the first image or caption whose hash differs, or None."""
+def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], of: TextRows = "captions") -> str | None:
+    """What changed since rows with these ``ids`` were made: the first image or text whose hash differs, or None."""
     by_id = {item.id: item for item in items}
     for identity, source in zip(ids.tolist(), sources, strict=True):
         item = by_id.get(identity)
         if item is None:
             return f"data set: it has no id {identity}"
-        what = f"image {identity} ({item.path})" if item.path is not None else f"caption {identity}"
+        what = f"image {identity} ({item.path})" if item.path is not None else f"{of.removesuffix('s')} {identity}"
         try:
             if not np.array_equal(item.source(), source):
                 return f"{what}: its SHA-256 differs"
@@ -102,10 +112,21 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     kind: Kind = "image" if checked.kind == "image" else "text"
     made_by = checked.provenance.get("config", {}).get("extractor")
     raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw
-    changed = changed_source(items_of(dataset, kind, raw), checked.ids, cache.read_sources(checked))
+    items = items_of(dataset, kind, raw, checked.text_rows)
+    changed = changed_source(items, checked.ids, cache.read_sources(checked), checked.text_rows)
+    boxes = boxes_sha256(truth_boxes(dataset)) if changed is None and holds_truths(checked) else None
+    if boxes is not None and boxes != checked.provenance.get("boxes_sha256"):
+        changed = "data set: boxes of its phrases differ"
     if changed is not None:
         raise UserError(f"{checked.path} was made from another {changed}")
     return "unchanged"
+
+
+def _bounds(
+    dataset: Dataset, config: Mapping[str, Any], files: Sequence[Path], of_images: Collection[int] | None = None
+) -> dict[str, Any]:
+    """The upper bound of the boxes in some shards; of the ground-truth boxes themselves there is none."""
+    return {} if config.get("boxes") == SOURCE else bounds_of_shards(dataset, files, of_images)
 
 
 def _check_kind(extractor: Extractor, rows: Rows) -> None:

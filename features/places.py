@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from vse.features.cache import FeatureCache
 from vse.features.crops import centre_crop
 from vse.features.extractors.cnn import CnnConfig
+from vse.features.region_boxes import RegionBoxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import reading
-
-_SHAPES = {"boxes": (4,), "image_size": (2,)}  # of a region, and of an image
 
 
 class Places:
@@ -25,17 +24,15 @@ class Places:
     """
 
     def __init__(self, cache: FeatureCache) -> None:
-        self._cache = cache
+        self._boxes: RegionBoxes | None = None
         self._grid: CnnConfig | None = None
         self._side = 0
         self._rows = {int(identity): row for row, identity in enumerate(cache.ids)}
         config = cache.provenance.get("config", {})
         if cache.offsets is not None:
-            if all(
-                name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _SHAPES.items()
-            ):
-                return
-        elif config.get("extractor") == CnnConfig.model_fields["extractor"].default and config.get("positions") is True:
+            self._boxes = RegionBoxes(cache)
+            return
+        if config.get("extractor") == CnnConfig.model_fields["extractor"].default and config.get("positions") is True:
             with reading(cache.path, "a cache of a CNN's positions, by its provenance"):
                 grid = CnnConfig(name=cache.feature, **config)
             side = math.isqrt(cache.row_shape[0])
@@ -59,15 +56,9 @@ class Places:
     def _regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
         """Those of a row, scaled to the photo if that is of another size than the cache says."""
         row = None if image_id is None else self._rows.get(image_id)
-        if row is None:
+        if row is None or self._boxes is None:
             return np.empty((0, 4))
-        assert self._cache.offsets is not None
-        first, end = self._cache.offsets[row : row + 2].tolist()
-        for shard in self._cache.shards:
-            n_rows, n_regions = shard["image_size"].shape[0], shard["boxes"].shape[0]
-            if row < n_rows:
-                with np.errstate(divide="ignore", invalid="ignore"):  # an image of no size has boxes that are no numbers
-                    scale = np.tile(np.asarray(size) / shard["image_size"].map()[row], 2)
-                    return np.asarray(shard["boxes"].map()[first:end] * scale, np.float64)
-            row, first, end = row - n_rows, first - n_regions, end - n_regions
-        raise AssertionError("the shards hold all rows")
+        first, end = self._boxes.offsets[row : row + 2].tolist()
+        with np.errstate(divide="ignore", invalid="ignore"):  # an image of no size has boxes that are no numbers
+            scale = np.tile(np.asarray(size) / self._boxes.image_size[row], 2)
+            return np.asarray(self._boxes.boxes[first:end] * scale, np.float64)

@@ -6,11 +6,13 @@ import os
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import FeatureCache, Stored
+from vse.features.region_boxes import RegionBoxes
 from vse.pipeline.errors import UserError
 
 
@@ -80,7 +82,7 @@ class FeatureReader:
         wanted = [int(i) for i in ids]
         missing = [i for i in wanted if i not in self._positions]
         if missing:
-            what = "images" if self.cache.kind == "image" else "captions"
+            what = "images" if self.cache.kind == "image" else self.cache.text_rows
             raise UserError(
                 f"{self.cache.path}: {len(missing)} of {len(wanted)} {what} have no features, the first is id {missing[0]}; "
                 f"extract the features of this very data set ({self.cache.dataset!r} is in the cache)"
@@ -115,10 +117,24 @@ class FeatureReader:
             return self.regions(positions, at_least=1)
         return Regions(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
 
-    def regions(self, positions: NDArray[np.int64], at_least: int = 0) -> Regions:
-        """Regions of images with their mask, padded to the longest set of these rows or to ``at_least`` columns."""
+    def vectors(self, numbers: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Single regions (len(numbers), dim) by their numbers among all regions of the cache, from 0."""
+        assert self.cache.offsets is not None, "not a cache of regions"
+        return self._gathered(numbers, numbers + 1)
+
+    @cached_property
+    def boxes(self) -> RegionBoxes:
+        """Boxes of the regions and sizes of the images; :class:`UserError` if the cache has none."""
+        return RegionBoxes(self.cache)
+
+    def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> Regions:
+        """Regions of images with their mask, padded to the longest set of these rows or to ``at_least`` columns.
+
+        ``at_most``: of each image the first so many, which are the best.
+        """
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
+        counts = counts.clip(max=at_most)
         column = np.arange(counts.max(initial=at_least))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)

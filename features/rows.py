@@ -12,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.dataset import Dataset
+from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.pipeline.image_files import read_bytes
+from vse.pipeline.phrase_lists import phrase_texts
 
 FORMAT, VERSION = "vse-features", 1
 Ids = NDArray[np.int64]
 Kind = Literal["image", "text"]
+TextRows = Literal["captions", "phrases"]  # what a feature of texts has a row of
 
 
 @dataclass(frozen=True)
 class Item:
-    """One row to be made: an image (``path``) or a caption, as its words (``tokens``) or as it was written (``raw``)."""
+    """One row to be made: an image (``path``), or a text as its words (``tokens``) or as it was written (``raw``)."""
 
     id: int
     path: Path | None = None
@@ -34,12 +37,26 @@ class Item:
         return sha256_bytes(read_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode())
 
 
-def items_of(dataset: Dataset, kind: Kind, raw: bool = False) -> list[Item]:
-    """The rows of a feature of ``dataset``: all images, or all captions, in file order; captions as words, or ``raw``."""
+def items_of(dataset: Dataset, kind: Kind, raw: bool = False, of: TextRows = "captions") -> list[Item]:
+    """The rows of a feature of ``dataset``: all images, or all captions, in file order; captions as words, or ``raw``.
+
+    Of ``phrases`` they are the different texts, in the order in which these first appear, which is that of their ids;
+    :class:`UserError` if there are none.
+    """
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images]
+    if of == "phrases":
+        texts = phrase_texts(dataset)
+        if not texts:
+            raise UserError(f"{dataset.path}: no caption marks phrases, so a feature of phrases has no rows")
+        return [Item(number, tokens=tuple(text.split(" "))) for number, text in enumerate(texts)]
     captions = [caption for image in dataset.images for caption in image.captions]
     return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
+
+
+def text_rows_of(config: Mapping[str, Any]) -> TextRows:
+    """What a cache of texts has rows of, by the settings that it records; captions where these do not say it."""
+    return "phrases" if config.get("of") == "phrases" else "captions"
 
 
 def ids_of(items: Sequence[Item]) -> Ids:

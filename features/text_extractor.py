@@ -61,8 +61,8 @@ class TextExtractor(Extractor):
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of captions, in order; those that are longer than the encoder reads are counted."""
-        with progress_bar(total=len(items), desc=self.described, unit="caption") as progress:
-            parts, n_cut = self._encoded([item.raw for item in items], np.dtype(self.config.dtype), progress.update)
+        with progress_bar(total=len(items), desc=self.described, unit=self.config.of.removesuffix("s")) as progress:
+            parts, n_cut = self._encoded(self._texts(items), np.dtype(self.config.dtype), progress.update)
         sources = np.stack([item.source() for item in items])
         offsets = None
         if self.config.row_kind == "sets":
@@ -70,17 +70,23 @@ class TextExtractor(Extractor):
             features = np.concatenate(parts)
         else:
             features = np.stack(parts)
-        counts = {f"captions cut to {self.backbone.longest} tokens": n_cut}
+        counts = {f"{self.config.of} cut to {self.backbone.longest} tokens": n_cut}
         return Rows(ids_of(items), features, sources, offsets, counts=counts)
 
     def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """Captions as a model reads them: (vectors (n, dim),), or (states (n, longest, dim), mask (n, longest)) of tokens."""
-        parts = [torch.from_numpy(part) for part in self._encoded([item.raw for item in captions], np.dtype(np.float32))[0]]
+        parts = [torch.from_numpy(part) for part in self._encoded(self._texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
             return (torch.stack(parts),)
         lengths = torch.tensor([len(part) for part in parts])
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), mask
+
+    def _texts(self, items: Sequence[Item]) -> list[str]:
+        """Captions as they were written, or phrases as their words with blanks between them."""
+        if self.config.of == "captions":
+            return [item.raw for item in items]
+        return [" ".join(self.config.words_read(item.tokens)) for item in items]
 
     def _encoded(
         self, texts: Sequence[str], dtype: np.dtype[Any], done: Any = lambda n: None

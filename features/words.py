@@ -109,8 +109,8 @@ def vectors_of(
     the data set has a vector.
     """
     if file is None:
-        log.info("training word vectors on %d captions", len(corpus.training))
-        known = train_words(corpus.training, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
+        log.info("training word vectors on %d captions", len(corpus.sentences))
+        known = train_words(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
         known = read_words(file)
     kept = known.only(corpus.words, config.keep)

@@ -23,9 +23,16 @@ class BoxesConfig(LayerSettings):
 
     extractor: Literal["boxes"] = "boxes"
     boxes: str = Field(
-        "edge_boxes", description="edge_boxes, selective_search, rpn, or a .json or .h5 file with boxes of the images"
+        "edge_boxes",
+        description="edge_boxes, selective_search, rpn, phrases (the ground-truth boxes of the data set's phrases), or a "
+        ".json or .h5 file with boxes of the images",
     )
-    n_boxes: PositiveInt = Field(200, description="the best so many proposals of an image; a file's boxes are all taken")
+    n_boxes: PositiveInt = Field(
+        200, description="the best so many proposals of an image; those of a file or of phrases are all taken"
+    )
+    train_boxes: PositiveInt | None = Field(
+        None, description="of a training image the first so many boxes, those of a file, too; none: as of any other image"
+    )
     edge_model: str | None = Field(None, description="structured-edge model (model.yml.gz) for edge_boxes; none: plain edges")
     proposer: str = Field("fasterrcnn_resnet50_fpn", description="the Faster R-CNN whose proposals rpn takes")
     proposer_weights: str = Field("pretrained", description="its weights, as weights")
@@ -51,8 +58,9 @@ class BoxesConfig(LayerSettings):
         return self.boxes.endswith((".json", ".h5"))
 
     def content(self) -> dict[str, Any]:
-        """A file of boxes is known by its hash, not by its place."""
-        return {**super().content(), **({"boxes": "file"} if self.from_file else {})}
+        """A file of boxes is known by its hash, not by its place; features made before ``train_boxes`` stay what they are."""
+        content = {**super().content(), **({"boxes": "file"} if self.from_file else {})}
+        return {name: value for name, value in content.items() if name != "train_boxes" or value is not None}
 
     def files(self) -> list[str]:
         """Weights of both networks, boxes and the edge model, where they are files."""
@@ -62,12 +70,15 @@ class BoxesConfig(LayerSettings):
 
     @model_validator(mode="after")
     def _known(self) -> BoxesConfig:
-        if not self.from_file and self.boxes not in ("edge_boxes", "selective_search", "rpn"):
-            raise ValueError(f"boxes: {self.boxes!r} is not edge_boxes, selective_search, rpn, or a .json or .h5 file")
+        sources = ("edge_boxes", "selective_search", "rpn", "phrases")
+        if not self.from_file and self.boxes not in sources:
+            raise ValueError(f"boxes: {self.boxes!r} is not {', '.join(sources)}, or a .json or .h5 file")
+        if self.boxes == "phrases" and self.train_boxes is not None:
+            raise ValueError("train_boxes: every ground-truth box is needed, so it does not go with boxes: phrases")
         return self
 
     def build(self, job: Job) -> Extractor:
         """The CNN with its weights, and what proposes boxes."""
         from vse.features.box_extractor import BoxesExtractor
 
-        return BoxesExtractor(self, job.weights_dir, job.device)
+        return BoxesExtractor(self, job.weights_dir, job.device, job.dataset)

@@ -53,7 +53,7 @@ class Extractor(ABC):
         content = {
             "config": self.config.content(),
             "weights_sha256": self.weights_sha256,
-            "requested_ids_sha256": sha256_json(ids_of(items_of(dataset, self.kind)).tolist()),
+            "requested_ids_sha256": sha256_json(ids_of(items_of(dataset, self.kind, of=self.config.text_rows)).tolist()),
             "extractor_version": self.version,
             **self.extra,
         }

@@ -11,7 +11,7 @@ from vse.features.extractors.settings import WordSettings
 from vse.pipeline.errors import UserError
 
 if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
+    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder, TokenLists
 
 MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
 
@@ -75,4 +75,11 @@ class HglmmConfig(WordSettings):
                 f"{n_sampled} words with vectors of {dim} numbers are too few for a mixture: "
                 "take shorter vectors (trained_dim) or a file of more words (--words)"
             )
-        return HglmmEncoder.fit(kept, corpus.training, self, pick_device(device), sample)
+        return HglmmEncoder.fit(kept, self._texts(corpus), self, pick_device(device), sample)
+
+    def _texts(self, corpus: CaptionCorpus) -> TokenLists:
+        """What principal components are of: the training captions; of phrases each text once, however often it is there.
+
+        Otherwise the components would be those of the few phrases that every other caption has, such as *a man*.
+        """
+        return list(dict.fromkeys(map(tuple, corpus.training))) if self.of == "phrases" else corpus.training

@@ -6,14 +6,15 @@ Nothing here imports torch, so that a workflow which only reads presets starts q
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.extractors.libraries import LIBRARIES, Library
+from vse.features.phrase_words import phrase_words
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.config import Settings
 from vse.pipeline.files import sha256_json
@@ -86,6 +87,11 @@ class FeatureSettings(Settings):
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
         """What one row is, as :attr:`vse.features.cache.FeatureCache.row_kind` has it."""
         return "vectors"
+
+    @property
+    def text_rows(self) -> Literal["captions", "phrases"]:
+        """What a feature of texts has a row of: every caption, or every different text of the captions' phrases."""
+        return "captions"
 
     @property
     def extra(self) -> str | None:
@@ -168,10 +174,48 @@ class LayerSettings(NetworkSettings):
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
 
-class CaptionSettings(FeatureSettings):
-    """A feature of captions: an encoder fitted on the training captions, then a vector per caption."""
+class TextSettings(FeatureSettings):
+    """A feature of texts: of captions, or of the phrases that captions mark."""
 
     kind: ClassVar[Literal["image", "text"]] = "text"
+
+    of: Literal["captions", "phrases"] = Field(
+        "captions", description="a row per caption, or one per different text of the captions' phrases, in lower case"
+    )
+    stop_words: Literal["keep", "drop"] = Field(
+        "keep", description="drop: of phrases the articles, pronouns, prepositions and the like are not read"
+    )
+
+    def content(self) -> dict[str, Any]:
+        """What captions have had all along is not named: their features stay what they are."""
+        content = super().content()
+        for name in ("of", "stop_words"):
+            if content[name] == type(self).model_fields[name].default:
+                del content[name]
+        return content
+
+    @property
+    def text_rows(self) -> Literal["captions", "phrases"]:
+        """As ``of`` says."""
+        return self.of
+
+    def words_read(self, tokens: Sequence[str]) -> Sequence[str]:
+        """The words of a caption, or of a phrase, that are read."""
+        return phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
+
+    @model_validator(mode="after")
+    def _of_phrases(self) -> Self:
+        if self.stop_words == "drop" and self.of != "phrases":
+            raise ValueError("stop_words: drop goes with of: phrases")
+        return self
+
+
+class CaptionSettings(TextSettings):
+    """A feature of captions: an encoder fitted on the training captions, then a vector per caption.
+
+    Of phrases it is fitted on the phrases of the training captions.
+    """
+
     fitted: ClassVar[bool] = True
 
     chunk: PositiveInt = Field(2048, description="captions encoded at once")
@@ -233,8 +277,13 @@ class WordSettings(CaptionSettings):
         return Path(file) if file else None
 
     def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """The word vectors, and the words of the whole data set, which are the ones kept."""
+        """The word vectors, and the words of the whole data set, which are the ones kept.
+
+        For phrases, vectors that are trained here are trained on the captions.
+        """
+        trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
         return {
+            **trained,
             "words_sha256": word_file_sha256(words) if words is not None else None,
             "words_used_sha256": sha256_json(sorted(corpus.words)),
         }

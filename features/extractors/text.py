@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.extractors.libraries import LIBRARIES, Library
-from vse.features.extractors.settings import WEIGHT_SUFFIXES, FeatureSettings, Job, Option
+from vse.features.extractors.settings import WEIGHT_SUFFIXES, Job, Option, TextSettings
 
 if TYPE_CHECKING:
     from vse.features.extractors.extractor import Extractor
@@ -15,14 +15,13 @@ if TYPE_CHECKING:
 _OPEN_CLIP = "open_clip/"
 
 
-class TextConfig(FeatureSettings):
+class TextConfig(TextSettings):
     """Vectors of captions, or of their tokens, from a pretrained text encoder.
 
     Any model of sentence-transformers or transformers by its name on the Hugging Face hub (BERT, MiniLM, E5, GTE, ...), or
     the text tower of an OpenCLIP model. Captions are read as they were written, not as lower-case words.
     """
 
-    kind: ClassVar[Literal["image", "text"]] = "text"
     options: ClassVar[tuple[Option, ...]] = ("weights_dir",)
     default_preset: ClassVar[str | None] = "minilm"
     reads_raw: ClassVar[bool] = True

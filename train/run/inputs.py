@@ -9,6 +9,7 @@ from typing import Any
 
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.text_rows import check_text_rows
 from vse.features.transformer import Transformer
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.config import ExperimentPlan
@@ -163,8 +164,7 @@ def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan,
     hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "
     captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
     _check_dataset(captions, dataset)
-    if captions.kind != "text":
-        raise UserError(f"{captions.path} holds {captions.described()}; features of captions are needed")
+    check_text_rows(captions, "captions")
     return captions
 
 
