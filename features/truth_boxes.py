@@ -54,7 +54,7 @@ def holds_truths(cache: FeatureCache) -> bool:
 
 
 def check_truths(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """:class:`UserError` unless ``truths`` are ground-truth boxes, of the same data and read as those of ``candidates`` were."""
+    """:class:`UserError` unless ``truths`` are ground-truth boxes of the same data, read as ``candidates`` were."""
     _check_holds_truths(truths)
     if truths.dataset != candidates.dataset:
         raise UserError(f"{truths.path} is of {truths.dataset!r}, {candidates.path} of {candidates.dataset!r}")

@@ -9,8 +9,10 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.tfidf import TfidfConfig
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
@@ -49,6 +51,19 @@ def test_caches_of_different_networks_do_not_go_together(
     merge(demo, other, 1)
     line = fails(train_main, "--features", bank, "--eval-features", other, "--out", tmp_path / "run", *COMMAND)
     assert "of networks with different weights" in line
+
+
+def test_a_cache_of_phrases_is_not_read_as_one_of_captions(
+    cache: Path, demo: Path, tmp_path: Path, fails: Callable[..., str]
+) -> None:
+    """Its ids are those of texts, which numbers of captions would match."""
+    config = TfidfConfig(name="tfidf_phrases", min_count=2, of="phrases")
+    out = tmp_path / "demo_tfidf_phrases.h5"
+    extract_shards(demo, CaptionExtractor(config, fit_encoder(demo, config, encoder_path(out))), out, 1)
+    merge(demo, out, 1)
+    line = fails(train_main, "--features", cache, "--out", tmp_path / "run", *COMMAND, "--caption-features", out)
+    assert f"{out} holds " in line
+    assert "; features of captions are needed, those of a preset with of: captions" in line
 
 
 def test_captions_are_read_from_the_cache_that_is_named(

@@ -1,0 +1,213 @@
+"""Features of phrases: a row for each different text, fitted on the phrases of the training captions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+from sklearn.feature_extraction.text import TfidfVectorizer
+
+from tests.features.drawn_phrases import TEXTS, drawn_phrases
+from tests.features.tiny_text import tiny_bert
+from vse.features.cache import FeatureCache, open_cache, verify_cache
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.cli import main
+from vse.features.extraction import extract_shards, merge, verify_sources
+from vse.features.extractors.hglmm import HglmmConfig
+from vse.features.extractors.mean_vector import MeanVectorConfig
+from vse.features.extractors.text import TextConfig
+from vse.features.extractors.tfidf import TfidfConfig
+from vse.features.feature_presets import load_feature
+from vse.features.hglmm_encoder import HglmmEncoder
+from vse.features.new_captions import caption_reader
+from vse.features.reader import FeatureReader
+from vse.features.rows import Item
+from vse.features.text_extractor import TextExtractor
+from vse.features.text_rows import check_text_rows
+from vse.features.tfidf_encoder import TfidfEncoder
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.phrase_lists import mentions, phrase_texts
+
+SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1, "dtype": "float32", "of": "phrases"}
+TFIDF = TfidfConfig(name="tfidf_phrases", min_count=1, dtype="float32", of="phrases")
+MEAN = MeanVectorConfig(name="mean_vector_phrases", **SMALL)
+HGLMM = HglmmConfig(name="hglmm_phrases", centres=3, iterations=3, pca=10, **SMALL)
+FITTED = [TFIDF, MEAN, HGLMM]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set of three images. Read only."""
+    return drawn_phrases(tmp_path_factory.mktemp("drawn") / "data")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT. Read only."""
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "tiny")
+
+
+def fitted_cache(dataset: Path, config: Any, out: Path, n_shards: int = 1) -> FeatureCache:
+    extract_shards(dataset, CaptionExtractor(config, fit_encoder(dataset, config, encoder_path(out))), out, n_shards)
+    return verify_cache(merge(dataset, out, n_shards))
+
+
+def encoded_by(bert: Path, **settings: Any) -> TextExtractor:
+    return TextExtractor(TextConfig(name="x", model="tests/tiny", weights=str(bert), dtype="float32", **settings))
+
+
+def training_phrases(dataset: Path) -> list[list[str]]:
+    return [m.text.split() for m in mentions(load_dataset_file(dataset)) if m.image.split == "train"]
+
+
+@pytest.mark.parametrize("config", FITTED, ids=lambda config: config.name)
+def test_a_row_is_a_different_text_in_any_number_of_shards(config: Any, demo: Path, tmp_path: Path) -> None:
+    texts = phrase_texts(load_dataset_file(demo))
+    found = []
+    for n_shards in (1, 3):
+        cache = fitted_cache(demo, config, tmp_path / str(n_shards) / f"demo_{config.name}.h5", n_shards)
+        assert (cache.kind, cache.row_kind, cache.text_rows) == ("text", "vectors", "phrases")
+        assert cache.ids.tolist() == list(range(len(texts)))
+        assert cache.provenance["config"]["of"] == "phrases"
+        assert cache.provenance["counts"] == {"phrases without a known word": 0}
+        assert cache.described().startswith(f"{len(texts)} phrase rows of ")
+        assert verify_sources(cache) == "unchanged"
+        found.append(FeatureReader(cache).rows(cache.ids))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    reader = caption_reader(cache)
+    (asked,) = reader.encoded([Item(0, tokens=tuple(texts[7].upper().split()))])
+    np.testing.assert_allclose(asked[0].numpy(), found[0][7], atol=1e-6)
+
+
+def test_rarity_is_counted_over_all_phrases_of_the_training_captions(demo: Path, tmp_path: Path) -> None:
+    phrases = training_phrases(demo)
+    plain = TfidfVectorizer(analyzer=lambda phrase: phrase).fit(phrases)
+    cache = fitted_cache(demo, TFIDF, tmp_path / "demo_tfidf_phrases.h5")
+    texts = phrase_texts(load_dataset_file(demo))
+    np.testing.assert_allclose(
+        FeatureReader(cache).rows(cache.ids), plain.transform([text.split() for text in texts]).toarray(), atol=1e-6
+    )
+
+
+def test_principal_components_are_those_of_the_different_training_phrases(demo: Path, tmp_path: Path) -> None:
+    """However often a phrase is there."""
+    encoder = load_encoder(fit_encoder(demo, HGLMM, tmp_path / "e.safetensors"))
+    assert isinstance(encoder, HglmmEncoder)
+    different = [list(phrase) for phrase in dict.fromkeys(map(tuple, training_phrases(demo)))]
+    assert len(different) < len(training_phrases(demo))
+    (blocks,) = list(encoder.fisher_blocks(encoder.parts[0].mixture, different, 10_000))
+    slow = PCA(n_components=10, svd_solver="full").fit(blocks.double().numpy())
+    assert encoder.parts[0].components is not None
+    cosines = np.abs((encoder.parts[0].components.double().numpy() * slow.components_).sum(1))
+    assert (cosines[:5] > 0.999).all()
+
+
+def test_word_vectors_are_trained_on_captions_as_without_phrases(demo: Path, tmp_path: Path) -> None:
+    """Two words of a phrase say little of each other."""
+    of_captions = MEAN.model_copy(update={"of": "captions"})
+    one, other = (load_encoder(fit_encoder(demo, c, tmp_path / f"{c.of}.safetensors")) for c in (MEAN, of_captions))
+    words = ["red", "circle", "large"]
+    np.testing.assert_array_equal(one.encode([[word] for word in words]), other.encode([[word] for word in words]))
+
+
+def test_only_phrases_of_training_captions_are_fitted_to(drawn: Path, tmp_path: Path) -> None:
+    encoder = load_encoder(fit_encoder(drawn, TFIDF, tmp_path / "e.safetensors"))
+    assert isinstance(encoder, TfidfEncoder)
+    assert encoder.words == ["a", "balls", "beach", "empty", "man", "night", "the", "two"]
+
+
+def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_search(drawn: Path, tmp_path: Path) -> None:
+    config = TFIDF.model_copy(update={"stop_words": "drop"})
+    cache = fitted_cache(drawn, config, tmp_path / "drawn_tfidf_phrases.h5")
+    encoder = load_encoder(encoder_path(cache.path))
+    assert isinstance(encoder, TfidfEncoder)
+    assert encoder.words == ["balls", "beach", "empty", "man", "night", "two"]
+    (asked,) = caption_reader(cache).encoded([Item(0, tokens=("The", "Man"))])
+    np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
+    assert cache.ids.tolist() == list(range(len(TEXTS)))
+    with pytest.raises(UserError, match="config.stop_words: 'drop' -> None"):
+        fit_encoder(drawn, TFIDF, encoder_path(cache.path))
+
+
+@pytest.mark.parametrize("stop_words", ["keep", "drop"])
+def test_a_text_encoder_reads_phrases_as_their_words(drawn: Path, bert: Path, tmp_path: Path, stop_words: str) -> None:
+    extractor = encoded_by(bert, of="phrases", stop_words=stop_words)
+    extract_shards(drawn, extractor, tmp_path / "drawn_x.h5", 2)
+    cache = open_cache(merge(drawn, tmp_path / "drawn_x.h5", 2))
+    assert verify_sources(cache) == "unchanged"
+    read = TEXTS if stop_words == "keep" else ["man", "two balls", "night", "empty beach", "red hat"]
+    (expected,) = encoded_by(bert).encoded([Item(0, raw=text) for text in read])
+    np.testing.assert_allclose(FeatureReader(cache).rows(cache.ids), expected, atol=1e-6)
+    (asked,) = caption_reader(cache).encoded([Item(0, tokens=("A", "MAN"), raw="A MAN!")])
+    np.testing.assert_allclose(asked, expected[:1], atol=1e-6)
+
+
+def test_phrases_that_changed_make_a_cache_stale(
+    drawn: Path, tmp_path: Path, edit: Callable[..., Path], fails: Callable[..., str]
+) -> None:
+    own, out = drawn_phrases(tmp_path / "data"), tmp_path / "drawn_tfidf_phrases.h5"
+    fitted_cache(own, TFIDF, out, 2)
+    edit(own, lambda content: content["images"][2]["sentences"][0]["tokens"].__setitem__(5, "cap"))
+    extractor = CaptionExtractor(TFIDF, encoder_path(out))
+    with pytest.raises(UserError, match="was made from another phrase 4: its SHA-256 differs; delete that shard"):
+        extract_shards(own, extractor, out, 2)
+    assert "was made from another phrase 4" in fails(main, "verify", out)
+    edit(own, lambda content: content["images"][0]["sentences"][1]["tokens"].__setitem__(1, "boy"))
+    with pytest.raises(UserError, match="training_phrases_sha256"):
+        fit_encoder(own, TFIDF, encoder_path(out))
+
+
+@pytest.mark.parametrize("feature", ["tfidf_phrases", "minilm_phrases"])
+def test_a_data_set_without_phrases_is_one_line(
+    feature: str, tmp_path: Path, bert: Path, edit: Callable[..., Path], fails: Callable[..., str]
+) -> None:
+    def bare(content: Any) -> None:
+        for image in content["images"]:
+            for sentence in image["sentences"]:
+                del sentence["phrases"]
+
+    own = edit(drawn_phrases(tmp_path / "data"), bare)
+    sets = ["--set", "model=tests/tiny", "--set", f"weights={bert}"] if feature == "minilm_phrases" else []
+    name = load_feature(feature).extractor_name()
+    line = fails(main, name, "--dataset", own, "--feature", feature, "--out", tmp_path / "x.h5", *sets)
+    assert f"{own}: no " in line
+    assert "caption marks phrases" in line
+
+
+def test_what_reads_captions_refuses_phrases_and_the_other_way_round(drawn: Path, cache: Path, tmp_path: Path) -> None:
+    phrases = fitted_cache(drawn, TFIDF, tmp_path / "drawn_tfidf_phrases.h5")
+    captions = fitted_cache(drawn, TFIDF.model_copy(update={"of": "captions"}), tmp_path / "drawn_tfidf.h5")
+    check_text_rows(phrases, "phrases")
+    check_text_rows(captions, "captions")
+    with pytest.raises(UserError, match="5 phrase rows of 8 float32; features of captions are needed, .* of: captions"):
+        check_text_rows(phrases, "captions")
+    with pytest.raises(UserError, match="4 text rows of .* float32; features of phrases are needed, .* of: phrases"):
+        check_text_rows(captions, "phrases")
+    with pytest.raises(UserError, match="66 image rows .* features of phrases are needed"):
+        check_text_rows(open_cache(cache), "phrases")
+
+
+def test_captions_keep_their_stop_words() -> None:
+    with pytest.raises(UserError, match="stop_words: drop goes with of: phrases"):
+        load_feature("tfidf", sets=["stop_words=drop"])
+    assert "of" not in load_feature("tfidf").content()
+    assert "stop_words" not in load_feature("minilm").content()
+
+
+@pytest.mark.parametrize("name", ["hglmm", "tfidf", "mean_vector", "minilm"])
+def test_a_preset_of_phrases_is_that_of_captions_but_for_its_rows(name: str) -> None:
+    for dataset in (None, "demo"):
+        one, other = load_feature(name, dataset).content(), load_feature(f"{name}_phrases", dataset).content()
+        assert {**one, "of": "phrases"} == other
+
+
+@pytest.mark.parametrize("name", ["boxes", "boxes_resnet", "boxes_effnet"])
+def test_a_preset_of_truths_is_that_of_candidates_but_for_its_boxes(name: str) -> None:
+    for dataset in (None, "demo"):
+        one, other = load_feature(name, dataset).content(), load_feature(f"{name}_truth", dataset).content()
+        assert {**one, "boxes": "phrases"} == other
