@@ -20,6 +20,7 @@ from vse.features.cli import main
 from vse.features.crops import normalized
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.boxes import BoxesConfig
+from vse.features.feature_presets import load_feature
 from vse.features.proposals import edge_boxes, read_boxes, selective_search
 from vse.features.reader import FeatureReader
 from vse.features.rows import items_of
@@ -279,3 +280,32 @@ def test_a_cache_of_regions_is_opened_with_its_boxes(demo: Path, boxes_file: Pat
     assert cache.offsets is not None
     assert cache.offsets.tolist() == list(range(0, 134, 2))
     assert cache.row_shape == (64 * 2 * 2,)
+
+
+@pytest.mark.parametrize("source", ["edge_boxes", "rpn", "file"])
+def test_training_images_may_have_fewer_boxes(source: str, few: Path, tmp_path: Path) -> None:
+    """The first, which are the best; the others have all."""
+    dataset = load_dataset_file(few)
+    training = {image.imgid for image in dataset.split("train")}
+    (tmp_path / "b.json").write_text(json.dumps({image.imgid: [[4, 8, 60, 100], [0, 0, 9, 9]] for image in dataset.images}))
+    boxes = str(tmp_path / "b.json") if source == "file" else source
+    whole = TINY.model_copy(update={"boxes": boxes, "proposer_weights": "random"})
+    found = []
+    for name, config in (("whole", whole), ("fewer", whole.model_copy(update={"train_boxes": 1}))):
+        out = tmp_path / name / "demo_tiny.h5"
+        extract_shards(few, BoxesExtractor(config, dataset=few), out, 2)
+        found.append(open_cache(merge(few, out, 2)))
+    one, other = (FeatureReader(cache).regions(np.arange(12)) for cache in found)
+    for k, image_id in enumerate(found[0].ids.tolist()):
+        n = 1 if image_id in training else int(one.mask[k].sum())
+        assert other.mask[k].sum() == n
+        np.testing.assert_allclose(other.features[k, :n], one.features[k, :n], atol=1e-5)
+    assert one.mask.sum(1).min() > 1
+    assert found[0].key != found[1].key
+
+
+def test_whether_training_images_have_fewer_boxes_is_no_part_of_the_settings_of_before() -> None:
+    assert "train_boxes" not in TINY.content()
+    assert TINY.model_copy(update={"train_boxes": 50}).content()["train_boxes"] == 50
+    with pytest.raises(UserError, match="every ground-truth box is needed"):
+        load_feature("boxes_truth", sets=["train_boxes=5"])

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from vse.features.cache import open_cache
+from vse.features.truth_boxes import check_truths
 
 ROOT = Path(__file__).parents[2]
 DEMO = """
@@ -134,6 +135,21 @@ def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tm
         assert record["caption_features"]["path"] == "../../../features/demo_tfidf.h5"
     again = snakemake(*targets)
     assert "Nothing to be done" in again.stderr + again.stdout
+
+
+@pytest.mark.slow
+def test_phrases_and_their_boxes_are_features_like_others(tmp_path: Path, snakemake: Workflow) -> None:
+    network = "model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2"
+    small = f"  boxes: &boxes {{ {network}, shorter: 32, longer: 48 }}\n  boxes_truth: *boxes\n  tfidf_phrases: {{ min_count: 1 }}\n"
+    demo = DEMO.replace("experiment:\n", f"{small}experiment:\n")
+    targets = [f"features/demo_{name}.h5" for name in ("boxes", "boxes_truth", "tfidf_phrases")]
+    done = snakemake(*targets, demo=demo)
+    assert done.returncode == 0, done.stderr
+    boxes, truths, phrases = (open_cache(tmp_path / target) for target in targets)
+    check_truths(truths, boxes)
+    assert boxes.provenance["upper_bound"]["splits"].keys() == {"train", "val", "test"}
+    assert phrases.text_rows == "phrases"
+    assert "Nothing to be done" in (again := snakemake(*targets, demo=demo)).stderr + again.stdout
 
 
 @pytest.mark.slow
