@@ -140,7 +140,7 @@ def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tm
 @pytest.mark.slow
 def test_phrases_and_their_boxes_are_features_like_others(tmp_path: Path, snakemake: Workflow) -> None:
     network = "model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2"
-    small = f"  boxes: &boxes {{ {network}, shorter: 32, longer: 48 }}\n  boxes_truth: *boxes\n  tfidf_phrases: {{ min_count: 1 }}\n"
+    small = f"  boxes: &b {{ {network}, shorter: 32, longer: 48 }}\n  boxes_truth: *b\n  tfidf_phrases: {{ min_count: 1 }}\n"
     demo = DEMO.replace("experiment:\n", f"{small}experiment:\n")
     targets = [f"features/demo_{name}.h5" for name in ("boxes", "boxes_truth", "tfidf_phrases")]
     done = snakemake(*targets, demo=demo)
