@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.features.rows import Ids
 from vse.features.shards import read_rows
 from vse.pipeline.boxes_overlap import iou
-from vse.pipeline.dataset import Dataset
+from vse.pipeline.dataset import SPLITS, Dataset
 from vse.pipeline.hdf5_files import open_hdf5
 from vse.pipeline.phrase_lists import Mention, mentions
 
@@ -68,7 +68,7 @@ def bounds_of_shards(dataset: Dataset, shards: Sequence[Path], of_images: Collec
 
 def described_bounds(bound: Mapping[str, Any]) -> str:
     """The ``upper_bound`` of a provenance for a person: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
-    splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name, n in bound["splits"].items()]
+    splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
 
