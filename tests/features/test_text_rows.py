@@ -130,7 +130,7 @@ def test_stop_words_are_dropped_from_phrases_of_training_of_the_cache_and_of_a_s
     (asked,) = caption_reader(cache).encoded([Item(0, tokens=("The", "Man"))])
     np.testing.assert_array_equal(asked[0].numpy(), FeatureReader(cache).rows(np.asarray([0]))[0])
     assert cache.ids.tolist() == list(range(len(TEXTS)))
-    with pytest.raises(UserError, match="config.stop_words: 'drop' -> None"):
+    with pytest.raises(UserError, match="config.stop_words: drop -> None"):
         fit_encoder(drawn, TFIDF, encoder_path(cache.path))
 
 
