@@ -49,7 +49,8 @@ def extract_shards(
         with only_writer(path):
             finished = shards.finished_shard(path, identity)
             if finished is not None and (skip_bad or not finished.skipped):
-                changed = changed_source(mine, *shards.read_rows(path, "ids", "sources"), extractor.config.text_rows)
+                ids, sources = shards.read_rows(path, "ids", "sources")
+                changed = changed_source(mine, ids, sources, extractor.config.text_rows)
                 if changed is not None:
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
                 log.info("%s: finished, kept", path)

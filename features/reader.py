@@ -134,7 +134,7 @@ class FeatureReader:
         """
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
-        counts = counts.clip(max=at_most)
+        counts = counts if at_most is None else counts.clip(max=at_most)
         column = np.arange(counts.max(initial=at_least))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)

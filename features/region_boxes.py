@@ -37,7 +37,8 @@ class RegionBoxes:
         What pads them is zeros. ``at_most``: of each image the first so many.
         """
         starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
-        column = np.arange(counts.clip(max=at_most).max(initial=0))
+        counts = counts if at_most is None else counts.clip(max=at_most)
+        column = np.arange(counts.max(initial=0))
         inside = column < counts[:, None]
         boxes = np.zeros((*inside.shape, 4), np.float32)
         boxes[inside] = self.boxes[(starts[:, None] + column)[inside]]
