@@ -27,7 +27,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs
 from vse.train.run.processes import Processes
 from vse.train.run.word_start import start_words
-from vse.train.solvers.base import Task
+from vse.train.solvers.base import RetrievalTask, Task
 from vse.train.solvers.negatives import HardNegatives
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def prepare_task(
     if inputs.base is not None:
         _start_from(model, inputs.base, inputs, experiment)
     listing = HardNegatives(log_negatives, pairs.captions) if log_negatives else None
-    task = Task(
+    task = RetrievalTask(
         settings=settings,
         loss=experiment.loss,
         warmup=experiment.warmup,

@@ -265,7 +265,7 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
         "experiment": experiment.name,
         "state": "running",
         "n_words": len(vocabulary),
-        "n_train_pairs": len(solver.pairs),
+        "n_train_pairs": solver.n_pairs,
         "versions": {"vse": vse.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
@@ -322,7 +322,8 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
     save()
     validated = "not validated"
     if "rsum" in row:
-        validated = f"val rsum {row['rsum']:.1f} (i2t R@1 {row['i2t_r1']:.1f}, t2i R@1 {row['t2i_r1']:.1f})"
+        first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
+        validated = f"val rsum {row['rsum']:.1f} ({first})"
     log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if _is_best(solver) else "")
 
 

@@ -1,36 +1,29 @@
-"""Training by gradients: epochs of steps, validation, and the state that a bit-exact resume needs."""
+"""Training by gradients on pairs of images and captions, alone or against an adversary."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vse.eval.ranking.metrics import RECALLS
 from vse.features.backbones import autocast
-from vse.features.hardware import deterministic_algorithms, memory_guard, moved
+from vse.features.hardware import moved
 from vse.pipeline.errors import UserError
-from vse.pipeline.progress import progress_bar
 from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
-from vse.train.run.interruption import TrainingFailed
-from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
-from vse.train.solvers.schedule import Schedule
+from vse.train.solvers.base import RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
+from vse.train.solvers.epochs import GradientSolver, Numbers
 
 log = logging.getLogger(__name__)
 
-_FIRST_STEPS = 100  # before these nothing counts as a collapse
 _COLLAPSED_ENTROPY = 0.05  # of an adversary's draws, in nats, as an epoch's mean
-_LOOK = 20  # steps between looks at the loss: each look waits for the GPU
 _OUT_OF_MEMORY = (
     "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
     "images.gradient_checkpointing=true where a CNN is trained, and model.caption_encoder.gradient_checkpointing=true where a "
@@ -44,28 +37,27 @@ class GradientSettings(SolverSettings):
     name: Literal["gradient"] = "gradient"
 
     def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
         return Trainer(task)
 
 
-class Trainer(Solver):
+class Trainer(GradientSolver, RetrievalSolver):
     """Training by gradients, with Adam.
 
     An adversary, if the experiment has one, is a second player: it makes each batch harder, and in the same step its own Adam
     updates its weights by its own objective.
     """
 
-    def __init__(self, task: Task) -> None:
+    out_of_memory = _OUT_OF_MEMORY
+
+    def __init__(self, task: RetrievalTask) -> None:
         super().__init__(task)
-        self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
         model = self.model
         several = self.processes.size > 1
         if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
             raise UserError("batch normalisation in an encoder takes one process; the statistics of each would be its own")
         if several and task.adversary is not None:
             raise UserError("an adversary takes one process")
-        self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
-        self.schedule = Schedule(self.settings, model)
-        self.optimizer = torch.optim.Adam(self.schedule.groups(), fused=True)
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
         self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
         if self.adversary is not None and task.adversary is not None:
@@ -74,10 +66,14 @@ class Trainer(Solver):
             )
 
     @staticmethod
-    def opponent(task: Task) -> Opponent:
+    def opponent(task: RetrievalTask) -> Opponent:
         """What the adversary of a task plays against."""
         how = task.settings.batch_size, task.settings.precision, task.processes.device
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
+
+    @property
+    def hopeless(self) -> float:
+        return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
         """All that a bit-exact resume needs, also in the middle of an epoch.
@@ -92,19 +88,12 @@ class Trainer(Solver):
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
                 "measures": {name: float(total) for name, total in self._measures.items()},
             }
-        return {
-            **super().state(),
-            "totals": self._totals.tolist(),
-            "optimizer": self.optimizer.state_dict(),
-            "negatives": [self.listing.finished, self.listing.running] if self.listing else [[], []],
-            **second_player,
-        }
+        negatives = [self.listing.finished, self.listing.running] if self.listing else [[], []]
+        return {**super().state(), "negatives": negatives, **second_player}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` gave."""
         super().restore(state)
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
         if self.listing:
             self.listing.finished, self.listing.running = state["negatives"]
         if self.adversary is not None:
@@ -112,77 +101,36 @@ class Trainer(Solver):
             self.adversary_optimizer.load_state_dict(state["adversary_optimizer"])
             self._measures = {name: self._totals.new_tensor(total) for name, total in state["measures"].items()}
 
-    def described(self, row: Mapping[str, float]) -> str:
-        return f"loss {row['loss']:.3g}, {row['pairs_per_s']:.0f} pairs/s"
+    def batches(self, epoch: int) -> Sequence[Numbers]:
+        settings = self.settings
+        return settings.sampling.batches_of_epoch(self.pairs.image_of, settings.batch_size, self.task.seed, epoch)
 
-    def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch and validate; adds its row to the progress."""
-        progress = self.progress
-        learning_rate = self.schedule.start_epoch(progress.epoch, self.optimizer)
-        with memory_guard(_OUT_OF_MEMORY), deterministic_algorithms(self.settings.deterministic):
-            self._train(save)
-        loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
-        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self._measured()}
-        if self.processes.first and self.validates(progress.epoch + 1):
-            with self.stoppable(save):
-                row |= self.validate()
-        collapsed = self.processes.broadcast(int(self.processes.first and self._is_collapsed(row, collapsed_loss)))
-        if collapsed:
-            self._report_collapse(progress.epoch + 1, loss)
-        row |= {"seconds": round(progress.seconds, 2), "pairs_per_s": round(progress.pairs / max(progress.seconds, 1e-9), 1)}
+    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch = self.progress.epoch
+        objective = self.task.loss_of(epoch).objective(self.model.similarity, self.settings.compile)
+        shares = [self.processes.share(batch) for batch in batches]
+        stream = self.task.images.of_pairs(shares, self.pairs.image_of, self.task.seed, epoch)
+        if self.adversary is not None and self.progress.step == 0:
+            self.adversary.start_epoch(self.model)
+        for batch, seen in zip(batches, stream, strict=True):
+            yield self.step(batch, seen, objective)
+
+    def end_epoch(self) -> None:
         if self.listing:
             self.listing.end_epoch()
-        self._totals.zero_()
         self._measures = {}
-        self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
-    def _train(self, save: Callable[[], None]) -> None:
-        """The steps of the epoch that are left."""
-        progress, settings = self.progress, self.settings
-        image_of, seed = self.pairs.image_of, self.task.seed
-        batches = settings.sampling.batches_of_epoch(image_of, settings.batch_size, seed, progress.epoch)
-        left = batches[progress.step :]
-        objective = self.task.loss_of(progress.epoch).objective(self.model.similarity, settings.compile)
-        shares = [self.processes.share(batch) for batch in left]
-        stream = self.task.images.of_pairs(shares, image_of, seed, progress.epoch)
-        self.model.train()
-        if self.adversary is not None and progress.step == 0:
-            self.adversary.start_epoch(self.model)
-        before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
-        rsum = f"{progress.rows[-1]['rsum']:.1f}" if progress.rows and "rsum" in progress.rows[-1] else "-"
-        with progress_bar(
-            total=len(batches),
-            initial=progress.step,
-            desc=f"epoch {progress.epoch + 1}/{settings.epochs}",
-            unit="batch",
-            hidden=not self.processes.first,
-        ) as bar:
-            for batch, seen in zip(left, stream, strict=True):
-                self._totals += torch.stack(self.step(batch, seen, objective))
-                progress.step += 1
-                progress.pairs += len(batch)
-                progress.seconds = before + time.perf_counter() - started
-                bar.update()
-                if progress.step % _LOOK == 0:
-                    rate = f"{progress.pairs / progress.seconds:.0f}"
-                    bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
-                if self.processes.any(self.interruption.signal is not None):
-                    self._finite_loss()
-                    save()
-                    raise self.interrupted()
-                if time.monotonic() - saved > 60 * settings.save_minutes:
-                    self._finite_loss()
-                    save()
-                    saved = time.monotonic()
-        self._finite_loss()
+    def watched_losses(self) -> list[tuple[float, str, str]]:
+        of_adversary = float(self._measures.get("loss", 0.0)), "the adversary's loss", "a lower adversary.learning_rate"
+        return [*super().watched_losses(), of_adversary]
 
-    def step(self, batch: NDArray[np.int64], seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Numbers, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
         """One update; the loss of the batch, and what it would be if all embeddings were equal.
 
         ``batch`` holds the numbers of all its pairs, ``seen`` what the model reads of the images of this process's share.
         """
         share = self.processes.share(batch)
-        torch.manual_seed(self._seed(1 + self.processes.rank))
+        torch.manual_seed(self.step_seed(1 + self.processes.rank))
         images, captions = self._embedded(seen, share)
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
@@ -190,18 +138,16 @@ class Trainer(Solver):
         self.optimizer.zero_grad(set_to_none=True)
         with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
             if self.adversary is None:
-                cost = objective(pairs, self._seed(0))
+                cost = objective(pairs, self.step_seed(0))
             else:
-                cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self._seed(0))
+                cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
             cost.loss.backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
             self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
         self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
-        if self.settings.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
+        self.take_step()
         if self.adversary is not None:
             self._step_adversary()
         if self.listing and cost.rankings is not None:
@@ -230,7 +176,7 @@ class Trainer(Solver):
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()
 
-    def _measured(self) -> dict[str, float]:
+    def measured(self) -> dict[str, float]:
         """The epoch's means of what the adversary measured; says so if it always draws the same."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
@@ -243,12 +189,7 @@ class Trainer(Solver):
             )
         return means
 
-    def _seed(self, use: int) -> int:
-        """A seed of this step, another one for each use."""
-        entropy = [self.task.seed, self.progress.epoch, self.progress.step, use]
-        return int(np.random.SeedSequence(entropy).generate_state(1)[0])
-
-    def _embedded(self, seen: Encoded, share: NDArray[np.int64]) -> tuple[Encoded, Encoded]:
+    def _embedded(self, seen: Encoded, share: Numbers) -> tuple[Encoded, Encoded]:
         """Embeddings of a share of a batch, which has no pairs at all if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
@@ -256,45 +197,6 @@ class Trainer(Solver):
         with autocast(self.settings.precision, self.device):
             images = self.model.embed_images(*(moved(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.of(share))
-
-    def _finite_loss(self) -> float:
-        """The epoch's mean loss so far; :class:`UserError` if the training has diverged."""
-        loss = float(self._totals[0]) / max(1, self.progress.pairs)
-        of_adversary = float(self._measures.get("loss", 0.0))
-        for value, what, cure in (
-            (loss, "the loss", "a lower learning rate"),
-            (of_adversary, "the adversary's loss", "a lower adversary.learning_rate"),
-        ):
-            if not np.isfinite(value):
-                raise TrainingFailed(
-                    f"epoch {self.progress.epoch + 1}, step {self.progress.step}: {what} is {value}; the last good checkpoint "
-                    f"is kept. Try {cure}",
-                    "diverged",
-                )
-        return loss
-
-    def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Whether the epoch's loss is that of equal embeddings, and validation, if there was one, is no better than chance.
-
-        The first steps of any training look like that.
-        """
-        chance = 200.0 * sum(RECALLS) / len(self.val.pairs.images)
-        steps = (self.progress.epoch + 1) * self.progress.step
-        near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
-        return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= 2 * chance
-
-    def _report_collapse(self, epoch: int, loss: float) -> None:
-        """Stop, or only say so."""
-        what = (
-            f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the whole epoch, as if all "
-            "embeddings were equal (2 x batch x margin for the max of hinges)"
-        )
-        cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
-        if self.settings.on_collapse == "stop":
-            raise TrainingFailed(
-                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn goes on", "collapsed"
-            )
-        log.warning("%s. If it does not leave: %s", what, cure[0].lower() + cure[1:])
 
 
 def _encoder_modules(model: Model) -> Iterator[nn.Module]:

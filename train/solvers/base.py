@@ -95,31 +95,22 @@ class TrainConfig(Settings):
     save_minutes: float = Field(10.0, gt=0, description="between checkpoints within an epoch")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a solver is given.
+    """What every solver is given.
 
-    settings, loss, warmup, adversary : the experiment's
-    pairs, images, captions : what is trained on
-    val : what is validated on
+    settings, loss, warmup : the experiment's
     model : whose weights are sought
-    seed : of the order of the pairs, of random crops, of dropout and of drawn negative pairs
+    seed : of the order of the pairs, of dropout and of all that is drawn
     processes : that train together
-    listing : where hard negatives are listed, if they are wanted
     """
 
     settings: TrainConfig
     loss: Loss
     warmup: WarmupConfig
-    pairs: Pairs
-    images: TrainingImages
-    captions: CaptionInputs
-    val: Split
     model: Model
     seed: int
     processes: Processes
-    listing: HardNegatives | None = None
-    adversary: AdversarySettings | None = None
 
     def loss_of(self, epoch: int) -> Loss:
         """The loss of an epoch (from 0): during the warm-up, that of the warm-up with the settings of the experiment's."""
@@ -127,6 +118,24 @@ class Task:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
         return LOSSES[self.warmup.loss].model_validate({**shared, "name": self.warmup.loss})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalTask(Task):
+    """What a solver is given that matches images and captions.
+
+    pairs, images, captions : what is trained on
+    val : what is validated on
+    listing : where hard negatives are listed, if they are wanted
+    adversary : the experiment's
+    """
+
+    pairs: Pairs
+    images: TrainingImages
+    captions: CaptionInputs
+    val: Split
+    listing: HardNegatives | None = None
+    adversary: AdversarySettings | None = None
 
 
 class SolverSettings(Settings):
@@ -137,12 +146,14 @@ class SolverSettings(Settings):
     uses_loss : whether it minimises the experiment's loss
     learns : whether it changes any weight
     reads_words : whether captions may be read as words
+    reads_phrases : whether it matches regions and phrases, not images and captions
     """
 
     name: str
     uses_loss: ClassVar[bool] = True
     learns: ClassVar[bool] = True
     reads_words: ClassVar[bool] = True
+    reads_phrases: ClassVar[bool] = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
         """:class:`vse.pipeline.errors.UserError` if caches of images and captions (none: words) are not what it can read."""
@@ -181,18 +192,25 @@ class Progress:
 class Solver(ABC):
     """One run, epoch by epoch. The first of several processes validates and writes."""
 
+    task: Task
     epochs: int
     patience: int | None = None  # epochs without a better rsum after which it stops
+    listing: HardNegatives | None = None
 
     def __init__(self, task: Task) -> None:
         self.task, self.settings, self.model = task, task.settings, task.model
-        self.pairs, self.val = task.pairs, task.val
-        if task.settings.validate_images is not None:
-            self.val = task.val.first(task.settings.validate_images)
         self.processes, self.device = task.processes, task.processes.device
-        self.listing = task.listing
         self.interruption = Interruption()
         self.progress = Progress()
+
+    @property
+    @abstractmethod
+    def n_pairs(self) -> int:
+        """How many pairs it is trained on."""
+
+    @abstractmethod
+    def validate(self) -> dict[str, float]:
+        """Recalls on the validation split, and their sum, ``rsum``, by which the best epoch is known."""
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
@@ -228,6 +246,27 @@ class Solver(ABC):
         """Whether the model is validated after an epoch (from 1)."""
         return epoch % self.settings.validate_every == 0 or epoch == self.epochs
 
+    def interrupted(self) -> Interrupted:
+        """What ends the run for the signal that came."""
+        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
+        return Interrupted(f"stopped in {where}; --resume continues there", self.interruption.signal or 15)
+
+
+class RetrievalSolver(Solver):
+    """A run that matches images and captions."""
+
+    task: RetrievalTask
+
+    def __init__(self, task: RetrievalTask) -> None:
+        super().__init__(task)
+        self.pairs, self.val, self.listing = task.pairs, task.val, task.listing
+        if task.settings.validate_images is not None:
+            self.val = task.val.first(task.settings.validate_images)
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.pairs)
+
     def validate(self) -> dict[str, float]:
         """Recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
@@ -235,11 +274,6 @@ class Solver(ABC):
         measured = averaged([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
         recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
         return {**recalls, "rsum": float(measured["rsum"])}
-
-    def interrupted(self) -> Interrupted:
-        """What ends the run for the signal that came."""
-        where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
-        return Interrupted(f"stopped in {where}; --resume continues there", self.interruption.signal or 15)
 
 
 def folds_of(

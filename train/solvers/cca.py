@@ -18,7 +18,7 @@ from torch import Tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import CachedImages
-from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
+from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
 
 _BLOCK = 1024  # images
 _SMALLEST = 1e-6  # correlation of a direction that is kept
@@ -119,17 +119,18 @@ class CcaSettings(SolverSettings):
     power: float = Field(4.0, ge=0, description="directions are scaled by their correlations to this power, 4 in that paper")
 
     def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
         return Cca(task, self)
 
 
-class Cca(Solver):
+class Cca(RetrievalSolver):
     """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
 
     The projections are the weights of two linear encoders, each direction scaled by a power of its correlation (Gong et al.,
     IJCV 2014), so that the cosine weighs the better correlated ones more.
     """
 
-    def __init__(self, task: Task, settings: CcaSettings) -> None:
+    def __init__(self, task: RetrievalTask, settings: CcaSettings) -> None:
         if task.processes.size > 1:
             raise UserError("solver: cca takes one process")
         if not isinstance(task.images, CachedImages):

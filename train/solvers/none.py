@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from vse.features.cache import FeatureCache
 from vse.pipeline.errors import UserError
-from vse.train.solvers.base import Progress, Solver, SolverSettings, Task
+from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,16 @@ class NoTrainingSettings(SolverSettings):
             log.warning("images by %s, captions by %s: only vectors of one model can be compared as they are", *made_by)
 
     def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
         return NoTraining(task)
 
 
-class NoTraining(Solver):
+class NoTraining(RetrievalSolver):
     """A run of one epoch without a step: the model is validated, and its weights, which are none, are its best."""
 
     epochs = 1
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: RetrievalTask) -> None:
         if task.processes.size > 1:
             raise UserError("solver: none takes one process")
         weight = next((name for name, _ in task.model.named_parameters()), None)

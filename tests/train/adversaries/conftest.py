@@ -16,7 +16,7 @@ from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, open_inputs
 from vse.train.run.processes import join_processes
-from vse.train.solvers.base import Task
+from vse.train.solvers.base import RetrievalTask
 
 SCAN = [
     "model.similarity={name: scan, attention: i2t, sharpness: 4}",
@@ -24,19 +24,19 @@ SCAN = [
 ]
 
 
-def task_of(cache: Path, *sets: str) -> Task:
+def task_of(cache: Path, *sets: str) -> RetrievalTask:
     """What a solver would be given for an experiment on a cache."""
     return prepared(cache, experiment(*sets))
 
 
-def prepared(cache: Path, settings: ExperimentConfig) -> Task:
+def prepared(cache: Path, settings: ExperimentConfig) -> RetrievalTask:
     opened = open_cache(cache)
     dataset = load_dataset_file(opened.captions)
     inputs = open_inputs(opened, dataset, settings, RunFolder(Path("nowhere")), 0, InputPaths())
     return prepare_task(settings, inputs, 0, join_processes("cpu"), 0)[0]
 
 
-def batch_of(task: Task, pairs: list[int]) -> Batch:
+def batch_of(task: RetrievalTask, pairs: list[int]) -> Batch:
     """Some pairs, embedded."""
     numbers = np.asarray(pairs)
     image_of = task.pairs.image_of

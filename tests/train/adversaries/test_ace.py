@@ -25,13 +25,13 @@ from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch
 from vse.train.solvers.adam import Trainer
-from vse.train.solvers.base import Task
+from vse.train.solvers.base import RetrievalTask
 from vse.train.training import train
 
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 
-def players(cache: Path, *sets: str) -> tuple[Task, Ace]:
+def players(cache: Path, *sets: str) -> tuple[RetrievalTask, Ace]:
     task = task_of(cache, "loss.margin=0.5", *sets)
     assert task.adversary is not None
     torch.manual_seed(1)
@@ -52,7 +52,7 @@ class Turn:
 
 
 def played(
-    adversary: Ace, task: Task, pairs: list[int], monkeypatch: pytest.MonkeyPatch
+    adversary: Ace, task: RetrievalTask, pairs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Batch, Round, tuple[Turn, Turn]]:
     """A batch, its round, and both directions: captions for images, images for captions."""
     batch, numbers, draws = batch_of(task, pairs), [], []
@@ -74,7 +74,7 @@ def played(
     return batch, found, (turns[0], turns[1])
 
 
-def slow_hinge(task: Task, batch: Batch, k: int, number: int, of_captions: bool) -> torch.Tensor:
+def slow_hinge(task: RetrievalTask, batch: Batch, k: int, number: int, of_captions: bool) -> torch.Tensor:
     """What one negative costs the k-th query."""
     image, caption = batch.images[0][k], batch.captions[0][k]
     if of_captions:

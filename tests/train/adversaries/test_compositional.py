@@ -20,13 +20,13 @@ from vse.train.adversaries.reinforce import Drawn, draw
 from vse.train.kinds import Encoded
 from vse.train.losses.base import Batch
 from vse.train.solvers.adam import Trainer
-from vse.train.solvers.base import Task
+from vse.train.solvers.base import RetrievalTask
 from vse.train.training import train
 
 ROWS = [0, 7, 12, 1]  # pairs of the demo, the first and the last of one image
 
 
-def players(cache: Path, adversary: str, *sets: str) -> tuple[Task, Compositional]:
+def players(cache: Path, adversary: str, *sets: str) -> tuple[RetrievalTask, Compositional]:
     task = task_of(cache, "loss.margin=0.5", *SCAN, f"adversary={{name: compositional, {adversary}}}", *sets)
     assert task.adversary is not None
     torch.manual_seed(1)
@@ -40,7 +40,7 @@ def sets_of(side: Encoded) -> list[torch.Tensor]:
     return [vectors[mask] for vectors, mask in zip(*side, strict=True)]
 
 
-def score(task: Task, image: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
+def score(task: RetrievalTask, image: torch.Tensor, caption: torch.Tensor) -> torch.Tensor:
     """The score of one image and one caption alone."""
     sides = [(one[None], torch.ones(1, len(one), dtype=torch.bool)) for one in (image, caption)]
     scores = task.model.similarity(*sides)
@@ -48,7 +48,7 @@ def score(task: Task, image: torch.Tensor, caption: torch.Tensor) -> torch.Tenso
     return scores[0, 0]
 
 
-def allowed(task: Task, batch: Batch) -> list[list[bool]]:
+def allowed(task: RetrievalTask, batch: Batch) -> list[list[bool]]:
     """Of which pairs of the batch parts may come for a query: of other images, and of captions of other words."""
     words = [task.pairs.captions[pair].tokens for pair in batch.pair_of.tolist()]  # type: ignore[union-attr]
     image_of = batch.image_of.tolist()
@@ -56,7 +56,7 @@ def allowed(task: Task, batch: Batch) -> list[list[bool]]:
 
 
 def played(
-    adversary: Compositional, task: Task, batch: Batch, monkeypatch: pytest.MonkeyPatch
+    adversary: Compositional, task: RetrievalTask, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[module.Round, list[tuple[torch.Tensor, torch.Tensor, Drawn]]]:
     seen = []
 
