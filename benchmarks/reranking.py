@@ -35,7 +35,8 @@ from vse.train.solvers.encode import (
     encode_images,
     pooled,
 )
-from vse.train.use.embed import RunPlaces, TrainedRun, load_run
+from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.opened_run import RunPlaces
 
 KS = (20, 50, 100, 200, 500)
 QUERIES = 20

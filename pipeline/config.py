@@ -46,6 +46,9 @@ class ExperimentPlan(Settings):
     caption_feature: str | None = Field(
         None, description="the feature preset of captions whose cache is read instead of their words; none: the words"
     )
+    truth_feature: str | None = Field(
+        None, description="of a training on phrases, the feature preset of regions at the phrases' ground-truth boxes"
+    )
     backbone: str | None = Field(
         None,
         description="experiment whose embeddings (same data set and seed) are read instead of features, images and captions",

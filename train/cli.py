@@ -39,6 +39,7 @@ class _WithExperiments(click.Command):
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
 @click.option("--eval-features", type=_FILE, help="Cache for validation.  [default: the experiment's, beside --features]")
 @click.option("--caption-features", type=_FILE, help="Cache of captions, read instead of words.  [default: the experiment's]")
+@click.option("--truth-features", type=_FILE, help="Cache of ground-truth regions, of phrases.  [default: the experiment's]")
 @click.option("--start-from", type=_FILE, help="Run to take weights from.  [default: the experiment's, same seed]")
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of CNN weights, where photos are read.")
 @click.option("--words", type=_FILE, help="File of word vectors that word embeddings start from.  [default: the experiment's]")
@@ -64,6 +65,7 @@ def train_command(
     captions: Path | None,
     eval_features: Path | None,
     caption_features: Path | None,
+    truth_features: Path | None,
     start_from: Path | None,
     weights_dir: Path | None,
     words: Path | None,
@@ -105,7 +107,7 @@ def train_command(
             seed=seed,
             out=out,
             device=device,
-            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir, words),
+            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir, words, truth_features),
             existing=Existing(resume, overwrite),
             extras=Extras(log_negatives, tensorboard),
         )
@@ -155,7 +157,8 @@ def embed_command(
     """
     from vse.features.hardware import memory_guard, use_threads
     from vse.train.use.backbone import files_as_features, run_as_features
-    from vse.train.use.embed import RunPlaces, embed_split
+    from vse.train.use.embed import embed_split
+    from vse.train.use.opened_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
@@ -224,7 +227,7 @@ def search_command(
     """
     from vse.eval.report.search_page import write_search_page
     from vse.features.hardware import memory_guard, use_threads
-    from vse.train.use.embed import RunPlaces
+    from vse.train.use.opened_run import RunPlaces
     from vse.train.use.search import search_split
 
     use_threads(threads)

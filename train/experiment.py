@@ -82,6 +82,10 @@ class ExperimentConfig(ExperimentPlan):
             raise ValueError(f"solver: {self.solver.name} reads cached features and starts from nothing")
         if not self.solver.uses_loss and self.adversary is not None:
             raise ValueError(f"solver: {self.solver.name} has no steps that an adversary could make harder")
+        if self.solver.reads_phrases and (self.images.source != "cache" or self.adversary is not None):
+            raise ValueError(f"solver: {self.solver.name} reads cached regions, and has no adversary")
+        if self.truth_feature is not None and not self.solver.reads_phrases:
+            raise ValueError(f"truth_feature goes with a training on phrases, not with the solver {self.solver.name}")
         if not self.solver.learns and self.loss != MaxOfHinges():
             raise ValueError(f"solver: {self.solver.name} trains nothing, so it goes with no loss ({self.loss.name})")
         return self

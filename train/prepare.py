@@ -23,6 +23,8 @@ from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
 from vse.train.models.encoders.identity import IdentitySettings
 from vse.train.models.trainable_cnn import TrainableCnn
+from vse.train.phrases.phrase_task import PhraseSettings, PhraseTask, check_phrase_inputs, training_split, validation_split
+from vse.train.phrases.region_features import input_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs
 from vse.train.run.processes import Processes
@@ -37,6 +39,10 @@ def prepare_task(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
 ) -> tuple[Task, Vocabulary]:
     """All that a solver is given, and the vocabulary, from opened inputs."""
+    if isinstance(experiment.solver, PhraseSettings):
+        if log_negatives:
+            raise UserError("--log-negatives lists captions and images; a training on phrases has neither")
+        return _phrases(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
         raise UserError(
@@ -83,6 +89,43 @@ def prepare_task(
         adversary=experiment.adversary,
     )
     return task, vocabulary
+
+
+def _phrases(
+    experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
+) -> tuple[Task, Vocabulary]:
+    """All that a solver of phrases is given."""
+    check_phrase_inputs(inputs)
+    settings, device = experiment.train, processes.device
+    train, truth_of = training_split(inputs, reading, settings, device)
+    val = validation_split(inputs, reading, settings, device)
+    torch.manual_seed(seed)
+    model = phrase_model(experiment, reading, inputs.cache, inputs.captions).to(device)
+    if inputs.base is not None:
+        _start_from(model, inputs.base, inputs, experiment)
+    words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
+    task = PhraseTask(
+        settings=settings,
+        loss=experiment.loss,
+        warmup=experiment.warmup,
+        model=model,
+        seed=seed,
+        processes=processes,
+        train=train,
+        truth_of=truth_of,
+        val=val,
+    )
+    return task, Vocabulary.build(words, settings.min_count)
+
+
+def phrase_model(
+    experiment: ExperimentConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
+) -> Model:
+    """The model that scores regions, each a vector, with phrases."""
+    assert phrases is not None, "words are refused before"
+    dim = input_length(candidates.dim, reading.coordinates)
+    regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
+    return build_model(experiment.model, regions, _input_of(phrases))
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:

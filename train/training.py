@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 import vse
 from vse.features.backbone_cache import backbone_of
-from vse.features.cache import open_cache
+from vse.features.cache import holds_phrases, open_cache
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, write_json
@@ -169,6 +169,9 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
             "(--set caption_feature=hglmm) or a cache of one"
         )
+    if inputs.captions is not None and holds_phrases(inputs.captions) != experiment.solver.reads_phrases:
+        held, wanted = ("phrases", "captions") if holds_phrases(inputs.captions) else ("captions", "phrases")
+        raise UserError(f"{inputs.captions.path} holds {held}, and the solver {experiment.solver.name} reads {wanted}")
     experiment.solver.check_inputs(inputs.cache, inputs.captions)
     return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
 
@@ -179,6 +182,8 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
     names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
+    if inputs.truths is not None:
+        names |= {"truth_feature": inputs.truths.feature}
     return names if experiment.backbone is None else {"backbone": None, **names}
 
 

@@ -127,6 +127,12 @@ def evaluation_features(wildcards):
     return training_features(wildcards)[-1]
 
 
+def truth_features(wildcards):
+    """The cache of regions at ground-truth boxes that a training on phrases reads; none for others."""
+    name = experiment_preset(wildcards).truth_feature
+    return [f"features/{wildcards.dataset}_{name}.h5"] if name else []
+
+
 def caption_features(wildcards):
     """The cache of captions that an experiment reads; none if it reads words."""
     config = experiment_preset(wildcards)

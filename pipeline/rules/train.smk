@@ -5,6 +5,7 @@ rule train:
     input:
         features=training_features,
         caption_features=caption_features,
+        truth_features=truth_features,
         dataset="data/{dataset}/dataset.json",
         base=base_run,
     # The record alone is declared, because Snakemake deletes the outputs of a job before it starts and when it fails:

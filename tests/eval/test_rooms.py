@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 # Each folder, and those of its room that it may import.
 _SOLVED_BY = {"kinds", "data", "models", "losses", "adversaries", "run"}
-_PREPARED_BY = {*_SOLVED_BY, "solvers", "experiment"}
+_PREPARED_BY = {*_SOLVED_BY, "solvers", "phrases", "experiment"}
 MAY_IMPORT: dict[str, dict[str, set[str]]] = {
     "eval": {
         "defaults": set(),
@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "adversaries": {"kinds", "data", "models", "losses"},
         "run": {"kinds", "data", "models"},
         "solvers": _SOLVED_BY,
+        "phrases": {*_SOLVED_BY, "solvers"},
         "experiment": {*_SOLVED_BY, "solvers"},
         "prepare": _PREPARED_BY,
         "training": {*_PREPARED_BY, "prepare"},

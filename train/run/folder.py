@@ -100,7 +100,10 @@ class RunFolder:
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
-        caches = [record.get("features"), *(record[name] for name in ("eval_features", "caption_features") if name in record)]
+        caches = [
+            record.get("features"),
+            *(record[name] for name in ("eval_features", "caption_features", "truth_features") if name in record),
+        ]
         places = [cache.get(key) if isinstance(cache, dict) else None for cache in caches for key in ("name", "key", "path")]
         fits = {
             "features": all(map(is_path, places)),

@@ -29,7 +29,8 @@ class InputPaths:
     ----------
     captions : ``dataset.json``; by default the one that the cache names
     eval_features : cache for validation; by default the experiment's, beside the feature cache
-    caption_features : cache of captions; by default the experiment's, beside the feature cache
+    caption_features : cache of captions or of phrases; by default the experiment's, beside the feature cache
+    truth_features : cache of ground-truth regions; by default the experiment's, beside the feature cache
     start_from : run folder to take weights from; by default the experiment's, of the same seed
     weights_dir : folder of weights that stand in for a download, of a CNN where photos are read, and of a transformer
     words : file of word vectors that word embeddings start from; by default the experiment's
@@ -41,13 +42,15 @@ class InputPaths:
     start_from: Path | None = None
     weights_dir: Path | None = None
     words: Path | None = None
+    truth_features: Path | None = None
 
 
 @dataclass(frozen=True)
 class Inputs:
     """The caches of images for training and for validation, which are often the same, and what captions are read with.
 
-    That is a cache of captions, or a transformer whose tokens they become; with neither, their words are read.
+    That is a cache of captions, or a transformer whose tokens they become; with neither, their words are read. A training on
+    phrases reads a cache of phrases as ``captions``, and ``truths``, regions at their ground-truth boxes.
     """
 
     cache: FeatureCache
@@ -60,6 +63,7 @@ class Inputs:
     weights_dir: Path | None
     words: Path | None = None
     words_sha256: str | None = None
+    truths: FeatureCache | None = None
 
     @property
     def caption_input_kind(self) -> Kind:
@@ -82,6 +86,8 @@ class Inputs:
             identity |= {"eval_feature_key": self.evaluated.key}
         if self.captions is not None:
             identity |= {"caption_feature_key": self.captions.key}
+        if self.truths is not None:
+            identity |= {"truth_feature_key": self.truths.key}
         if self.transformer is not None:
             identity |= {
                 "tokenizer_sha256": self.transformer.tokenizer_sha256,
@@ -103,6 +109,8 @@ class Inputs:
             record["eval_features"] = place(self.evaluated)
         if self.captions is not None:
             record["caption_features"] = place(self.captions)
+        if self.truths is not None:
+            record["truth_features"] = place(self.truths)
         if self.base is not None:
             record["start_from"] = relative_path(self.base.path, folder)
         if self.words is not None:
@@ -127,13 +135,14 @@ def open_inputs(
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features)
+    truths = _truths(cache, experiment, paths.truth_features)
     transformer = None
     if captions is None and caption_encoder is not None:
         transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
     base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
     words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
-    return Inputs(*read, paths.weights_dir, paths.words, words_sha256)
+    return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)
 
 
 def _training_words(dataset: Dataset) -> Iterator[str]:
@@ -168,6 +177,16 @@ def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan,
     return captions
 
 
+def _truths(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
+    """The cache of regions at ground-truth boxes, made by the same network as the candidates."""
+    if experiment.truth_feature is None and path is None:
+        return None
+    hint = f"{experiment.name} is trained on {experiment.truth_feature!r}: extract it, or name its cache with --truth-features"
+    truths = _other(cache, experiment.truth_feature, path, hint)
+    _check_alike(truths, cache)
+    return truths
+
+
 def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache:
     """The cache for validation and test."""
     if experiment.eval_feature is None and path is None:
@@ -175,17 +194,22 @@ def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | Non
     hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
     hint += "or --set eval_feature=null to validate on the cache that it trains on"
     evaluated = _other(cache, experiment.eval_feature, path, hint)
-    if (evaluated.dataset, evaluated.dim) != (cache.dataset, cache.dim):
+    _check_alike(evaluated, cache)
+    return evaluated
+
+
+def _check_alike(other: FeatureCache, cache: FeatureCache) -> None:
+    """:class:`UserError` unless a model that reads one of two caches of images can read the other."""
+    if (other.dataset, other.dim) != (cache.dataset, cache.dim):
         raise UserError(
-            f"{evaluated.path} holds {evaluated.dim} numbers per vector of {evaluated.dataset!r}, "
+            f"{other.path} holds {other.dim} numbers per vector of {other.dataset!r}, "
             f"{cache.path} {cache.dim} of {cache.dataset!r}"
         )
-    if (evaluated.row_kind == "sets") != (cache.row_kind == "sets"):
-        raise UserError(f"{evaluated.path} holds {evaluated.described()}, {cache.path} {cache.described()}")
-    networks = [c.provenance.get("weights_sha256") for c in (evaluated, cache)]
+    if (other.row_kind == "sets") != (cache.row_kind == "sets"):
+        raise UserError(f"{other.path} holds {other.described()}, {cache.path} {cache.described()}")
+    networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
     if None not in networks and networks[0] != networks[1]:
-        raise UserError(f"{evaluated.path} and {cache.path} are of networks with different weights")
-    return evaluated
+        raise UserError(f"{other.path} and {cache.path} are of networks with different weights")
 
 
 def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:

@@ -14,5 +14,7 @@ SOLVERS: Registry[SolverSettings] = Registry(
         "gradient": "vse.train.solvers.adam:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
+        "phrases": "vse.train.phrases.phrase_trainer:PhraseGradientSettings",
+        "phrases_cca": "vse.train.phrases.phrase_cca:PhraseCcaSettings",
     },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
+from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import CachedImages
@@ -24,6 +26,7 @@ _BLOCK = 1024  # images
 _SMALLEST = 1e-6  # correlation of a direction that is kept
 
 Matrix = NDArray[np.float64]
+Block = tuple[Tensor, Tensor, NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,9 @@ def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
     return factor
 
 
-class CcaSettings(SolverSettings):
-    """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
+class CcaFields(Settings):
+    """How directions are found and scaled (Gong et al., IJCV 2014)."""
 
-    name: Literal["cca"] = "cca"
-    uses_loss: ClassVar = False
-    reads_words: ClassVar = False
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
         min_length=1,
@@ -118,23 +118,27 @@ class CcaSettings(SolverSettings):
     )
     power: float = Field(4.0, ge=0, description="directions are scaled by their correlations to this power, 4 in that paper")
 
+
+class CcaSettings(SolverSettings, CcaFields):
+    """Canonical correlation analysis, the linear baseline of the two-branch paper (Gong et al., IJCV 2014)."""
+
+    name: Literal["cca"] = "cca"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+
     def build(self, task: Task) -> Solver:
         assert isinstance(task, RetrievalTask)
-        return Cca(task, self)
+        return CaptionCca(task, self)
 
 
-class Cca(RetrievalSolver):
+class Cca(Solver):
     """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
 
     The projections are the weights of two linear encoders, each direction scaled by a power of its correlation (Gong et al.,
     IJCV 2014), so that the cosine weighs the better correlated ones more.
     """
 
-    def __init__(self, task: RetrievalTask, settings: CcaSettings) -> None:
-        if task.processes.size > 1:
-            raise UserError("solver: cca takes one process")
-        if not isinstance(task.images, CachedImages):
-            raise UserError("solver: cca reads cached features of images (--set images.source=cache)")
+    def __init__(self, task: Task, settings: CcaFields) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
         if None in layers or task.model.config.similarity.ranked_by != "cosine":
             raise UserError(
@@ -143,8 +147,11 @@ class Cca(RetrievalSolver):
         super().__init__(task)
         self.epochs = len(settings.regularization)
         self._cca, self._layers = settings, [layer for layer in layers if layer is not None]
-        self._images = task.images
         self._covariances: Covariances | None = None
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """All pairs that it is fitted to, see :func:`covariances`."""
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Fit with the next regularisation and validate."""
@@ -152,7 +159,7 @@ class Cca(RetrievalSolver):
         regularization = self._cca.regularization[self.progress.epoch]
         with self.stoppable(save):
             if self._covariances is None:
-                self._covariances = covariances(self._blocks())
+                self._covariances = covariances(self.blocks())
             self._fit(self._covariances, regularization)
             row = {"epoch": self.progress.epoch + 1, "regularization": regularization, **self.validate()}
         row["seconds"] = round(time.perf_counter() - started, 2)
@@ -169,7 +176,19 @@ class Cca(RetrievalSolver):
                 layer.weight.copy_(torch.from_numpy(scaled.T))
                 layer.bias.copy_(torch.from_numpy(-mean @ scaled))
 
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
+
+class CaptionCca(Cca, RetrievalSolver):
+    """CCA of images and captions."""
+
+    def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
+        if task.processes.size > 1:
+            raise UserError("solver: cca takes one process")
+        if not isinstance(task.images, CachedImages):
+            raise UserError("solver: cca reads cached features of images (--set images.source=cache)")
+        super().__init__(task, settings)
+        self._images = task.images
+
+    def blocks(self) -> Iterator[Block]:
         """Blocks of images with their captions."""
         pairs = self.pairs
         ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")

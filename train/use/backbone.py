@@ -19,7 +19,8 @@ from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import check_out, sha256_json
 from vse.train.solvers.encode import encode
-from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
+from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.opened_run import RunPlaces, unfinished_state
 
 log = logging.getLogger(__name__)
 _Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector

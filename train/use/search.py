@@ -31,7 +31,8 @@ from vse.train.kinds import Encoded, packed, whole_sets
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, encode_captions, encode_images, pooled
 from vse.train.use.attention import with_attention
 from vse.train.use.backbone import backbone_run
-from vse.train.use.embed import RunPlaces, TrainedRun, load_run, unfinished_state
+from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.opened_run import RunPlaces, unfinished_state
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
-from vse.train.use.embed import RunPlaces
+from vse.train.use.opened_run import RunPlaces
 from vse.train.use.search import search_split
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]

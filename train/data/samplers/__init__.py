@@ -10,6 +10,7 @@ SAMPLERS: Registry[Sampler] = Registry(
     lazy={
         "shuffled": "vse.train.data.samplers.shuffled:Shuffled",
         "neighbourhood": "vse.train.data.samplers.neighbourhood_sampling:NeighbourhoodSampling",
+        "by_image": "vse.train.data.samplers.by_image:ByImage",
         "neighbourhood_added": "vse.train.data.samplers.added_neighbours:AddedNeighbours",
     },
 )

@@ -1,0 +1,126 @@
+"""The phrases of a split and the candidates of its images: how a model scores them, and how well it localises."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vse.eval.defaults import IOU
+from vse.eval.ranking.localisation import MISSED, Localised, localised
+from vse.eval.ranking.metrics import RECALLS
+from vse.train.data.cached import Numbers
+from vse.train.models.build import Model
+from vse.train.phrases.phrase_pairs import PhrasePairs
+from vse.train.phrases.region_features import RegionInputs
+from vse.train.phrases.spans import flat_spans
+
+_IMAGES = 32  # whose regions are embedded at once
+_PAIRS = 2**15  # that are scored at once
+
+
+class PhraseVectors(Protocol):
+    """What a model reads of phrases; cached ones are :class:`vse.train.data.cached.CachedFeatures`."""
+
+    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
+        """The phrases whose texts have these numbers."""
+
+
+@dataclass(frozen=True)
+class PhraseSplit:
+    """Phrases, and what a model reads of them and of the candidates of their images."""
+
+    pairs: PhrasePairs
+    regions: RegionInputs
+    texts: PhraseVectors
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
+        """The scores of phrase k, one for each candidate of its image, are ``offsets[k]:offsets[k + 1]``."""
+        counts = self.regions.candidates.counts[self.pairs.image_of]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    @property
+    def candidates(self) -> Int[np.ndarray, " n"]:
+        """The candidates that these are, by their numbers among those of all images."""
+        candidates, images = self.regions.candidates, self.pairs.image_of
+        return flat_spans(candidates.starts[images], candidates.counts[images])[1]
+
+    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> Localised:
+        """How well scores (n,) of the candidates find the phrases that have a box, in their order."""
+        located = self.pairs.has_box
+        rows = np.repeat(located, np.diff(self.offsets))
+        counts = np.diff(self.offsets)[located]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        boxes = self.regions.candidates.boxes[self.candidates[rows]]
+        return localised(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+
+    def bound(self) -> float:
+        """The share of phrases with a box, in percent, that some candidate localises; no model has a higher R@K."""
+        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        return float(100 * (ranks < MISSED).mean())
+
+    def expected(self) -> float:
+        """The rsum that scores drawn at random have on average, roughly: the draws are with replacement."""
+        candidates = np.diff(self.offsets)[self.pairs.has_box]
+        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        right = candidates - np.minimum(ranks, candidates)  # with equal scores every wrong one is ranked before it
+        share = right / np.maximum(candidates, 1)
+        return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
+
+
+def recalls(outcome: Localised) -> dict[str, float]:
+    """R@1, R@5 and R@10 of phrases, in percent, and their sum, by which the best epoch of a training is known."""
+    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
+    return {**found, "rsum": sum(found.values())}
+
+
+def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
+    """Scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
+
+    The regions of an image are read and embedded once, for all its phrases.
+    """
+    model.eval()
+    parts = [np.empty(0, np.float32)]
+    with torch.inference_mode():
+        for images, phrases in _blocks(split.pairs):
+            candidates = split.regions.candidates
+            regions = flat_spans(candidates.starts[images], candidates.counts[images])[1]
+            if not len(regions):
+                continue
+            texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
+            of_phrases = split.pairs.image_of[phrases]
+            rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
+            embedded = model.embed_images(split.regions.of(regions))[0]
+            asked = model.embed_captions(*split.texts.of(texts))[0]
+            parts.append(scores_of_pairs(model, embedded, asked, columns, text_of[rows]))
+    return np.concatenate(parts)
+
+
+def scores_of_pairs(
+    model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Scores of some pairs of embedded regions and phrases; of a model that embeds, cosines."""
+    parts = [np.empty(0, np.float32)]
+    for start in range(0, len(rows), _PAIRS):
+        some = (torch.from_numpy(numbers[start : start + _PAIRS]).to(regions.device) for numbers in (rows, columns))
+        if model.pairwise:
+            scores = model.score_pairs((regions,), (phrases,), *some)
+        else:
+            scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
+        parts.append(scores.float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
+    """Some images that follow each other, and the phrases of these."""
+    for start in range(0, len(pairs.image_ids), _IMAGES):
+        stop = min(start + _IMAGES, len(pairs.image_ids))
+        first, end = np.searchsorted(pairs.image_of, [start, stop])
+        if first < end:
+            yield np.arange(start, stop), slice(int(first), int(end))

@@ -1,0 +1,162 @@
+"""Where phrases are: the scores of a split's phrases with candidate boxes, and a phrase of yours in one of its photos."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
+from vse.features.cache import FeatureCache, read_sources
+from vse.features.new_captions import CaptionReader, caption_reader
+from vse.features.rows import sha256_bytes
+from vse.pipeline.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import read_bytes
+from vse.pipeline.phrase_lists import phrase_texts
+from vse.pipeline.vocabulary import tokenize
+from vse.train.data.cached import Numbers
+from vse.train.data.captions import encoded_as
+from vse.train.data.pairs import images_of
+from vse.train.models.build import Model
+from vse.train.phrases.localisation_split import PhraseVectors, score_candidates, scores_of_pairs
+from vse.train.phrases.phrase_pairs import check_phrase_cache
+from vse.train.phrases.phrase_task import PhraseSettings, cached_phrases, scored_split
+from vse.train.phrases.region_features import BoxFeatures, RegionInputs
+from vse.train.prepare import phrase_model
+from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
+
+log = logging.getLogger(__name__)
+
+
+class EncodedPhrases:
+    """Phrases that an encoder of another data set's phrases reads, encoded where they are wanted.
+
+    Parameters
+    ----------
+    texts : in the order of their numbers
+    reader : what made the cache of phrases that the model was trained on
+    cache : that cache
+    device : where vectors are wanted
+    """
+
+    def __init__(self, texts: Sequence[str], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
+        self._texts, self._reader, self._cache, self._device = texts, reader, cache, device
+
+    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
+        texts = [self._texts[number] for number in numbers.tolist()]
+        return encoded_as(self._cache, self._reader, [(text, text.split(" ")) for text in texts], self._device)
+
+
+@dataclass(frozen=True)
+class Located:
+    """The candidates of a photo for a phrase, best first.
+
+    boxes : (n, 4) x1, y1, x2, y2 in pixels of the photo, x2 and y2 exclusive
+    scores : (n,)
+    """
+
+    boxes: Float[np.ndarray, "n 4"]
+    scores: Float[np.ndarray, " n"]
+
+
+def score_phrases(
+    opened: OpenedRun,
+    out: Path,
+    split: str,
+    places: RunPlaces = RunPlaces(),
+    seen: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write how the phrases of a split score the candidate boxes of their images; returns ``out``.
+
+    ``seen`` is what the file is to say of images that the run was trained on.
+    """
+    reading, phrases = _reading(opened), opened.caption_cache
+    assert phrases is not None, "a run of phrases reads a cache of them"
+    model = _best_model(opened, reading)
+    images = images_of(opened.dataset, [split], opened.cache)
+    texts = _texts(opened.dataset, phrases, places, opened.device)
+    scored = scored_split(opened.dataset, images, opened.cache, texts, reading, opened.device)
+    pairs, scores = scored.pairs, score_candidates(model, scored)
+    if not np.isfinite(scores).all():
+        raise UserError(f"{opened.folder.path}: scores are not finite (NaN or infinite); nothing is written")
+    if lacking := int((scored.regions.candidates.counts[pairs.image_of] == 0).sum()):
+        log.warning("%d phrases are of images without a candidate, and count as missed", lacking)
+    written = PhraseScores(
+        phrase_ids=pairs.phrase_ids,
+        image_ids=pairs.image_ids[pairs.image_of],
+        caption_ids=pairs.caption_ids,
+        offsets=scored.offsets,
+        scores=scores,
+        boxes=scored.regions.candidates.boxes[scored.candidates],
+        truth=pairs.truths,
+        types=np.asarray(pairs.types, np.str_),
+        dataset=opened.dataset.name,
+        split=split,
+        experiment=opened.experiment.name,
+        seed=opened.record["seed"],
+        provenance=json.dumps({**opened.provenance(out), **seen}, sort_keys=True),
+        trained_on=opened.trained_on,
+    )
+    return write_phrase_scores(out, written)
+
+
+def locate(
+    run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
+) -> Located:
+    """The candidates of a photo for a phrase, best first, by a run that localises phrases.
+
+    The photo is one of the data set that ``places.features`` are of, by default the run's; it is known by its bytes.
+    :class:`UserError` if it is none of these, or if no word of the phrase is known.
+    """
+    opened = open_run(run, places, device, unfinished)
+    reading, phrases = _reading(opened), opened.caption_cache
+    assert phrases is not None, "a run of phrases reads a cache of them"
+    same = (read_sources(opened.cache) == sha256_bytes(read_bytes(photo))).all(1)
+    if not same.any():
+        raise UserError(
+            f"{photo}: none of the images of {opened.cache.path}, so it has no candidate boxes; extract those of your album "
+            "with the same settings, and name its cache with --features"
+        )
+    model = _best_model(opened, reading)
+    reader = caption_reader(phrases, places.weights_dir, str(opened.device))
+    asked = encoded_as(phrases, reader, [(text.lower(), tokenize(text))], opened.device)
+    if not text.strip() or not asked[0].any():
+        raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
+    candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)
+    every = np.arange(len(candidates))
+    with torch.inference_mode():
+        regions = model.embed_images(RegionInputs(candidates, None, reading.coordinates, opened.device).of(every))[0]
+        scores = scores_of_pairs(model, regions, model.embed_captions(*asked)[0], every, np.zeros_like(every))
+    best = np.argsort(-scores, kind="stable")
+    return Located(candidates.boxes[best], scores[best])
+
+
+def _reading(opened: OpenedRun) -> PhraseSettings:
+    reading = opened.experiment.solver
+    if not isinstance(reading, PhraseSettings):
+        raise UserError(f"{opened.folder.path}: matches images and captions, and does not localise phrases")
+    return reading
+
+
+def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
+    model = phrase_model(opened.experiment, reading, opened.cache, opened.caption_cache).to(opened.device)
+    load_best(opened.folder, model)
+    return model
+
+
+def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
+    """The vectors of a data set's phrases: cached, or of another data set than the cache's encoded as those were."""
+    if phrases.dataset == dataset.name:
+        check_phrase_cache(phrases, dataset)
+        return cached_phrases(phrases, device)
+    return EncodedPhrases(phrase_texts(dataset), caption_reader(phrases, places.weights_dir, str(device)), phrases, device)

@@ -1,0 +1,162 @@
+"""A run put to use: its settings, its caches and its data set, found where they lie and checked against its record."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vse.features.backbone_cache import backbone_of, captions_beside
+from vse.features.cache import FeatureCache, open_cache
+from vse.features.caption_extractor import encoder_path
+from vse.features.hardware import pick_device
+from vse.features.shards import shards_folder
+from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets import changed_fields
+from vse.pipeline.provenance import made
+from vse.train.experiment import ExperimentConfig, changed_settings
+from vse.train.models.build import Model
+from vse.train.run.folder import RunFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunPlaces:
+    """Where the feature cache, ``dataset.json`` and the cache of captions of a run are, if not where ``run.json`` says.
+
+    ``weights_dir`` has the weights of networks that read what no cache has: other captions, or an image file.
+    """
+
+    features: Path | None = None
+    captions: Path | None = None
+    caption_features: Path | None = None
+    weights_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run's settings and record, and what its model is to read; ``device`` is where it will."""
+
+    folder: RunFolder
+    experiment: ExperimentConfig
+    record: dict[str, Any]
+    dataset: Dataset
+    cache: FeatureCache
+    caption_cache: FeatureCache | None
+    device: torch.device
+
+    @property
+    def trained_on(self) -> str | None:
+        """The data set that it was trained on, if that is another one than the one that it reads."""
+        name = str(self.record["dataset"])
+        return None if name == self.dataset.name else name
+
+    @property
+    def inputs(self) -> list[Path]:
+        """All that was read of it, or may be: no output may be one of these files, or lie in one of these folders."""
+        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
+        return [*self.folder.files, *of_caches, self.dataset.path, self.dataset.path.parent / "images"]
+
+    def provenance(self, out: Path) -> dict[str, Any]:
+        """What a file that is written with it was made from."""
+        caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
+        state = unfinished_state(self.record)
+        return {
+            "features": {cache.feature: cache.key for cache in caches},
+            "config": self.experiment.model_dump(mode="json"),
+            "changed_settings": changed_settings(self.experiment, self.record["dataset"]),
+            "captions": os.path.relpath(self.dataset.path, out.parent),
+            "best_epoch": self.record.get("best_epoch"),
+            "versions": self.record.get("versions", {}),
+            "trained": self.record.get("made", {}),
+            "embedded": made(),
+            **({} if state is None else {"unfinished": state}),
+        }
+
+
+def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:
+    """Open a run; ``places`` are where its caches and data set were moved, or those of another data set.
+
+    :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
+    """
+    folder = RunFolder(run)
+    experiment, record = folder.settings(ExperimentConfig), folder.record()
+    folder.content(folder.config_file)
+    if (state := unfinished_state(record)) and not unfinished:
+        raise UserError(
+            f"{run}: its training did not finish (state: {state}); continue it with vse-train --resume, or take the best "
+            "weights so far with --unfinished"
+        )
+    if "files" not in record:
+        log.info("%s: has no sums of its files, so whether they are as they were written cannot be told", folder.record_file)
+    cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
+    trained_on = folder.caption_feature_file()
+    if trained_on is not None and places.features is not None and backbone_of(cache) is not None:
+        trained_on = captions_beside(places.features)
+    if places.caption_features is not None and trained_on is None:
+        raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
+    caption_file = places.caption_features or trained_on
+    caption_cache = None
+    if caption_file is not None:
+        caption_cache = _alike(caption_file, record["caption_features"], folder, "--caption-features")
+    dataset = load_dataset_file(places.captions or cache.captions)
+    if dataset.name != cache.dataset:
+        raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
+    return OpenedRun(folder, experiment, record, dataset, cache, caption_cache, pick_device(device))
+
+
+def load_best(folder: RunFolder, model: Model) -> str:
+    """Give a model the best weights of its run, for evaluation; returns the SHA-256 of their file."""
+    weights, sha256 = folder.read_best()
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UserError(
+            f"{folder.best_file}: not weights of this run's model ({str(error).splitlines()[-1].strip()})"
+        ) from None
+    model.eval()
+    return sha256
+
+
+def unfinished_state(record: Mapping[str, Any]) -> str | None:
+    """The state of a run whose training did not finish, e.g. ``running`` or ``collapsed``; None if it did."""
+    state = record.get("state", "unknown")
+    return None if state == "finished" else str(state)
+
+
+def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
+    """The cache in ``file``, if it is the one that the run was trained with, or of the same extractor."""
+    if not file.exists():
+        place = os.path.normpath(file)
+        raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
+    cache = open_cache(file)
+    if cache.key == trained_on["key"]:
+        return cache
+    extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
+    differs = ["its key differs"] if extractor is None else changed_fields(extractor, cache.extractor)
+    if differs:
+        raise UserError(
+            f"{cache.path} is not the cache that {folder.path} is evaluated with, nor made by the same extractor "
+            f"({'; '.join(differs[:4])}); extract it with the settings of that one, or train again"
+        )
+    log.info("%s: of other rows than %s was trained with, by the same extractor", cache.path, folder.path)
+    if "imported" in cache.provenance:
+        log.warning("%s: imported, so whether the same network made it cannot be told", cache.path)
+    return cache
+
+
+def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
+    """The extractor of the cache that a run was trained with, if that is still where it was."""
+    try:
+        cache = open_cache(path)
+    except UserError:
+        return None
+    return cache.extractor if cache.key == key else None
