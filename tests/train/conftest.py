@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 
 from tests.conftest import TINY_FEATURE
+from tests.train.phrases.some_regions import Caches, make_caches, small
 from vse.features.cache import merge_shards
 from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
@@ -133,3 +134,15 @@ def weights(run: Path, file: str = "best.safetensors") -> dict[str, torch.Tensor
 def table(run: Path) -> list[dict[str, str]]:
     """The rows of ``metrics.csv``."""
     return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+
+
+@pytest.fixture(scope="session")
+def caches(few: Path) -> Caches:
+    """Made-up caches of candidates, truths and phrases of the demo of 12 images. Read only."""
+    return make_caches(few, few.parent.parent / "phrase_features")
+
+
+@pytest.fixture(scope="session")
+def phrase_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small embedding network of phrases, trained for two epochs. Read only."""
+    return train(caches.candidates, small(), out=tmp_path_factory.mktemp("runs") / "phrases")

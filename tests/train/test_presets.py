@@ -52,6 +52,7 @@ ROWS = [
     *(f"twobranch 2.{row}" for row in ("a4", "a5", "a6", "a7", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "d1")),
     *(f"twobranch 3.{row}" for row in ("a1", "a2", "a3", "b1", "b2", "b3", "c1", "d1")),
     *(f"twobranch 4.{row}" for row in ("f1", "f2", "f3", "c1", "c2", "c3")),
+    *(f"twobranch 1.{row}" for row in ("a1", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "c2", "c3", "c4", "fc1", "fc2")),
     # The same models in other tables.
     "twobranch 5.1",
     *(f"ace 1.{row}" for row in range(1, 7)),

@@ -66,7 +66,7 @@ class Sets:
         """Whether each value is one of its key; the two are broadcast against each other."""
         wanted = keys * self._size + values
         places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
-        is_there: NDArray[np.bool_] = self._pairs[places] == wanted
+        is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
         return is_there
 
     def another(

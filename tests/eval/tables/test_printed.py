@@ -143,7 +143,11 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     assert experiments_of("todnet_4") == [ablation[0], both[0], *ablation[1:]]
     scan = ["scan_t2i_lse", "scan_i2t_avg", "todnet_dsve", "todnet_bert", "scan_t2i_avg_i2t_lse"]
     assert experiments_of("todnet_6") == [("coco", name) for name in scan]
-    assert experiments_of("twobranch_1") == []
+    phrases = ["cca"]
+    phrases += [f"embedding{variant}" for variant in ("_linear_truth_single", "_truth_single", "_truth", "", "_sampling")]
+    phrases += ["embedding_constraints"]
+    phrases += [f"network{variant}" for variant in ("_linear_truth", "_truth", "_linear", "", "_1fc", "_2fc")]
+    assert experiments_of("twobranch_1") == [("f30k_entities", f"phrase_{name}") for name in phrases]
     assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints")]
 
 
