@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -81,6 +82,8 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
     def wrapped(part: Any) -> Any:
+        if is_dataclass(part) and isinstance(part, type):
+            _resolve_inherited(part)
         if _names_shapes(part.__module__):
             return _with_shapes(part, typechecker=typechecker)
         if not isinstance(part, type):
@@ -91,6 +94,16 @@ def _jaxtyped(*, typechecker: Callable[..., Any]) -> Callable[[Any], Any]:
         return part
 
     return wrapped
+
+
+def _resolve_inherited(part: type[Any]) -> None:
+    """Put types in place of their names in a data class that has fields of one in another module, which knows the names."""
+    if any(base.__module__ != part.__module__ for base in part.__mro__ if is_dataclass(base)):
+        with suppress(NameError):
+            hints = get_type_hints(part, include_extras=True)
+            part.__init__.__annotations__ |= {name: hints[name] for name in part.__init__.__annotations__ if name in hints}
+            for field in fields(part):
+                field.type = hints[field.name]
 
 
 def _names_shapes(module: str) -> bool:

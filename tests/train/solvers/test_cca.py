@@ -26,7 +26,7 @@ from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.solvers import cca as cca_module
-from vse.train.solvers.cca import Cca, Covariances, canonical_directions, covariances
+from vse.train.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
 from vse.train.training import Existing, Extras, train
 from vse.train.use.embed import embed_split
 
@@ -268,7 +268,7 @@ def test_a_split_is_evaluated_as_it_was_validated(run: Path, tmp_path: Path) -> 
     assert json.loads(test.read_text())["protocols"].keys() == {"full", "sentence"}
 
 
-def test_blocks_of_images_change_nothing(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def testblocks_of_images_change_nothing(run: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cca_module, "_BLOCK", 7)
     small = RunFolder(train(cache, experiment(*SETS), out=tmp_path / "small")).checkpoint()["model"]
     for name, weights in RunFolder(run).checkpoint()["model"].items():
@@ -278,14 +278,14 @@ def test_blocks_of_images_change_nothing(run: Path, cache: Path, tmp_path: Path,
 def stopped(cache: Path, out: Path, where: str, calls: int) -> Path:
     """A run with a SIGTERM in some call of one of its methods, then resumed."""
     with pytest.MonkeyPatch.context() as patch:
-        real, done = getattr(Cca, where), iter(range(99))
+        real, done = getattr(CaptionCca, where), iter(range(99))
 
-        def interrupted(self: Cca, *arguments: Any) -> Any:
+        def interrupted(self: CaptionCca, *arguments: Any) -> Any:
             if next(done) == calls:
                 os.kill(os.getpid(), signal.SIGTERM)
             return real(self, *arguments)
 
-        patch.setattr(Cca, where, interrupted)
+        patch.setattr(CaptionCca, where, interrupted)
         with pytest.raises(Interrupted, match="--resume"):
             train(cache, experiment(*SETS), out=out)
     return train(cache, experiment(*SETS), out=out, existing=Existing(resume=True))
@@ -298,7 +298,7 @@ def assert_same_run(a: Path, b: Path) -> None:
 
 
 def test_a_run_that_is_stopped_among_the_covariances_is_resumed(run: Path, cache: Path, tmp_path: Path) -> None:
-    assert_same_run(run, stopped(cache, tmp_path / "cut", "_blocks", 0))
+    assert_same_run(run, stopped(cache, tmp_path / "cut", "blocks", 0))
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2])
