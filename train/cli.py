@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from vse.pipeline.command import SEED, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
+
+if TYPE_CHECKING:
+    from vse.train.use.opened_run import RunPlaces
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -182,7 +186,7 @@ def embed_command(
 @click.argument("run", type=_FILE)
 @click.argument("query")
 @click.option("-k", default=10, show_default=True, type=click.IntRange(1), help="How many results.")
-@click.option("--split", default="test", show_default=True)
+@click.option("--split", help="The split.  [default: test]")
 @click.option("--features", type=_FILE, help="The cache, if it was moved; or one of your album, by the same extractor.")
 @click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the cache names]")
 @click.option("--caption-features", type=_FILE, help="The cache of captions, if it was moved.")
@@ -199,14 +203,15 @@ def embed_command(
     type=click.IntRange(1),
     help="Score only the best K by pooled vectors, of a model that scores every pair.  [default: all; of order scores 200]",
 )
-@click.option("--html", type=_FILE, help="Write a report with thumbnails as well.")
+@click.option("--image", type=_FILE, help="A photo of --features in which to find QUERY, a phrase, with a run of phrases.")
+@click.option("--html", type=_FILE, help="Write a report with photos as well.")
 @_DEVICE
 @_THREADS
 def search_command(
     run: Path,
     query: str,
     k: int,
-    split: str,
+    split: str | None,
     features: Path | None,
     captions: Path | None,
     caption_features: Path | None,
@@ -216,6 +221,7 @@ def search_command(
     index_type: str | None,
     index_parameters: str,
     rerank: int | None,
+    image: Path | None,
     html: Path | None,
     device: str,
     threads: int | None,
@@ -223,7 +229,8 @@ def search_command(
     """Search a split with a run: a text finds images, an image file finds captions.
 
     QUERY is a text, or the path of a JPEG, PNG or WebP file. A line per result: rank, score, image, caption; an id where
-    dataset.json knows no more.
+    dataset.json knows no more. With --image, QUERY is a phrase and the results are boxes of that photo: rank, score and
+    corners (x1, y1, x2, y2 in its pixels).
     """
     from vse.eval.report.search_page import write_search_page
     from vse.features.hardware import memory_guard, use_threads
@@ -231,14 +238,22 @@ def search_command(
     from vse.train.use.search import search_split
 
     use_threads(threads)
+    places = RunPlaces(features, captions, caption_features, weights_dir)
+    if image is not None:
+        others = {"--split": split, "--corpus": corpus, "--index": index, "--index-type": index_type, "--rerank": rerank}
+        if given := [name for name, value in others.items() if value is not None]:
+            raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
+        with memory_guard(_NO_MEMORY):
+            _find_phrase(run, image, query, k, places, html, device)
+        return
     asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
     with memory_guard(_NO_MEMORY):
         hits = search_split(
             run,
             asked,
             k,
-            split,
-            places=RunPlaces(features, captions, caption_features, weights_dir),
+            split or "test",
+            places=places,
             device=device,
             corpus=corpus,
             index=index,
@@ -251,7 +266,24 @@ def search_command(
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
     if html is not None:
-        log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split}"))
+        log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split or 'test'}"))
+
+
+def _find_phrase(run: Path, photo: Path, phrase: str, k: int, places: RunPlaces, html: Path | None, device: str) -> None:
+    """Print the ``k`` best boxes of a photo for a phrase, and draw the best one on a page if it is asked for."""
+    from vse.eval.report.phrase_page import write_phrase_page
+    from vse.eval.search.hits import PhraseHit
+    from vse.pipeline.files import check_out
+    from vse.train.use.localise import locate
+
+    if html is not None:
+        check_out(html, [photo])
+    located = locate(run, photo, phrase, places, device)
+    hit = PhraseHit(phrase, located.boxes, located.scores)
+    for rank, (score, box) in enumerate(zip(hit.scores[:k].tolist(), hit.boxes[:k].tolist(), strict=True), 1):
+        click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
+    if html is not None:
+        log.info("%s: the best box in the photo", write_phrase_page(html, photo, [hit], str(run)))
 
 
 @click.command("vse-report")
