@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
-from vse.eval.files.results import changed_settings_of
+from vse.eval.files.results import changed_settings_of, shown_name
 from vse.eval.files.score_matrices import MeanScores
 from vse.eval.ranking.ranks import ScoreMatrix
 from vse.pipeline.config import OF_ENSEMBLES, ExperimentPlan
@@ -105,15 +105,22 @@ def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | No
 
 
 def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:
-    """What is said of an ensemble: the preset's settings, its members' features, and which of their settings were changed."""
+    """What is said of an ensemble: the preset's settings, its members' features, and which of their settings were changed.
+
+    Without a preset tables call it by its members' names.
+    """
     features: dict[str, Any] = {}
     changed: dict[str, None] = {}
+    shown: dict[str, None] = {}
     for path, member in members:
         said = provenance_of(member)
+        shown[shown_name(experiment_of(path, member), said)] = None
         read = said.get("features")
         features |= read if isinstance(read, Mapping) else {}
         changed |= dict.fromkeys(f"{experiment_of(path, member)}.{change}" for change in changed_settings_of(said))
-    config = {name: getattr(plan, name) for name in OF_ENSEMBLES} if plan else {}
+    plain = {experiment_of(*member) for member in members}
+    named = {"label": " + ".join(shown)} if len(shown) > 1 and plain != set(shown) else {}
+    config = {name: getattr(plan, name) for name in OF_ENSEMBLES} if plan else named
     return {"features": features, "config": config, "changed_settings": list(changed)}
 
 

@@ -45,7 +45,8 @@ def compare(
 ) -> Path:
     """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
-    Two files are the two models. More are seeds of two experiments, as many of each, paired in their order. See
+    Two files are the two models. More are seeds of two experiments, or of one with two settings, as many of each, paired in
+    their order. See
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
     ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see :func:`vse.eval.protocols.evaluate.evaluate`.
     """
@@ -233,13 +234,14 @@ def _sides(files: Sequence[Path], read: Callable[[Path], Described]) -> tuple[li
         if files[0].resolve() == files[1].resolve():
             raise UserError(f"{files[0]} is given twice; --compare needs two models")
         return [files[0]], [files[1]]
-    by_experiment: dict[str, list[Path]] = {}
+    by_name: dict[str, list[Path]] = {}
     for path in files:
-        by_experiment.setdefault(experiment_of(path, read(path)), []).append(path)
-    if len(by_experiment) != 2 or len({len(side) for side in by_experiment.values()}) != 1:
-        there = ", ".join(f"{len(side)} of {name}" for name, side in by_experiment.items())
+        run = read(path)
+        by_name.setdefault(shown_name(experiment_of(path, run), provenance_of(run)), []).append(path)
+    if len(by_name) != 2 or len({len(side) for side in by_name.values()}) != 1:
+        there = ", ".join(f"{len(side)} of {name}" for name, side in by_name.items())
         raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")
-    first, second = by_experiment.values()
+    first, second = by_name.values()
     return first, second
 
 

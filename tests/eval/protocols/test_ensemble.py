@@ -77,6 +77,16 @@ def test_an_ensemble_is_no_row_of_its_members(tmp_path: Path) -> None:
     assert result["provenance"]["config"] == {}
 
 
+def test_tables_call_an_ensemble_by_the_names_that_its_members_were_given(tmp_path: Path) -> None:
+    names = [json.dumps({"config": {"label": label}}) for label in ("t-i AVG", "i-t LSE")]
+    files = [
+        write_embeddings(tmp_path / f"{k}.h5", made(seed=k, experiment="scan", provenance=said))
+        for k, said in enumerate(names)
+    ]
+    result = evaluate(files, tmp_path / "r.json", together=True)
+    assert summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
+
+
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Writes a file of an experiment and a seed; the preset ``duo`` is an ensemble of ``vsepp`` and ``vse0``."""

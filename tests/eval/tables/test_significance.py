@@ -132,6 +132,21 @@ def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Pa
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
 
 
+def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path) -> None:
+    files = []
+    for margin, noise in (("0.2", 1.0), ("0.1", 1.6)):
+        changed = [] if margin == "0.2" else [f"loss.margin: 0.2 -> {margin}"]
+        said = json.dumps({"changed_settings": changed})
+        files += [
+            write_embeddings(tmp_path / f"{margin}-{seed}.h5", made(60, seed=seed, noise=noise, provenance=said))
+            for seed in range(2)
+        ]
+    content = compared(tmp_path, *files)
+    assert [content[side]["name"] for side in "ab"] == ["vsepp", "vsepp[margin=0.1]"]
+    assert [content[side]["seeds"] for side in "ab"] == [[0, 1], [0, 1]]
+    assert content["comparisons"]["full"]["rsum"]["difference"] > 0
+
+
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
     result = evaluate([models[0]], tmp_path / "r.json", bootstrap=0)
     comparison = compare([models[0], models[3]], tmp_path / "c.json", samples=100)
