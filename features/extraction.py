@@ -69,7 +69,8 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     """Join the finished shards of a feature to the cache ``out``."""
     first = shards.read_record(shards.shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
-    config = first.identity.content.get("config", {}) if first is not None else {}
+    recorded = first.identity.content.get("config") if first is not None else None
+    config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with only_writer(out):
         ids = ids_of(items_of(dataset, kind, of=text_rows_of(config)))
