@@ -126,7 +126,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             boxes = inside(given, image.size, f"{config.boxes}: image {image_id}")
             return given if self._truths else boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
-            boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model)
+            boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model, config.thin_edges)
         elif config.boxes == "selective_search":
             boxes, scores = selective_search(pixels, config.n_boxes)
         else:

@@ -19,7 +19,7 @@ SOURCE = "phrases"
 """What the setting ``boxes`` is of a cache of these boxes."""
 
 # Settings and hashes that say which boxes are read, not how.
-_WHICH_BOXES = ("boxes", "n_boxes", "train_boxes", "proposer", "proposer_weights", "edge_model")
+_WHICH_BOXES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
 _FILES_OF_BOXES = ("proposer_sha256", "edge_model_sha256")
 
 

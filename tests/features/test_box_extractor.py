@@ -21,7 +21,7 @@ from vse.features.crops import normalized
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.boxes import BoxesConfig
 from vse.features.feature_presets import load_feature
-from vse.features.proposals import edge_boxes, read_boxes, selective_search
+from vse.features.proposals import edge_boxes, read_boxes, ridges, selective_search
 from vse.features.reader import FeatureReader
 from vse.features.rows import items_of
 from vse.features.tensor_hash import tensors_sha256
@@ -159,6 +159,23 @@ def test_edge_boxes_find_a_square() -> None:
     best = boxes[:5]
     overlap = [iou(box, (30, 20, 75, 60)) for box in best]
     assert max(overlap) > 0.6
+
+
+def test_thin_edges_are_where_no_neighbour_across_them_is_stronger() -> None:
+    """A ramp up and down along x has its ridge in the middle, and a flat image is one ridge."""
+    row = np.asarray([0, 1, 3, 2, 1, 0], np.float32)
+    edges = np.tile(row, (5, 1))
+    flat = np.zeros((5, 6), np.float32)
+    assert ridges(edges, flat).tolist() == [[0, 0, 3, 0, 0, 0]] * 5
+    np.testing.assert_array_equal(ridges(edges.T.copy(), flat.T + np.float32(np.pi / 2)), ridges(edges, flat).T)
+    np.testing.assert_array_equal(ridges(flat + 1, flat), flat + 1)
+
+
+def test_edge_boxes_on_thin_edges_find_a_square_as_well() -> None:
+    pixels = np.full((80, 100, 3), 230, np.uint8)
+    pixels[20:60, 30:75] = (200, 30, 30)
+    boxes, _ = edge_boxes(pixels, 20, thin=True)
+    assert max(iou(box, (30, 20, 75, 60)) for box in boxes[:5]) > 0.6
 
 
 def iou(a: Any, b: Any) -> float:

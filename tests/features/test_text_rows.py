@@ -206,7 +206,7 @@ def test_a_preset_of_phrases_is_that_of_captions_but_for_its_rows(name: str) -> 
         assert {**one, "of": "phrases"} == other
 
 
-@pytest.mark.parametrize("name", ["boxes", "boxes_resnet", "boxes_effnet"])
+@pytest.mark.parametrize("name", ["boxes", "boxes_resnet", "boxes_effnet", "boxes_effnet_map"])
 def test_a_preset_of_truths_is_that_of_candidates_but_for_its_boxes(name: str) -> None:
     for dataset in (None, "demo"):
         one, other = load_feature(name, dataset).content(), load_feature(f"{name}_truth", dataset).content()

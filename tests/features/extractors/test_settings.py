@@ -85,6 +85,8 @@ EXTRAS = {
     "dino": "timm",
     "boxes_effnet": "timm",
     "boxes_effnet_truth": "timm",
+    "boxes_effnet_map": "timm",
+    "boxes_effnet_map_truth": "timm",
     "clip": "openclip",
     "clip_text": "openclip",
     "minilm": "text",
