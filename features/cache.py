@@ -137,11 +137,6 @@ class FeatureCache:
         return f"{len(self.ids)} {rows} with {self.offsets[-1]} {parts} of {each}"
 
 
-def holds_phrases(cache: FeatureCache) -> bool:
-    """Whether the rows of a cache of text are the different phrases of a data set, not its captions."""
-    return cache.kind == "text" and cache.provenance.get("config", {}).get("of") == "phrases"
-
-
 def failures_path(cache: Path) -> Path:
     """``features/demo_fc7.h5.failures.jsonl``: the images that ``--skip-bad`` left out."""
     return cache.with_name(f"{cache.name}.failures.jsonl")

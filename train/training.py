@@ -16,7 +16,8 @@ from pydantic import TypeAdapter
 
 import vse
 from vse.features.backbone_cache import backbone_of
-from vse.features.cache import holds_phrases, open_cache
+from vse.features.cache import open_cache
+from vse.features.rows import TextRows
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, write_json
@@ -98,7 +99,8 @@ def train(
     encoder = experiment.model.caption_encoder
     if inputs.words is None and encoder is not None:
         inputs = replace(inputs, words=encoder.word_file())
-    opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder)
+    texts: TextRows = "phrases" if experiment.solver.reads_phrases else "captions"
+    opened = open_inputs(cache, dataset, experiment, folder, seed, inputs, encoder, texts)
     experiment = _as_read(experiment, opened)
     identity = opened.identity(seed)
     processes = join_processes(device)
@@ -169,9 +171,6 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
             "(--set caption_feature=hglmm) or a cache of one"
         )
-    if inputs.captions is not None and holds_phrases(inputs.captions) != experiment.solver.reads_phrases:
-        held, wanted = ("phrases", "captions") if holds_phrases(inputs.captions) else ("captions", "phrases")
-        raise UserError(f"{inputs.captions.path} holds {held}, and the solver {experiment.solver.name} reads {wanted}")
     experiment.solver.check_inputs(inputs.cache, inputs.captions)
     return experiment.model_copy(update={**read, "model": experiment.model.for_captions(inputs.caption_input_kind)})
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.features.cache import FeatureCache
 from vse.features.hardware import moved
 from vse.features.reader import FeatureReader
+from vse.features.region_boxes import RegionBoxes
 from vse.pipeline.errors import UserError
 from vse.train.data.cached import CachedFeatures, Numbers
 
@@ -47,8 +47,9 @@ class BoxFeatures(CachedFeatures):
         self.starts, self.counts = self._starts, self._counts
         self.image_of = np.repeat(np.arange(len(image_ids)), self._counts)
         within = np.arange(len(self.image_of)) - self._starts[self.image_of]
-        self.boxes = _stored(cache, "boxes", 4)[cache.offsets[self._rows][self.image_of] + within].astype(np.float32)
-        self.sizes = _stored(cache, "image_size", 2)[self._rows]
+        every = RegionBoxes(cache)
+        self.boxes = every.boxes[every.offsets[self._rows][self.image_of] + within]
+        self.sizes = every.image_size[self._rows]
         if not np.isfinite(self.boxes).all():
             raise UserError(f"{cache.path}: its boxes are not finite (NaN); extract it again")
 
@@ -119,12 +120,3 @@ class RegionInputs:
 def input_length(dim: int, coordinates: Coordinates) -> int:
     """How many numbers a model reads of a region whose cached vector has ``dim``."""
     return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]
-
-
-def _stored(cache: FeatureCache, name: str, width: int) -> NDArray[Any]:
-    """An array that lies in every shard beside the features, one shard after the other."""
-    parts = [shard.get(name) for shard in cache.shards]
-    arrays = [np.asarray(part.map()) for part in parts if part is not None]
-    if len(arrays) < len(parts) or any(array.ndim != 2 or array.shape[1] != width for array in arrays):
-        raise UserError(f"{cache.path}: has no {name} beside its regions (imported?); phrases are localised among boxes")
-    return np.concatenate(arrays)

@@ -9,6 +9,7 @@ from typing import Any
 
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.rows import TextRows
 from vse.features.text_rows import check_text_rows
 from vse.features.transformer import Transformer
 from vse.features.word_files import word_file_sha256
@@ -126,15 +127,19 @@ def open_inputs(
     seed: int,
     paths: InputPaths,
     caption_encoder: EncoderSettings | None = None,
+    texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all that an experiment reads beside ``cache``; its ``caption_encoder`` may read tokens of its own."""
+    """Find and check all that an experiment reads beside ``cache``; its ``caption_encoder`` may read tokens of its own.
+
+    ``texts`` says whether captions are matched, or phrases.
+    """
     evaluated = _evaluated(cache, experiment, paths.eval_features)
     for images in (cache, evaluated):
         _check_dataset(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
-    captions = _captions(cache, dataset, experiment, paths.caption_features)
+    captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
     truths = _truths(cache, experiment, paths.truth_features)
     transformer = None
     if captions is None and caption_encoder is not None:
@@ -164,16 +169,18 @@ def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: st
     return open_cache(path or beside)
 
 
-def _captions(cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
-    """The cache of captions."""
+def _captions(
+    cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
+) -> FeatureCache | None:
+    """The cache of captions, or of phrases."""
     if path is None and experiment.backbone is not None and backbone_of(cache) is not None:
         path = captions_beside(cache.path)
     if experiment.caption_feature is None and path is None:
         return None
-    hint = f"{experiment.name} reads captions as {experiment.caption_feature!r}: extract it, or name its cache with "
+    hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
     captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
     _check_dataset(captions, dataset)
-    check_text_rows(captions, "captions")
+    check_text_rows(captions, texts)
     return captions
 
 
