@@ -33,8 +33,9 @@ from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.recurrent import Lstm
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
+from vse.train.phrases.phrase_trainer import PhraseGradientSettings
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.cca import CcaSettings
+from vse.train.solvers.cca import CcaFields
 from vse.train.solvers.none import NoTrainingSettings
 from vse.train.training import train
 from vse.train.use.backbone import run_as_features
@@ -139,7 +140,10 @@ def test_the_embedding_networks_are_those_of_the_paper() -> None:
     assert (lstm.train.learning_rate, lstm.loss.lambda4) == (2e-4, 0.05)
 
 
-OF_THE_TWO_BRANCH_PAPER = [name for name in EXPERIMENTS if any("twobranch" in row for row in load_experiment(name).rows)]
+OF_TABLES_2_TO_5 = tuple(f"twobranch {table}." for table in (2, 3, 4, 5))
+OF_THE_TWO_BRANCH_PAPER = [
+    name for name in EXPERIMENTS if any(row.startswith(OF_TABLES_2_TO_5) for row in load_experiment(name).rows)
+]
 
 
 def test_every_experiment_has_a_title_of_its_own() -> None:
@@ -175,6 +179,58 @@ def test_a_variant_of_the_embedding_network_differs_in_what_it_is_named_for(
     assert found.loss == full.loss.model_copy(update=lambdas)
     assert found.model == full.model.model_copy(update={"image_encoder": branch, "caption_encoder": branch})
     assert found.train == full.train.model_copy(update={"sampling": SAMPLERS[sampling]()})
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "widths", "positives", "neighbours"),
+    [
+        ("phrase_embedding", (1, 4, 0, 0), [1024, 512], "augmented", False),
+        ("phrase_embedding_truth", (1, 4, 0, 0), [1024, 512], "truth", False),
+        ("phrase_embedding_truth_single", (0, 1, 0, 0), [1024, 512], "truth", False),
+        ("phrase_embedding_linear_truth_single", (0, 1, 0, 0), [1024], "truth", False),
+        ("phrase_embedding_sampling", (1, 4, 0, 0), [1024, 512], "augmented", True),
+        ("phrase_embedding_constraints", (1, 4, 0.1, 0.1), [1024, 512], "augmented", True),
+        ("phrase_network", None, [1024, 512], "augmented", False),
+        ("phrase_network_linear", None, [1024], "augmented", False),
+        ("phrase_network_truth", None, [1024, 512], "truth", False),
+        ("phrase_network_linear_truth", None, [1024], "truth", False),
+        ("phrase_network_1fc", None, [1024, 512], "augmented", False),
+        ("phrase_network_2fc", None, [1024, 512], "augmented", False),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["", "_effnet"])
+def test_localisation_of_phrases_is_that_of_the_paper(
+    name: str, weights: tuple[float, ...] | None, widths: list[int], positives: str, neighbours: bool, suffix: str
+) -> None:
+    """Sections 4.1 to 4.3; the margin is that of its other task."""
+    found = load_experiment(name + suffix)
+    solver, loss, train = found.solver, found.loss, found.train
+    assert isinstance(solver, PhraseGradientSettings)
+    assert (solver.positives, solver.positive_iou, solver.negative_iou) == (positives, 0.7, 0.3)
+    assert (solver.neighbours, solver.negatives, solver.candidates, solver.coordinates) == (
+        neighbours,
+        "balanced",
+        None,
+        "none",
+    )
+    branch = BranchSettings(widths=widths, dropout=0.0)
+    assert (found.model.image_encoder, found.model.caption_encoder) == (branch, branch)
+    if weights is None:
+        layers = {"phrase_network_1fc": [], "phrase_network_2fc": [512]}.get(name, [512, 256])
+        assert (loss.name, found.model.similarity.model_dump()) == ("logistic", {"name": "network", "widths": layers})
+    else:
+        assert (loss.name, loss.margin, loss.k, loss.reduction) == ("top", 0.05, 30, "sum")
+        assert (loss.lambda1, loss.lambda2, loss.lambda3, loss.lambda4) == weights
+        assert found.model.similarity.name == "euclidean"
+    further = name == "phrase_embedding_constraints"
+    assert found.start_from == (f"phrase_embedding_sampling{suffix}" if further else None)
+    assert (train.epochs, train.batch_size, train.learning_rate) == (2 if further else 8, 100, 1e-3)
+    assert (train.decay, train.clip, train.sampling.name) == (1.0, None, "shuffled")
+    features = {
+        "": ("boxes", "boxes_truth", "hglmm_phrases"),
+        "_effnet": ("boxes_effnet", "boxes_effnet_truth", "minilm_phrases"),
+    }
+    assert (found.feature, found.truth_feature, found.caption_feature) == features[suffix]
 
 
 @pytest.mark.parametrize("name", ["fc7_rc", "resnet_rc", "effnet_rc"])
@@ -348,7 +404,7 @@ def trained(feature: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
             config = load_experiment(name, "demo", ["train.epochs=1", "train.batch_size=120"])
             if config.start_from:
                 run(config.start_from)
-            for other in (config.eval_feature, config.caption_feature):
+            for other in (config.eval_feature, config.caption_feature, config.truth_feature):
                 if other:
                     feature(other)
             read = embeddings(config.backbone) if config.backbone else feature(config.feature)
@@ -366,8 +422,10 @@ def test_two_steps_on_the_demo(name: str, trained: Callable[[str], Path]) -> Non
     solver = run.settings(ExperimentConfig).solver
     if isinstance(solver, NoTrainingSettings):
         assert (len(run.checkpoint()["rows"]), run.best_weights()) == (1, {})
-    elif isinstance(solver, CcaSettings):
+    elif isinstance(solver, CcaFields):
         assert len(run.checkpoint()["rows"]) == len(solver.regularization)
+    elif isinstance(solver, PhraseGradientSettings):
+        assert len(run.checkpoint()["rows"]) == 1
     else:
         assert {float(entry["step"]) for entry in run.checkpoint()["optimizer"]["state"].values()} == {2.0}
     assert run.best_file.is_file()

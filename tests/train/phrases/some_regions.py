@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 
 from vse.features.cache import merge_shards, open_cache
 from vse.features.rows import Identity, Rows, sha256_bytes
 from vse.features.shards import shard_path, write_shard
 from vse.pipeline.boxes_overlap import iou
 from vse.pipeline.dataset import Dataset, load_dataset_file
-from vse.pipeline.image_files import read_bytes
+from vse.pipeline.image_files import decode, read_bytes
 from vse.pipeline.phrase_lists import mentions, phrase_texts
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.phrases.phrase_pairs import PhrasePairs, phrase_pairs, truth_regions
@@ -63,7 +62,7 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7) -> Caches:
     for mention in mentions(dataset):
         if mention.phrase.truth is not None:
             named[mention.image.imgid].append((np.float32(mention.phrase.truth), mention.text))
-    sizes = [Image.open(dataset.image_path(image)).size for image in dataset.images]
+    sizes = [decode(dataset.image_path(image)).size for image in dataset.images]
     truths = [_different([box for box, _ in named[image.imgid]]) for image in dataset.images]
     proposed = [_proposed(own, size, int(rng.integers(1, n + 1)), rng) for own, size in zip(truths, sizes, strict=True)]
     made = {}

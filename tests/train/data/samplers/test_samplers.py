@@ -44,6 +44,15 @@ def test_shuffled_visits_every_pair_once(n: int, size: int, seed: int, epoch: in
 
 
 @given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
+def test_by_image_visits_every_pair_once_and_image_after_image(image_of: Numbers, size: int, seed: int) -> None:
+    batches = SAMPLERS["by_image"]().batches_of_epoch(image_of, size, seed, 0)
+    seen = np.concatenate([*batches, np.empty(0, np.int64)])
+    assert len(set(seen.tolist())) == len(seen) == len(image_of) - (len(image_of) % size == 1)
+    assert all(len(batch) == size for batch in batches[:-1])
+    assert np.count_nonzero(np.diff(image_of[seen])) < max(1, len(set(image_of[seen].tolist())))
+
+
+@given(image_of=image_numbers(), size=SIZES, seed=SEEDS)
 def test_neighbourhood_visits_every_pair_once(image_of: Numbers, size: int, seed: int) -> None:
     batches = SAMPLERS["neighbourhood"]().batches_of_epoch(image_of, size, seed, 0)
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(image_of)))
