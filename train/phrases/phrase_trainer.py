@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import numpy as np
@@ -102,6 +102,6 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             embedded = self.model.embed_images(train.regions.of(regions))
             return embedded[0], self.model.embed_captions(*train.texts.of(texts))[0]
 
-    def _precision(self) -> torch.autocast | nullcontext[None]:
+    def _precision(self) -> AbstractContextManager[None]:
         """Distances are computed in float32, a similarity network in the precision of the step."""
         return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()
