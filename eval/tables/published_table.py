@@ -113,7 +113,7 @@ def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], d
                 raise UserError(f"{path} and {other.path} are both of the row {measured.row.key}; give one of them")
         _warn_of_split([measured for measured in by_row.values() if measured.path == path])
     if results and not by_row:
-        names = ", ".join(name for _, name in experiments_of(table)) or "none of the presets"
+        names = ", ".join(name for _, name in experiments_of(table))
         raise UserError(f"no result is of a row of {table}; its rows are the experiments {names}")
     return by_row
 

@@ -143,6 +143,7 @@ def test_a_grid_needs_height_and_width() -> None:
         LayerOutput(load_backbone(config(layer="x")), "output", positions=True)(IMAGES)
 
 
+@pytest.mark.slow
 def test_the_image_tower_of_openclip_is_a_backbone(tmp_path: Path) -> None:
     import open_clip
 

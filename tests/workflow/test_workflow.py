@@ -103,6 +103,7 @@ def test_an_ensemble_trains_its_members_and_averages_them_seed_by_seed(tmp_path:
     assert "Nothing to be done" in again.stderr + again.stdout
 
 
+@pytest.mark.slow
 def test_an_ensemble_is_a_row_of_tables_and_its_members_are_made_for_it(tmp_path: Path, snakemake: Workflow) -> None:
     (tmp_path / "presets" / "experiments").mkdir(parents=True)
     (tmp_path / "presets" / "experiments" / "mine.yaml").write_text(DUO)
@@ -251,15 +252,14 @@ def test_a_published_table_takes_all_its_experiments(suffix: str, snakemake: Wor
     assert "rule summary:" not in text
 
 
-def test_a_published_table_without_experiments_has_the_printed_figures_alone(tmp_path: Path, snakemake: Workflow) -> None:
-    done = snakemake("results/tables/twobranch_1.csv", "results/tables/twobranch_1.tex")
-    assert done.returncode == 0, done.stderr
-    lines = (tmp_path / "results/tables/twobranch_1.csv").read_text().splitlines()
-    assert lines[2].startswith(
-        "twobranch 1.b1,Embedding Network,linear; single positive; single-directional,f30k_entities,phrase,"
-    )
-    assert ",39.60,,,,,,,64.30,,,,,,,71.00," in lines[2]
-    assert "toprule" in (tmp_path / "results/tables/twobranch_1.tex").read_text()
+def test_the_table_of_phrases_is_made_of_runs_on_boxes_their_truths_and_phrases(snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "--printshellcmds", "results/tables/twobranch_1.csv", "--config", "dataset=demo")
+    text = answer.stdout + answer.stderr
+    assert answer.returncode == 0, text
+    for feature in ("boxes", "boxes_truth", "hglmm_phrases"):
+        assert f"--out features/demo_{feature}.h5" in text
+    assert "vse-train --features features/demo_boxes.h5 --captions data/demo/dataset.json --experiment phrase_network " in text
+    assert text.count("vse-eval runs/demo_phrase_") == 13
 
 
 def test_the_summary_of_a_data_set_is_no_published_table(snakemake: Workflow) -> None:

@@ -320,7 +320,7 @@ def test_results_of_other_tables_are_left_out_and_said(result: Results, caplog: 
         UserError, match="its rows are the experiments vse0_10c_rv, order0_10c_rv, vsepp_10c_rv, orderpp_10c_rv"
     ):
         compared("vsepp_4", [other])
-    with pytest.raises(UserError, match="its rows are the experiments none of the presets"):
+    with pytest.raises(UserError, match="its rows are the experiments phrase_cca, phrase_embedding_linear"):
         compared("twobranch_1", [other])
 
 

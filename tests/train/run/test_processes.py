@@ -65,6 +65,7 @@ def test_losses_gradients_and_updates_are_those_of_one_process(name: str, proces
     assert log.count("epoch 2: loss") == 1, "the first process alone writes and logs"
 
 
+@pytest.mark.slow
 def test_gathered_sets_of_different_lengths_are_those_of_one_process(regions: Path, tmp_path: Path) -> None:
     sets = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.batch_size=7", "train.epochs=1"]
     SIMILARITIES.add(ToySettings)

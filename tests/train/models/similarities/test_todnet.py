@@ -108,6 +108,7 @@ def test_query_and_target_exchange_the_directions() -> None:
     assert (target[0] - target[1]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [*({"condition": name} for name in CONDITIONS), {"transform": "mlp"}])
 @given(n=st.integers(1, 5), m=st.integers(1, 6), log_block=st.integers(0, 6), gradients=st.booleans(), kept=st.booleans())
 def test_a_score_does_not_depend_on_blocks_order_or_neighbours(
