@@ -22,6 +22,7 @@ import pytest
 
 from tests.features.tiny_text import tiny_bert
 from tests.train.conftest import COMMAND as SMALL_MODEL
+from tests.train.phrases.some_regions import make_caches
 from vse.features.precomp import export_precomp
 from vse.pipeline.dataset import load_dataset_file
 
@@ -40,6 +41,11 @@ HGLMM = "--set trained_dim=8 --set trained_epochs=2 --set min_count=1 --set cent
 TEMPORARY = r"\.tmp|\.partial|\.lock"
 SHARDS = "--shards 12 --threads 1"
 TRAIN = " ".join(["vse-train --features {cache} --out run --threads 1 --resume", *SMALL_MODEL])
+PHRASES = (
+    "vse-train --features {candidates} --experiment phrase_embedding_sampling --out run --threads 1 --resume"
+    " --set truth_feature=truths --set caption_feature=some_phrases --set train.batch_size=40"
+    " --set model.image_encoder.widths=[16,8] --set model.caption_encoder.widths=[16,8]"
+)
 
 
 class Killed(NamedTuple):
@@ -67,6 +73,8 @@ COMMANDS = {
     "extract hglmm": Killed(f"vse-extract hglmm --dataset {{few}} --out demo_x.h5 {SHARDS} {HGLMM}"),
     "extract text": Killed(f"vse-extract text --dataset {{data}} --out demo_x.h5 {SHARDS} --set weights={{bert}}"),
     "train": Killed(f"{TRAIN} --set train.epochs=6", "run/best.safetensors", once=False),
+    "train phrases": Killed(f"{PHRASES} --set train.epochs=20", "run/best.safetensors", once=False),
+    "embed phrases": Killed("vse-embed {phrase_run} --out test.h5 --threads 1"),
     "embed": Killed("vse-embed {run} --out test.h5 --threads 1"),
     "eval": Killed("vse-eval {embeddings} --out result.json --bootstrap 200"),
     "eval --compare": Killed("vse-eval {embeddings} {others} --compare --out compared.json --bootstrap 200"),
@@ -102,6 +110,11 @@ def given(demo: Path, few: Path, cache: Path, run: Run, tmp_path_factory: pytest
         run(f"vse-train --features {cache} --out {name} --seed {seed} --threads 1 {' '.join(SMALL_MODEL)}", folder)
         run(f"vse-embed {name}", folder)
     run("vse-eval run/test.h5 --out result.json --bootstrap 0", folder)
+    candidates = make_caches(few, folder / "regions").candidates
+    run(
+        f"{PHRASES.format(candidates=candidates)} --set train.epochs=1 --overwrite".replace("--out run", "--out phrases"),
+        folder,
+    )
     return {
         "folder": folder,
         "images": demo.parent / "images",
@@ -111,6 +124,8 @@ def given(demo: Path, few: Path, cache: Path, run: Run, tmp_path_factory: pytest
         "bert": tiny_bert(folder / "bert"),
         "precomp": export_precomp(cache, folder / "precomp"),
         "run": folder / "run",
+        "candidates": candidates,
+        "phrase_run": folder / "phrases",
         "embeddings": folder / "run/test.h5",
         "others": folder / "other/test.h5",
         "result": folder / "result.json",
