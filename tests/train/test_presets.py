@@ -373,7 +373,7 @@ def feature(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
             boxes = load_feature(name, "demo", ["n_boxes=3", "pool=4", "grid=2"])
             assert isinstance(boxes, BoxesConfig)
             small = {"model": "squeezenet1_1", "map": "features.1", "layer": "features.2"}
-            return BoxesExtractor(boxes.model_copy(update=small))
+            return BoxesExtractor(boxes.model_copy(update=small), dataset=demo)
         few = {"hglmm": ["centres=2", "pca=20", "ica=false", "trained_dim=8"], "mean_vector": ["trained_dim=8"], "tfidf": []}
         if extractor == "text":
             captions = load_feature(name, "demo")
