@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
 from tests.forked import PYTEST, SNAKEMAKE, Scripts
+from tests.pipeline.entities_made import annotation, thing, write_entities, write_photo
 from vse.pipeline.demo import make_demo
 
 ROOMS = ("pipeline", "features", "train", "eval")
@@ -151,6 +152,10 @@ class World:
         for name, folder in (("coco", "images"), ("flickr30k", "flickr30k-images"), ("flickr8k", "images")):
             shutil.copy(dataset, published / f"dataset_{name}.json")
             shutil.copytree(dataset.parent / "images", published / folder, dirs_exist_ok=True)
+        write_entities(published, {"11": "[/EN#1/people A man] waves .\n"}, {"11": annotation([thing("1", (11, 21, 50, 60))])})
+        for split, numbers in {"train": "11\n", "val": "", "test": ""}.items():
+            (published / f"{split}.txt").write_text(numbers)
+        write_photo(published / "flickr30k-images/11.jpg")
         (published / "glove.6B.50d.txt").write_text("a" + 50 * " 0.1" + "\n")
 
     def _environment(self, package: Path) -> dict[str, str]:
