@@ -31,6 +31,14 @@ _FILE = click.Path(path_type=Path)
 @click.option("--ensemble", is_flag=True, help="FILES are members of an ensemble: average their scores.")
 @click.option("--experiment", help="With --ensemble: the preset that says what its members are.  [default: none]")
 @click.option(
+    "--alpha",
+    type=float,
+    help="With --ensemble of a model and one of phrases: the share of phrases.  [default: the best by validation]",
+)
+@click.option(
+    "--save", type=_FILE, help="With --ensemble: write its embeddings or scores, too, for --compare (FILE-SEED of several)."
+)
+@click.option(
     "--bootstrap",
     type=click.IntRange(0),
     help=f"Samples of the images for 95% intervals, 0 for none.  [default: {SAMPLES}, with --compare {COMPARED}]",
@@ -65,6 +73,8 @@ def eval_command(
     comparing: bool,
     ensemble: bool,
     experiment: str | None,
+    alpha: float | None,
+    save: Path | None,
     bootstrap: int | None,
     index: str | None,
     index_parameters: str,
@@ -86,6 +96,9 @@ def eval_command(
         raise UserError(f"--compare and {other} do not go together")
     if experiment is not None and not ensemble:
         raise UserError("--experiment names the preset of an ensemble: give --ensemble, too")
+    for option, value in (("--alpha", alpha), ("--save", save)):
+        if value is not None and not ensemble:
+            raise UserError(f"{option} is of an ensemble: give --ensemble, too")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
@@ -108,7 +121,19 @@ def eval_command(
         lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
         lines = _evaluate(
-            files, out, protocol, cross_check, samples, ensemble, index, index_parameters, unfinished, experiment, rerank
+            files,
+            out,
+            protocol,
+            cross_check,
+            samples,
+            ensemble,
+            index,
+            index_parameters,
+            unfinished,
+            experiment,
+            rerank,
+            alpha,
+            save,
         )
     *for_people, last = lines
     for line in for_people:
@@ -160,10 +185,12 @@ def _evaluate(
     unfinished: bool,
     experiment: str | None,
     rerank: tuple[int, ...],
+    alpha: float | None,
+    save: Path | None,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
-    from vse.eval.protocols.evaluate import evaluate, index_line, rerank_line, summary_line
+    from vse.eval.protocols.evaluate import combination_line, evaluate, index_line, rerank_line, summary_line
 
     with TemporaryDirectory() as folder:
         file = out or Path(folder, "result.json")
@@ -180,10 +207,13 @@ def _evaluate(
                 unfinished,
                 experiment,
                 rerank,
+                alpha,
+                save,
             )
         )
     lines = [summary_line(result, name) for name in result.protocols]
     tried = [*([index_line(result.index)] if index else []), *map(rerank_line, result.rerank)]
+    tried += [combination_line(result.combination)] if result.combination else []
     return [*lines, *tried, *([str(out)] if out else [])]
 
 

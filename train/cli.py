@@ -137,6 +137,11 @@ def train_command(
 @click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of a text encoder, for another data set.")
 @click.option("--unfinished", is_flag=True, help="Embed a run whose training did not finish, too; the result says so.")
 @click.option("--allow-leak", is_flag=True, help="Embed images that the run was trained on, too; the result says so.")
+@click.option(
+    "--sentences",
+    is_flag=True,
+    help="Of a run that localises phrases: how all captions score all images by their phrases, for vse-eval --ensemble.",
+)
 @_DEVICE
 @_THREADS
 def embed_command(
@@ -150,6 +155,7 @@ def embed_command(
     weights_dir: Path | None,
     unfinished: bool,
     allow_leak: bool,
+    sentences: bool,
     device: str,
     threads: int | None,
 ) -> None:
@@ -171,9 +177,11 @@ def embed_command(
         raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
     if as_features is not None and (out is not None or split is not None):
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
+    if as_features is not None and sentences:
+        raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
     with memory_guard(_NO_MEMORY):
         if as_features is None:
-            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak))
+            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences))
         elif files:
             click.echo("\n".join(map(str, files_as_features(runs, as_features, captions))))
         elif len(runs) > 1:

@@ -36,6 +36,7 @@ _SCORES = ("scores", "scores_i2t", "scores_t2i")
 _POOLED = ("pooled_images", "pooled_captions")
 _VECTORS = ("images", "captions", *_POOLED)
 _MATRICES = (*_VECTORS, *_SCORES)
+_COUNTS = ("n_phrases", "n_regions")
 _CHECKED = 4096  # rows looked at at once
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
@@ -54,7 +55,9 @@ class Embeddings:
     :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
     ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
     ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
-    MS-COCO, if they are of it. ``source`` is the file that they were read from, if there is one.
+    MS-COCO, if they are of it. ``n_phrases`` (n_captions,) and ``n_regions`` (n_images,) are there if the scores are those of
+    phrases with regions: how many there were, 0 where a score says nothing. ``source`` is the file that they were read from,
+    if there is one.
     """
 
     image_ids: NDArray[np.int64]
@@ -75,12 +78,19 @@ class Embeddings:
     provenance: str = "{}"
     trained_on: str | None = None
     coco_ids: NDArray[np.int64] | None = None
+    n_phrases: NDArray[np.int64] | None = None
+    n_regions: NDArray[np.int64] | None = None
     source: ReadOnce | None = field(default=None, compare=False, repr=False)
 
     @property
     def directional(self) -> bool:
         """Whether each direction has scores of its own."""
         return self.scores is None and self.scores_i2t is not None
+
+    @property
+    def of_phrases(self) -> bool:
+        """Whether the scores are those of the captions' phrases with regions of the images."""
+        return self.n_phrases is not None
 
     @property
     def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
@@ -128,6 +138,8 @@ class Embeddings:
             caption_ids=self.caption_ids[captions],
             caption_image_ids=self.caption_image_ids[captions],
             coco_ids=None if self.coco_ids is None else self.coco_ids[images],
+            n_phrases=None if self.n_phrases is None else self.n_phrases[captions],
+            n_regions=None if self.n_regions is None else self.n_regions[images],
             **selected,
         )
 
@@ -199,14 +211,15 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     source = ReadOnce(path)
     with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
-        items = {name: own_data(file, name, path=path) for name in (*_IDS, "coco_ids", *_MATRICES)}
+        items = {name: own_data(file, name, path=path) for name in (*_IDS, "coco_ids", *_COUNTS, *_MATRICES)}
         arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
         stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(SUM)
     attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
-    values["coco_ids"] = stored_ids(path, "coco_ids", arrays["coco_ids"]) if "coco_ids" in arrays else None
+    for name in ("coco_ids", *_COUNTS):
+        values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
@@ -248,7 +261,7 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
 def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
     """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
     sums = {}
-    for name in (*_IDS, "coco_ids", *_VECTORS):
+    for name in (*_IDS, "coco_ids", *_COUNTS, *_VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
@@ -291,8 +304,11 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         missing += sorted(pair - arrays)
     elif "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
-    if set(_POOLED) & arrays:
-        missing += [name for name in _POOLED if name not in arrays]
+    for together in (_POOLED, _COUNTS):
+        if set(together) & arrays:
+            missing += [name for name in together if name not in arrays]
+    if set(_COUNTS) & arrays and "scores" not in arrays:
+        missing.append("scores")
     if missing:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
@@ -323,6 +339,9 @@ def _check(path: Path, run: Embeddings) -> None:
         raise UserError(f"{path}: no images or no captions")
     if run.coco_ids is not None and run.coco_ids.shape != (n_images,):
         raise UserError(f"{path}: {n_images} images, but coco_ids of shape {run.coco_ids.shape}")
+    for name, numbers, n in (("n_phrases", run.n_phrases, n_captions), ("n_regions", run.n_regions, n_images)):
+        if numbers is not None and (numbers.shape != (n,) or numbers.min() < 0):
+            raise UserError(f"{path}: {name} are not {n} numbers from 0 on")
     for name, ids in (("image", run.image_ids), ("caption", run.caption_ids)):
         values, counts = np.unique(ids, return_counts=True)
         if (counts > 1).any():

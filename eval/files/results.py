@@ -104,6 +104,18 @@ class Member(BaseModel):
     seed: StrictInt | None
 
 
+class Combination(BaseModel):
+    """How an image-sentence model and a phrase model were combined (see :mod:`vse.eval.protocols.combination`).
+
+    ``rsum_val`` is the rsum on the validation split of each ``alpha`` that was tried there.
+    """
+
+    alpha: float
+    rsum_val: dict[str, float] = {}
+    n_captions_without_phrases: StrictInt
+    n_images_without_regions: StrictInt
+
+
 class Result(BaseModel):
     """A result file. A seed is None if the embeddings do not name it.
 
@@ -122,6 +134,7 @@ class Result(BaseModel):
     split_identity: SplitIdentity | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
+    combination: Combination | None = None
     index: dict[str, Any] = {}
     rerank: list[dict[str, Any]] = []
     trained_on: str | None = None

@@ -12,12 +12,22 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
+from vse.eval.files.embeddings import (
+    Embeddings,
+    experiment_of,
+    provenance_of,
+    read_embeddings,
+    same_split,
+    write_embeddings,
+    write_scores,
+)
 from vse.eval.files.results import changed_settings_of, shown_name
 from vse.eval.files.score_matrices import MeanScores
+from vse.eval.protocols.combination import both_streams, combined_scores
 from vse.eval.ranking.ranks import ScoreMatrix
 from vse.pipeline.config import OF_ENSEMBLES, ExperimentPlan
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import check_out
 from vse.pipeline.presets import load_plan
 
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
@@ -67,7 +77,9 @@ def _run(experiment: str, seed: int | None) -> str:
     return f"{experiment} without a seed" if seed is None else f"{experiment} seed {seed}"
 
 
-def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | None = None) -> Embeddings:
+def ensemble(
+    members: Members, sentence: bool = False, plan: ExperimentPlan | None = None, alpha: float | None = None
+) -> Embeddings:
     """One set of embeddings whose scores are the means of the members' scores, of all pairs.
 
     The members are of one split and similarity; their sizes, experiments and seeds are free. The ensemble's experiment is that
@@ -76,10 +88,26 @@ def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | No
     there are. Of files that hold scores, the scores are averaged where they are read; if those of any member depend on the
     direction, so do those of the ensemble.
 
+    Of an image-sentence model and one of phrases, whose share is ``alpha``, the scores are those of
+    :func:`vse.eval.protocols.combination.combined_scores`, and a matrix of them is held.
+
     For the protocol ``sentence`` this is the mean of the members' cosines only if all captions are of one length: with
     ``sentence`` :class:`UserError` names a file whose captions are not.
     """
     (first_path, first), *_ = members
+    runs = [member for _, member in members]
+    names = dict.fromkeys(experiment_of(*member) for member in members)
+    said: dict[str, Any] = {
+        "experiment": plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
+        "provenance": json.dumps(_provenance(members, plan)),
+        "trained_on": first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
+        "source": None,
+    }
+    streams = both_streams(members)
+    if streams is not None:
+        if alpha is None:
+            raise ValueError("an ensemble with a model of phrases needs their share, alpha")
+        return replace(combined_scores(*streams, alpha), **said)
     for path, member in members:
         same_split(first_path, first, path, member, of=("similarity",))
         if (member.vectors is None) != (first.vectors is None):
@@ -88,8 +116,6 @@ def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | No
             lengths = np.linalg.norm(member.captions, axis=1)
             if lengths.min() < 0.999 or lengths.max() > 1.001:
                 raise UserError(f"{path}: the protocol sentence of an ensemble needs captions of length 1, these are not")
-    names = dict.fromkeys(experiment_of(*member) for member in members)
-    runs = [member for _, member in members]
     return replace(
         first,
         images=_side_by_side([member.images for member in runs]),
@@ -97,11 +123,24 @@ def ensemble(members: Members, sentence: bool = False, plan: ExperimentPlan | No
         pooled_images=_side_by_side([member.pooled_images for member in runs]),
         pooled_captions=_side_by_side([member.pooled_captions for member in runs]),
         **_mean_scores(runs),
-        experiment=plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
-        provenance=json.dumps(_provenance(members, plan)),
-        trained_on=first.trained_on if len({member.trained_on for member in runs}) == 1 else "several data sets",
-        source=None,
+        **said,
     )
+
+
+def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]) -> list[Path]:
+    """Write an ensemble of one seed as an embeddings file, or one of several as ``<name>-<seed>.h5``; returns the files.
+
+    ``others`` are the files that none of these may be.
+    """
+    paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
+    for one in paths:
+        check_out(one, others)
+    for one, run in zip(paths, runs, strict=True):
+        if run.vectors is not None:
+            write_embeddings(one, run)
+        else:
+            write_scores(one, replace(run, scores=None, scores_i2t=None, scores_t2i=None), *run.score_blocks())
+    return paths
 
 
 def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]:

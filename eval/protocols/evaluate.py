@@ -19,9 +19,10 @@ from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.files.results import VERSION, Result, content_sha256, file_reference, mean_and_std
+from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.files.split_identity import split_identity
-from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed
+from vse.eval.protocols.combination import phrases_of, share_of_phrases
+from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed, save_ensemble
 from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
@@ -48,6 +49,8 @@ def evaluate(
     unfinished: bool = False,
     experiment: str | None = None,
     rerank: Sequence[int] = (),
+    alpha: float | None = None,
+    save: Path | None = None,
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -59,7 +62,10 @@ def evaluate(
 
     With ``together`` the files are the members of an ensemble, or of each of its seeds (see
     :func:`vse.eval.protocols.ensemble.members_by_seed`): what is evaluated is the mean of their scores. The result is named by
-    their experiments or, if it is given, is of the ``experiment`` whose preset says what the members are.
+    their experiments or, if it is given, is of the ``experiment`` whose preset says what the members are. If one member
+    scores by phrases, both are combined with ``alpha`` as its share, by default chosen by validation (see
+    :mod:`vse.eval.protocols.combination`). The ensemble's embeddings or scores are written to ``save`` if it is given, those
+    of seed S of several to ``<name>-S.h5``.
 
     ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own R@K over
     the whole split, go into the result beside the exact metrics, of the first seed if there are several (see
@@ -68,15 +74,19 @@ def evaluate(
     not finish are refused unless ``unfinished``; then the result names them.
     """
     check_out(out, files)
+    given = list(files)
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     if together:
         plan = None if experiment is None else ensemble_plan(experiment)
         by_seed = members_by_seed(files, plan)
         files = [path for (path, _), *_ in by_seed]
-        averaged_runs = [ensemble(members, sentence, plan) for members in by_seed]
+        share = share_of_phrases(by_seed, alpha)
+        averaged_runs = [ensemble(members, sentence, plan, share.alpha if share else None) for members in by_seed]
         runs = as_one_model(files, averaged_runs, same_split, _SAME)
+        if save is not None:
+            save_ensemble(save, runs, [out, *given])
     else:
-        runs = read_seeds(files)
+        runs, share = read_seeds(files), None
         by_seed = [[(path, run)] for path, run in zip(files, runs, strict=True)]
     read = [member for members in by_seed for member in members]
     not_finished = unfinished_runs([run for _, run in read], out, unfinished)
@@ -104,6 +114,7 @@ def evaluate(
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
         **({"ensemble": [_member(*member) for member in read]} if together else {}),
+        **({"combination": share.said(phrases_of(by_seed[0]))} if share else {}),
     }
     return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured))
 
@@ -270,6 +281,16 @@ def rerank_line(rerank: Mapping[str, Any]) -> str:
         directions.append(f"{direction} {recalls}, {side['found']:.1f}% found")
     sums = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
     return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {sums}"
+
+
+def combination_line(combination: Combination) -> str:
+    """How much phrases count in an ensemble, and where they do not, for a person."""
+    by = "by validation" if combination.rsum_val else "as given"
+    without = (
+        f"{combination.n_captions_without_phrases:,} captions without phrases, "
+        f"{combination.n_images_without_regions:,} images without regions"
+    )
+    return f"share of phrases (alpha) {combination.alpha:g}, {by}; {without}"
 
 
 def _slashed(recalls: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, QUERIES
 from vse.eval.files.results import Member, Result
+from vse.eval.protocols.evaluate import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.attended import Attended, AttentionOfRun
@@ -188,6 +189,8 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
         yield "Unfinished", f"the training did not finish ({', '.join(run['state'] for run in result.unfinished)})"
     if result.ensemble:
         yield "Members", ", ".join(map(_member, result.ensemble))
+        if result.combination:
+            yield "Combined", combination_line(result.combination)
     elif any(seed is not None for seed in result.seeds):
         named = ("not named" if seed is None else str(seed) for seed in result.seeds)
         yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(named)

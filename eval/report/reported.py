@@ -102,7 +102,8 @@ def _with_embeddings(
     result = reported.result
     run = first
     if result.ensemble:
-        run = replace(ensemble(list(zip(files, members, strict=True))), experiment=result.experiment)
+        alpha = result.combination.alpha if result.combination else None
+        run = replace(ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
     _check_same(reported, files[0], run)
     return replace(reported, run=run, captions=_captions_of(files[0], first))
 

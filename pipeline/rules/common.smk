@@ -157,9 +157,31 @@ def base_run(wildcards):
 
 def embeddings_of_seeds(wildcards):
     """The embeddings of every seed of an experiment; of an ensemble, those of its members."""
+    return _files_of_split(wildcards, "test")
+
+
+def validation_of_seeds(wildcards):
+    """Of an ensemble with a model of phrases, what the share of these is chosen by; none for others."""
+    return _files_of_split(wildcards, "val") if _phrase_models(wildcards) else []
+
+
+def _files_of_split(wildcards, split):
     config = experiment_preset(wildcards)
-    runs = [f"runs/{wildcards.dataset}_{name}" for name in config.ensemble_of or [wildcards.experiment]]
-    return [f"{run}/seed-{seed}/test.h5" for seed in SETTINGS.seeds or config.seeds for run in runs]
+    by_phrases = _phrase_models(wildcards)
+    names = {
+        name: f"{split}_sentences" if name in by_phrases else split for name in config.ensemble_of or [wildcards.experiment]
+    }
+    return [
+        f"runs/{wildcards.dataset}_{name}/seed-{seed}/{file}.h5"
+        for seed in SETTINGS.seeds or config.seeds
+        for name, file in names.items()
+    ]
+
+
+def _phrase_models(wildcards):
+    """The members of an ensemble that localise phrases: they alone read ground-truth regions."""
+    members = experiment_preset(wildcards).ensemble_of
+    return [name for name in members if resolved(presets.load_plan, name, wildcards.dataset).truth_feature]
 
 
 def results_of_table(wildcards):

@@ -7,7 +7,8 @@ localrules:
 
 rule evaluate:
     input:
-        embeddings_of_seeds,
+        embeddings=embeddings_of_seeds,
+        validation=validation_of_seeds,
     output:
         report(
             "results/{dataset}_{experiment}.json",
@@ -21,7 +22,7 @@ rule evaluate:
     params:
         options=evaluation_options,
     shell:
-        "vse-eval {input} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
+        "vse-eval {input.embeddings} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
 
 
 # A page for people: figures, curves, and what queries find, in pictures.

@@ -48,6 +48,29 @@ rule embed:
         "--threads {threads} 2>&1 | tee {log}"
 
 
+# How captions score images by their phrases, of a run that localises these, to be combined with an image-sentence model.
+rule embed_sentences:
+    input:
+        features=evaluation_features,
+        caption_features=caption_features,
+        dataset="data/{dataset}/dataset.json",
+        record=rules.train.output,
+    output:
+        "runs/{dataset}_{experiment}/seed-{seed}/{split}_sentences.h5",
+    log:
+        "logs/embed_{dataset}_{experiment}_seed-{seed}_{split}_sentences.log",
+    wildcard_constraints:
+        split="train|val|test|restval",
+    threads: SETTINGS.threads
+    resources:
+        gpu=GPUS,
+        mem_mb=8000,
+    shell:
+        "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --sentences "
+        "--split {wildcards.split} --features {input.features} --captions {input.dataset} --out {output} "
+        "--threads {threads} 2>&1 | tee {log}"
+
+
 # The embeddings of a run as features, on which an experiment trains whose preset names the run's as its backbone.
 rule embed_as_features:
     input:

@@ -56,6 +56,7 @@ ROWS = [
     *(f"twobranch 1.{row}" for row in ("a1", "b1", "b2", "b3", "b4", "b5", "b6", "c1", "c2", "c3", "c4", "fc1", "fc2")),
     # The same models in other tables.
     "twobranch 5.1",
+    "twobranch 5.2",
     *(f"ace 1.{row}" for row in range(1, 7)),
     *(f"todnet 1.{row}" for row in range(1, 7)),
     *(f"todnet 4.{row}" for row in range(1, 8)),

@@ -119,6 +119,20 @@ def test_an_ensemble_is_a_row_of_tables_and_its_members_are_made_for_it(tmp_path
 
 
 @pytest.mark.slow
+def test_phrases_are_combined_with_sentences_by_a_share_that_validation_chooses(tmp_path: Path, snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "results/tables/twobranch_5.csv", "--config", "dataset=demo")
+    assert answer.returncode == 0, answer.stderr
+    text = answer.stdout + answer.stderr
+    sentences, phrases = "runs/demo_twobranch_constraints/seed-0", "runs/demo_phrase_embedding_sampling/seed-0"
+    files = f"{sentences}/test.h5 {phrases}/test_sentences.h5"
+    assert f"vse-eval {files} --ensemble --experiment twobranch_phrases --protocol auto" in text
+    for split in ("test", "val"):
+        assert f"vse-embed {phrases} --sentences --split {split} " in text
+        assert f"vse-embed {sentences} --split {split} " in text
+    assert f"vse-embed {phrases} --split" not in text
+
+
+@pytest.mark.slow
 def test_what_reads_cached_captions_brings_them_and_is_evaluated_on_sentences(tmp_path: Path, snakemake: Workflow) -> None:
     (tmp_path / "presets" / "experiments").mkdir(parents=True)
     for name in ("twobranch_constraints", "cca"):

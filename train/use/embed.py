@@ -28,7 +28,7 @@ from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 from vse.train.use.leak import images_trained_on
-from vse.train.use.localise import score_phrases
+from vse.train.use.localise import score_phrases, score_sentences
 from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
 
 log = logging.getLogger(__name__)
@@ -104,13 +104,16 @@ def embed_split(
     device: str = "auto",
     unfinished: bool = False,
     leak: bool = False,
+    sentences: bool = False,
 ) -> Path:
     """Write the embeddings of a split by the best weights of a run; returns ``out``. See :func:`load_run`.
 
     Without ``out`` that is ``<split>.h5`` in the run's folder or, of another data set, ``<dataset>_<split>.h5``.
     :class:`UserError` if the run was trained on images of that split, unless a ``leak`` is allowed.
 
-    Of a run that localises phrases it is a file of phrase scores, see :func:`vse.train.use.localise.score_phrases`.
+    Of a run that localises phrases it is a file of phrase scores, see :func:`vse.train.use.localise.score_phrases`; with
+    ``sentences`` ``<split>_sentences.h5``, scores of captions by their phrases, see
+    :func:`vse.train.use.localise.score_sentences`.
 
     Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
     single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides, for a re-ranking.
@@ -119,13 +122,17 @@ def embed_split(
         check_out(out, RunFolder(run).files)
     opened = open_run(run, places, device, unfinished)
     if out is None:
-        out = run / (f"{split}.h5" if opened.trained_on is None else f"{opened.dataset.name}_{split}.h5")
+        name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
+        out = run / (name if opened.trained_on is None else f"{opened.dataset.name}_{name}")
     check_out(out, opened.inputs)
     restval = opened.experiment.train.restval
     n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
     seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
     if opened.experiment.solver.reads_phrases:
-        return score_phrases(opened, out, split, places, seen)
+        write = score_sentences if sentences else score_phrases
+        return write(opened, out, split, places, seen)
+    if sentences:
+        raise UserError(f"{run}: matches images and captions, and not phrases, whose scores --sentences are; leave it out")
     trained = load_opened(opened, split, places)
     if not len(trained.split.pairs):
         raise UserError(

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.features.cache import FeatureCache, read_sources
 from vse.features.new_captions import CaptionReader, caption_reader
@@ -26,12 +27,13 @@ from vse.pipeline.phrase_lists import phrase_texts
 from vse.pipeline.vocabulary import tokenize
 from vse.train.data.cached import Numbers
 from vse.train.data.captions import encoded_as
-from vse.train.data.pairs import images_of
+from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
-from vse.train.phrases.localisation_split import PhraseVectors, score_candidates, scores_of_pairs
+from vse.train.phrases.localisation_split import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs
 from vse.train.phrases.phrase_pairs import check_phrase_cache
 from vse.train.phrases.phrase_task import PhraseSettings, cached_phrases, scored_split
 from vse.train.phrases.region_features import BoxFeatures, RegionInputs
+from vse.train.phrases.sentence_scores import sentence_scores
 from vse.train.prepare import phrase_model
 from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
 
@@ -80,15 +82,9 @@ def score_phrases(
 
     ``seen`` is what the file is to say of images that the run was trained on.
     """
-    reading, phrases = _reading(opened), opened.caption_cache
-    assert phrases is not None, "a run of phrases reads a cache of them"
-    model = _best_model(opened, reading)
-    images = images_of(opened.dataset, [split], opened.cache)
-    texts = _texts(opened.dataset, phrases, places, opened.device)
-    scored = scored_split(opened.dataset, images, opened.cache, texts, reading, opened.device)
+    model, scored = _model_and_split(opened, split, places)
     pairs, scores = scored.pairs, score_candidates(model, scored)
-    if not np.isfinite(scores).all():
-        raise UserError(f"{opened.folder.path}: scores are not finite (NaN or infinite); nothing is written")
+    _check_finite(opened, scores)
     if lacking := int((scored.regions.candidates.counts[pairs.image_of] == 0).sum()):
         log.warning("%d phrases are of images without a candidate, and count as missed", lacking)
     written = PhraseScores(
@@ -108,6 +104,43 @@ def score_phrases(
         trained_on=opened.trained_on,
     )
     return write_phrase_scores(out, written)
+
+
+def score_sentences(
+    opened: OpenedRun,
+    out: Path,
+    split: str,
+    places: RunPlaces = RunPlaces(),
+    seen: Mapping[str, Any] = MappingProxyType({}),
+) -> Path:
+    """Write how the captions of a split score all of its images by their phrases alone; returns ``out``.
+
+    See :func:`vse.train.phrases.sentence_scores.sentence_scores`. The file is one of embeddings that holds scores, and says
+    how many phrases each caption has, and regions each image. ``seen`` is as in :func:`score_phrases`.
+    """
+    model, scored = _model_and_split(opened, split, places)
+    pairs = Pairs(images_of(opened.dataset, [split], opened.cache))
+    number_of = {sentid: number for number, sentid in enumerate(pairs.caption_ids.tolist())}
+    caption_of = np.asarray([number_of[sentid] for sentid in scored.pairs.caption_ids.tolist()], np.int64)
+    scores = sentence_scores(model, scored, caption_of, len(pairs))
+    _check_finite(opened, scores)
+    written = Embeddings(
+        image_ids=pairs.image_ids,
+        caption_ids=pairs.caption_ids,
+        caption_image_ids=pairs.caption_image_ids,
+        coco_ids=pairs.coco_ids,
+        scores=scores,
+        n_phrases=np.bincount(caption_of, minlength=len(pairs)),
+        n_regions=scored.regions.candidates.counts,
+        dataset=opened.dataset.name,
+        split=split,
+        experiment=opened.experiment.name,
+        seed=opened.record["seed"],
+        similarity=opened.experiment.model.similarity.name,
+        provenance=json.dumps({**opened.provenance(out), **seen}, sort_keys=True),
+        trained_on=opened.trained_on,
+    )
+    return write_embeddings(out, written)
 
 
 def locate(
@@ -146,6 +179,21 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
     if not isinstance(reading, PhraseSettings):
         raise UserError(f"{opened.folder.path}: matches images and captions, and does not localise phrases")
     return reading
+
+
+def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
+    """The run's model with its best weights, and the phrases and candidates of a split."""
+    reading, phrases = _reading(opened), opened.caption_cache
+    assert phrases is not None, "a run of phrases reads a cache of them"
+    model = _best_model(opened, reading)
+    images = images_of(opened.dataset, [split], opened.cache)
+    texts = _texts(opened.dataset, phrases, places, opened.device)
+    return model, scored_split(opened.dataset, images, opened.cache, texts, reading, opened.device)
+
+
+def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
+    if not np.isfinite(scores).all():
+        raise UserError(f"{opened.folder.path}: scores are not finite (NaN or infinite); nothing is written")
 
 
 def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.train.phrases.some_regions import Caches, make_caches
+from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
 from vse.features.cache import open_cache
@@ -55,6 +56,34 @@ def test_the_split_and_the_file_have_their_usual_names(phrase_run: Path, tmp_pat
     own = Path(shutil.copytree(phrase_run, phrase_run.parent / "own"))
     assert embed_split(own) == own / "test.h5"
     assert read_phrase_scores(own / "test.h5").split == "test"
+
+
+def test_sentences_are_scored_by_their_phrases(phrase_run: Path, scored: Path, caches: Caches, tmp_path: Path) -> None:
+    found = read_embeddings(embed_split(phrase_run, tmp_path / "s.h5", "val", sentences=True))
+    dataset, phrases = load_dataset_file(open_cache(caches.candidates).captions), read_phrase_scores(scored)
+    images = dataset.split("val")
+    assert found.image_ids.tolist() == [image.imgid for image in images]
+    assert found.caption_ids.tolist() == [caption.sentid for image in images for caption in image.captions]
+    assert (found.dataset, found.split, found.experiment, found.seed) == ("demo", "val", "phrase_embedding", 0)
+    assert found.scores is not None
+    assert found.n_phrases is not None
+    assert found.n_regions is not None
+    for column, sentid in enumerate(found.caption_ids.tolist()):
+        own = np.flatnonzero(phrases.caption_ids == sentid).tolist()
+        assert found.n_phrases[column] == len(own)
+        row = found.image_of_caption()[column]
+        best = [phrases.scores[phrases.candidates(k)].max() for k in own if phrases.offsets[k] < phrases.offsets[k + 1]]
+        if len(best):  # cosines of the caption's own image
+            assert found.n_regions[row] == phrases.offsets[own[0] + 1] - phrases.offsets[own[0]]
+            nearest = -np.sqrt(2 - 2 * np.asarray(best, np.float64).clip(max=1)).mean()
+            assert found.scores[row][column] == pytest.approx(nearest, abs=2e-3)
+
+
+def test_sentences_have_a_name_of_their_own_and_a_model_of_phrases(phrase_run: Path, run: Path) -> None:
+    own = Path(shutil.copytree(phrase_run, phrase_run.parent / "sentences"))
+    assert embed_split(own, sentences=True) == own / "test_sentences.h5"
+    with pytest.raises(UserError, match="matches images and captions, and not phrases, whose scores --sentences are"):
+        embed_split(run, sentences=True)
 
 
 def test_a_run_of_phrases_embeds_no_captions(phrase_run: Path) -> None:
