@@ -6,11 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from tests.train.phrases.some_regions import Caches, small
 from vse.eval.cli import eval_main
+from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.files.results import read_result
+from vse.features.cache import open_cache
+from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.tfidf import TfidfConfig
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.phrase_lists import mentions
 from vse.train.cli import embed_main, report_main, search_main
+from vse.train.run.inputs import InputPaths
+from vse.train.training import train
+from vse.train.use.embed import embed_split
 
 
 def done(command: Callable[[list[str]], None], *arguments: object) -> None:
@@ -41,6 +53,45 @@ def test_a_photo_that_is_not_there_or_would_be_overwritten_is_refused(
     before = photo.read_bytes()
     assert str(photo) in fails(search_main, phrase_run, "--image", photo, "a hat", "--html", photo)
     assert photo.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def own_words_run(caches: Caches, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of phrases whose cache has an encoder, which reads any phrase. Read only."""
+    folder = tmp_path_factory.mktemp("own_words")
+    cache, phrases = open_cache(caches.candidates), folder / "demo_tfidf_phrases.h5"
+    config = TfidfConfig(name="tfidf_phrases", min_count=1, of="phrases")
+    extractor = CaptionExtractor(config, fit_encoder(cache.captions, config, encoder_path(phrases)))
+    extract_shards(cache.captions, extractor, phrases, 1)
+    read = InputPaths(caption_features=merge(cache.captions, phrases, 1))
+    return train(caches.candidates, small("caption_feature=tfidf_phrases"), out=folder / "run", inputs=read)
+
+
+def test_a_phrase_is_found_in_a_photo_by_the_scores_that_the_file_has(
+    own_words_run: Path, caches: Caches, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    scored = read_phrase_scores(embed_split(own_words_run, tmp_path / "val.h5", "val"))
+    number = scored.phrase_ids.tolist().index(next(m.number for m in mentions(dataset) if m.image.split == "val"))
+    mention = mentions(dataset)[scored.phrase_ids[number]]
+    photo, page = dataset.image_path(mention.image), tmp_path / "page.html"
+    done(search_main, own_words_run, "--image", photo, mention.text.upper(), "-k", 3, "--html", page)
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    own = scored.candidates(number)
+    best = np.argsort(-scored.scores[own], kind="stable")[:3]
+    assert [row[0] for row in rows] == ["1", "2", "3"][: len(best)]
+    np.testing.assert_allclose([float(row[1]) for row in rows], scored.scores[own][best], atol=1e-4)
+    assert [[float(corner) for corner in row[2:]] for row in rows] == np.round(scored.boxes[own][best]).tolist()
+    html = page.read_text()
+    assert mention.text.upper() in html
+    assert html.count("data:image/") == 1
+    assert f"{scored.scores[own][best[0]]:.4f}" in html
+
+
+def test_a_phrase_without_a_known_word_is_refused(own_words_run: Path, caches: Caches, fails: Callable[..., str]) -> None:
+    dataset = load_dataset_file(open_cache(caches.candidates).captions)
+    photo = dataset.image_path(dataset.images[0])
+    assert "none of its words is known to 'tfidf_phrases'" in fails(search_main, own_words_run, "--image", photo, "qwertz")
 
 
 def test_scores_become_a_result_and_a_report(phrase_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
