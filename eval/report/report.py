@@ -32,6 +32,7 @@ from vse.pipeline.files import check_out
 from vse.pipeline.provenance import described_code
 
 _SETTINGS = {
+    "backbone": "backbone",
     "feature": "feature",
     "model.similarity": "similarity",
     "model.dim": "dimensions",
@@ -195,6 +196,8 @@ def _facts(reported: ReportedResult) -> Iterator[tuple[str, str]]:
         named = ("not named" if seed is None else str(seed) for seed in result.seeds)
         yield "Seeds" if len(result.seeds) > 1 else "Seed", ", ".join(named)
     settings = flattened(reported.config)
+    if settings.get("backbone"):  # its embeddings are read, and no feature
+        settings.pop("feature", None)
     gradient = settings.get("solver", "gradient") == "gradient"
     keys = _SETTINGS if gradient else {"solver": "solver", "feature": "feature"}
     shown = [f"{label} {settings[key]}" for key, label in keys.items() if settings.get(key) not in (None, 0)]

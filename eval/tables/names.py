@@ -37,9 +37,10 @@ def method_of(result: Result) -> str:
 
 
 def _features(result: Result) -> str:
-    """The features of images and, if they are not read as words, of captions."""
+    """The backbone whose embeddings are read, or the features of images and, if they are not read as words, of captions."""
     config = result.provenance.get("config")
-    asked = [config.get(key) for key in ("feature", "caption_feature")] if isinstance(config, Mapping) else []
+    config = config if isinstance(config, Mapping) else {}
+    asked = [config.get(key) for key in (["backbone"] if config.get("backbone") else ["feature", "caption_feature"])]
     names = [name for name in asked if isinstance(name, str)]
     there = result.provenance.get("features")
     return " + ".join(names or (map(str, there) if isinstance(there, Mapping) else []))

@@ -189,3 +189,11 @@ def test_the_command_writes_sentence_columns(tmp_path: Path) -> None:
     text = (tmp_path / "t.tex").read_text()
     assert "\\multicolumn{4}{c}{sentence to sentence}" in text
     assert "30.0 $\\pm$ 0.5" in text
+
+
+def test_a_model_on_the_embeddings_of_another_names_its_backbone_for_its_features(tmp_path: Path) -> None:
+    path = made(tmp_path / "todnet.json", ["full"])
+    result = json.loads(path.read_text())
+    result["provenance"] = {"config": {"backbone": "vsepp", "feature": "fc7"}, "features": {"vsepp-0_images": "ab"}}
+    path.write_text(json.dumps(result))
+    assert summary([path])["feature"].tolist() == ["vsepp"]
