@@ -148,7 +148,7 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     phrases += ["embedding_constraints"]
     phrases += [f"network{variant}" for variant in ("_linear_truth", "_truth", "_linear", "", "_1fc", "_2fc")]
     assert experiments_of("twobranch_1") == [("f30k_entities", f"phrase_{name}") for name in phrases]
-    assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints")]
+    assert experiments_of("twobranch_5") == [("f30k", "twobranch_constraints"), ("f30k", "twobranch_phrases")]
 
 
 def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
