@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vse.pipeline.command import SEED, entry_point
+from vse.pipeline.errors import UserError
 
 _FILE = click.Path(path_type=Path)
 
@@ -62,7 +63,8 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
 
 @data.command("add-phrases")
 @click.argument("dataset", type=_FILE)
-@click.option("--entities", type=_FILE, required=True, help="Folder of Flickr30K Entities: Annotations and Sentences.")
+@click.option("--entities", type=_FILE, help="Folder of Flickr30K Entities: Annotations and Sentences.")
+@click.option("--chunker", metavar="PIPELINE", help="Instead: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm.")
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/f8k_entities.")
 @click.option("--name", help="What the data set is called.  [default: the name of that folder]")
 @click.option(
@@ -72,14 +74,19 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     show_default=True,
     help="Share of equal words by which captions of another spelling are joined; 1 joins none.",
 )
-def add_phrases_command(dataset: Path, entities: Path, out: Path, name: str | None, similar: float) -> None:
+def add_phrases_command(
+    dataset: Path, entities: Path | None, chunker: str | None, out: Path, name: str | None, similar: float
+) -> None:
     """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
 
-    Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay.
+    Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay. With --chunker
+    the noun phrases of any captions are marked instead, without boxes.
     """
     from vse.pipeline.sources import add_phrases
 
-    click.echo(add_phrases(dataset, entities, out, name, similar))
+    if (entities is None) == (chunker is None):
+        raise UserError("phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them")
+    click.echo(add_phrases(dataset, entities, out, name, similar, chunker))
 
 
 @data.command("album")

@@ -9,6 +9,7 @@ from typing import Any
 from vse.pipeline.audit import near_report, shared_report
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import Dataset, count_splits, load_dataset_file, missing_images
+from vse.pipeline.chunker import with_noun_phrases
 from vse.pipeline.entities_dataset import ENTITIES_SPLITS, SIMILAR, entities_content, with_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
@@ -90,12 +91,20 @@ def _karpathy(file: Path, images: Path) -> dict[str, Any]:
     return content
 
 
-def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None = None, similar: float = SIMILAR) -> Path:
-    """Write ``out/dataset.json``, a data set with the phrases of Flickr30K Entities, and link its images beside it.
+def add_phrases(
+    dataset_file: Path,
+    entities: Path | None,
+    out: Path,
+    name: str | None = None,
+    similar: float = SIMILAR,
+    chunker: str | None = None,
+) -> Path:
+    """Write ``out/dataset.json``, a data set with phrases in its captions, and link its images beside it.
 
-    ``entities`` is the folder of ``Annotations`` and ``Sentences``; what is joined, :func:`with_phrases` of
-    :mod:`vse.pipeline.entities_dataset` says. Ids, splits and captions stay. The data set is called as ``out`` is, unless it
-    has a ``name``. Returns the path of ``dataset.json``.
+    The phrases are those of Flickr30K Entities, in whose folder ``entities`` ``Annotations`` and ``Sentences`` lie (what is
+    joined, :func:`with_phrases` of :mod:`vse.pipeline.entities_dataset` says), or those of a ``chunker``, a spaCy pipeline
+    (see :func:`vse.pipeline.chunker.with_noun_phrases`). Ids, splits and captions stay. The data set is called as ``out`` is,
+    unless it has a ``name``. Returns the path of ``dataset.json``.
     """
     check_dataset(dataset_file)
     name = name or out.resolve().name
@@ -103,8 +112,12 @@ def add_phrases(dataset_file: Path, entities: Path, out: Path, name: str | None 
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
-    content = with_phrases(content, entities, images, similar)
-    return write_dataset({**content, "dataset": name}, out, images, [dataset_file, entities])
+    if entities is not None:
+        content = with_phrases(content, entities, images, similar)
+    elif chunker is not None:
+        content = with_noun_phrases(content, chunker)
+    inputs = [dataset_file, *([] if entities is None else [entities])]
+    return write_dataset({**content, "dataset": name}, out, images, inputs)
 
 
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:

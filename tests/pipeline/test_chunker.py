@@ -1,0 +1,114 @@
+"""Noun phrases of captions by a small spaCy pipeline, trained here on the sentences that it then parses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import spacy
+from spacy.training import Example
+
+from vse.pipeline.cli import main
+from vse.pipeline.dataset import load_dataset_file
+
+# Words with their parts of speech, the number of each word's head, and how it depends on it.
+PARSED = [
+    (
+        ["a", "black", "dog", "runs", "in", "the", "snow"],
+        ["DET", "ADJ", "NOUN", "VERB", "ADP", "DET", "NOUN"],
+        [2, 2, 3, 3, 3, 6, 4],
+        ["det", "amod", "nsubj", "ROOT", "prep", "det", "pobj"],
+    ),
+    (
+        ["two", "dogs", "chase", "it"],
+        ["NUM", "NOUN", "VERB", "PRON"],
+        [1, 2, 2, 2],
+        ["nummod", "nsubj", "ROOT", "dobj"],
+    ),
+    (["running", "fast"], ["VERB", "ADV"], [0, 0], ["ROOT", "advmod"]),
+]
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tagger and a parser that know three sentences. Read only."""
+    nlp = spacy.blank("en")
+    nlp.add_pipe("morphologizer")
+    nlp.add_pipe("parser", config={"min_action_freq": 1})
+    examples = [
+        Example.from_dict(nlp.make_doc(" ".join(words)), {"words": words, "pos": pos, "heads": heads, "deps": deps})
+        for words, pos, heads, deps in PARSED
+    ]
+    nlp.initialize(lambda: examples)
+    for _ in range(30):
+        nlp.update(examples)
+    folder = tmp_path_factory.mktemp("pipeline") / "small"
+    nlp.to_disk(folder)
+    return folder
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    """A data set of two images without pictures, with these sentences and one that says nothing new."""
+    raws = [" ".join(words) for words, *_ in PARSED]
+    images: list[dict[str, Any]] = []
+    for imgid, own in enumerate((raws[:2], raws[2:])):
+        ids = [10 * imgid + k for k in range(len(own))]
+        sentences = [
+            {"sentid": sentid, "imgid": imgid, "raw": raw.title() + ".", "tokens": raw.split()}
+            for sentid, raw in zip(ids, own, strict=True)
+        ]
+        sentences[0]["phrases"] = [{"first_token": 0, "n_tokens": 1}]
+        images.append({"imgid": imgid, "filename": f"{imgid}.jpg", "split": "test", "sentids": ids, "sentences": sentences})
+    path = tmp_path / "plain" / "dataset.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"images": images, "dataset": "plain", "pictures": False}))
+    return path
+
+
+def run(*arguments: object) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(argument) for argument in arguments])
+    assert ended.value.code == 0
+
+
+@pytest.mark.slow
+def test_noun_phrases_are_marked_and_pronouns_are_not(
+    pipeline: Path, captions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("add-phrases", captions, "--chunker", pipeline, "--out", tmp_path / "marked")
+    dataset = load_dataset_file(tmp_path / "marked" / "dataset.json")
+    marked = [
+        [" ".join(caption.tokens[phrase.start : phrase.stop]) for phrase in caption.phrases]
+        for image in dataset.images
+        for caption in image.captions
+    ]
+    assert marked == [["a black dog", "the snow"], ["two dogs"], []]
+    assert all(phrase.truth is None for image in dataset.images for caption in image.captions for phrase in caption.phrases)
+    assert "3 noun phrases in 3 captions" in capsys.readouterr().err
+    before, after = (json.loads(path.read_text()) for path in (captions, tmp_path / "marked" / "dataset.json"))
+    for content in (before, after):
+        content.pop("dataset")
+        for entry in content["images"]:
+            for sentence in entry["sentences"]:
+                sentence.pop("phrases", None)
+    assert before == after
+
+
+def test_what_cannot_mark_phrases_is_a_line(captions: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    out = tmp_path / "marked"
+    spacy.blank("en").to_disk(tmp_path / "blank")
+    assert "no_such_pipeline: no spaCy pipeline that can be loaded" in fails(
+        main, "add-phrases", captions, "--chunker", "no_such_pipeline", "--out", out
+    )
+    assert "marks no noun phrases, for which a spaCy pipeline needs a tagger and a parser" in fails(
+        main, "add-phrases", captions, "--chunker", tmp_path / "blank", "--out", out
+    )
+    for both in ([], ["--chunker", "x", "--entities", tmp_path]):
+        assert "phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them" in fails(
+            main, "add-phrases", captions, *both, "--out", out
+        )
+    assert not out.exists()
