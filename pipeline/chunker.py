@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     """The content of a checked ``dataset.json`` whose captions mark their noun phrases, in place of the phrases they had.
 
-    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder, with a tagger and a parser. Of what it
-    calls noun chunks, *a black dog* and *the snow* in *a black dog in the snow*, pronouns are left out. The captions' own tokens
-    are parsed. :class:`UserError` if spaCy or the pipeline is not there, or if it parses no sentences.
+    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder, with a tagger and a parser. Of what
+    it calls noun chunks, *a black dog* and *the snow* in *a black dog in the snow*, pronouns are left out. The captions' own
+    tokens are parsed. :class:`UserError` if spaCy or the pipeline is not there, or if it parses no sentences.
     """
     nlp = _loaded(pipeline)
     doc_of = importlib.import_module("spacy.tokens").Doc
@@ -27,7 +27,8 @@ def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     texts = [sentence["tokens"] if "tokens" in sentence else tokenize(sentence["raw"]) for sentence in sentences]
     docs = nlp.pipe((doc_of(nlp.vocab, words=words) for words in texts), batch_size=_BATCH)
     n_phrases = n_without = 0
-    for sentence, doc in zip(sentences, progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption"), strict=True):
+    parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
+    for sentence, doc in zip(sentences, parsed, strict=True):
         spans = [(chunk.start, chunk.end) for chunk in doc.noun_chunks if chunk.root.pos_ != "PRON"]
         sentence["phrases"] = [{"first_token": start, "n_tokens": stop - start} for start, stop in spans]
         n_phrases, n_without = n_phrases + len(spans), n_without + (not spans)

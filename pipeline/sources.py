@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.audit import near_report, shared_report
+from vse.pipeline.chunker import with_noun_phrases
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import Dataset, count_splits, load_dataset_file, missing_images
-from vse.pipeline.chunker import with_noun_phrases
 from vse.pipeline.entities_dataset import ENTITIES_SPLITS, SIMILAR, entities_content, with_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
