@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from vse.pipeline.cli import data
+from vse.pipeline.cli import TOKENISER, data
 from vse.pipeline.command import entry_point
 
 _FILE = click.Path(path_type=Path)
@@ -22,13 +22,20 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
 @click.option("--out-data", type=_FILE, required=True, help="The dataset.json to write.")
 @click.option("--captions-per-image", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--test", type=click.Choice(["test", "testall"]), help="Which one is the test split.  [default: testall]")
+@TOKENISER
 def import_precomp_command(
-    folder: Path, dataset: str, out_features: Path, out_data: Path, captions_per_image: int, test: str | None
+    folder: Path,
+    dataset: str,
+    out_features: Path,
+    out_data: Path,
+    captions_per_image: int,
+    test: str | None,
+    tokeniser: str | None,
 ) -> None:
     """Import <split>_ims.npy, <split>_caps.txt and <split>_ids.txt, the layout of VSE++ and SCAN."""
     from vse.features.precomp import import_precomp
 
-    click.echo(import_precomp(folder, dataset, out_features, out_data, captions_per_image, test))
+    click.echo(import_precomp(folder, dataset, out_features, out_data, captions_per_image, test, tokeniser))
 
 
 @data.command("export-precomp")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from vse.pipeline.files import check_out, read_json, write_bytes, write_json, wr
 from vse.pipeline.input_files import check_input, is_name, reading
 from vse.pipeline.locks import only_writer
 from vse.pipeline.read_once import Watched
+from vse.pipeline.tokenisers import NEW, UNNAMED, tokeniser_named
 from vse.pipeline.vocabulary import tokenize
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
@@ -112,12 +113,20 @@ class PrecompSplit:
 
 
 def import_precomp(
-    folder: Path, dataset: str, out_features: Path, out_data: Path, per_image: int = 5, test: str | None = None
+    folder: Path,
+    dataset: str,
+    out_features: Path,
+    out_data: Path,
+    per_image: int = 5,
+    test: str | None = None,
+    tokeniser: str | None = None,
 ) -> Path:
     """Make a data set and a cache from a folder of the layout; returns the cache.
 
     Arrays (n, dim) become vectors, (n, n_regions, dim) regions. Ids become image ids; without them images are counted
     from 0 over the splits. ``test`` says which of ``test`` and ``testall`` is the test split, if there are both (testall).
+    ``tokeniser`` cuts the captions into words; by default that of ``out_data`` if it was imported before, else
+    ``unicode_words``.
     """
     if not is_name(dataset):
         raise UserError(
@@ -129,8 +138,10 @@ def import_precomp(
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
-    content = _dataset(dataset, splits, ids)
-    if out_data.exists() and read_json(out_data) != content:
+    before = read_json(out_data) if out_data.exists() else None
+    earlier = before.get("tokeniser", UNNAMED) if isinstance(before, dict) else NEW
+    content = _dataset(dataset, splits, ids, tokeniser or earlier)
+    if before not in (None, content):
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
     check_out(out_data, [file.path for split in splits for file in split.files])
     with only_writer(out_data.parent, folder=True):
@@ -205,9 +216,9 @@ def _check_layouts(layouts: Mapping[str, Any]) -> None:
             raise ValueError(f"that of {split!r} is none")
 
 
-def words_of(text: str) -> list[str]:
-    """Tokens of a caption: as for every free text or, of another script, its words, or what stands between its blanks."""
-    return tokenize(text) or re.findall(r"\w+", text.lower()) or text.split()
+def words_of(text: str, cut: Callable[[str], list[str]] = tokenize) -> list[str]:
+    """Tokens of a caption: as they are ``cut`` or, if that leaves none, its words, or what stands between its blanks."""
+    return cut(text) or re.findall(r"\w+", text.lower()) or text.split()
 
 
 def _names(folder: Path, test: str | None) -> list[str]:
@@ -296,13 +307,13 @@ def _ends(splits: Sequence[PrecompSplit]) -> NDArray[np.int64]:
     return np.cumsum([split.n_images for split in splits])
 
 
-def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]]) -> dict[str, Any]:
-    images, sentid = [], 0
+def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str) -> dict[str, Any]:
+    cut, images, sentid = tokeniser_named(tokeniser, "--tokeniser"), [], 0
     for split, of_split in zip(splits, ids, strict=True):
         for k, imgid in enumerate(of_split.tolist()):
             sentences = []
             for raw in split.text.captions[k * split.per_image : (k + 1) * split.per_image]:
-                sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": words_of(raw)})
+                sentences.append({"sentid": sentid, "imgid": imgid, "raw": raw, "tokens": words_of(raw, cut)})
                 sentid += 1
             image = {"imgid": imgid, "filename": f"{imgid}.jpg", "split": SPLITS[split.name], "sentences": sentences}
             images.append(image)
@@ -319,7 +330,8 @@ def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np
         }
         for s in splits
     }
-    return {"dataset": name, "pictures": False, "precomp": layouts, "images": images}
+    named = {} if tokeniser == UNNAMED else {"tokeniser": tokeniser}
+    return {"dataset": name, **named, "pictures": False, "precomp": layouts, "images": images}
 
 
 def _line_ends(path: Path) -> tuple[str, bool]:

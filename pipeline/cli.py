@@ -10,6 +10,11 @@ from vse.pipeline.command import SEED, entry_point
 from vse.pipeline.errors import UserError
 
 _FILE = click.Path(path_type=Path)
+TOKENISER = click.option(
+    "--tokeniser",
+    metavar="NAME",
+    help="What cuts captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]",
+)
 
 
 @click.group("vse-data")

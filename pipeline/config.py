@@ -110,6 +110,9 @@ class DatasetConfig(Settings):
     images: str = Field("images", description="folder of the images in the source folder")
     where: str = Field("", description="how a user gets the files")
     files: list[SourceFile] = Field(default_factory=list, description="what vse-data fetch may download")
+    tokeniser: str | None = Field(
+        None, description="letters_and_digits, unicode_words or nltk, which cuts the captions into words; none: tokens stay"
+    )
     shards: PositiveInt = Field(4, description="shards of an image feature, each a job of the workflow")
     n_images: PositiveInt | None = Field(None, description="images to draw, for the demo")
     seed: Seed = Field(0, description="seed of the drawing, for the demo")

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,10 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import read_json_and_sha256
 from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
 from vse.pipeline.phrases import Phrase, read_phrases
-from vse.pipeline.vocabulary import tokenize
+from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 
 SPLITS = ("train", "val", "test", "restval")
+_Tokeniser = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Dataset:
     """All images of ``dataset.json`` in file order; ``path`` is that file.
 
     ``pictures`` is false if there are no image files, because the features were imported; ``sha256`` is that of the file's
-    bytes, if it was read from a file.
+    bytes, if it was read from a file. ``tokeniser`` cuts captions without tokens, and new text, into words.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Dataset:
     images: tuple[Image, ...]
     pictures: bool = True
     sha256: str = ""
+    tokeniser: str = UNNAMED
 
     def image_path(self, image: Image) -> Path:
         """Path of the image's file."""
@@ -82,7 +84,7 @@ def load_dataset_file(path: Path) -> Dataset:
     """Read and check ``dataset.json``.
 
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
-    an empty caption, an unknown split, an image file outside the ``images`` folder, a phrase outside its caption.
+    an empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, a phrase outside its caption.
     """
     content, sha256 = read_json_and_sha256(path, _share_words)
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
@@ -93,9 +95,11 @@ def load_dataset_file(path: Path) -> Dataset:
             f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {LONGEST_NAME} bytes, "
             "without slashes, control characters or a dot in front"
         )
+    tokeniser = content.get("tokeniser", UNNAMED)
+    cut = tokeniser_named(tokeniser, path)
     try:
         entries = content.pop("images")[::-1]
-        images = tuple(_image(path, entries.pop()) for _ in range(len(entries)))  # each entry is freed once it is read
+        images = tuple(_image(path, entries.pop(), cut) for _ in range(len(entries)))  # each entry is freed once it is read
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {reason_of(error)}") from None
     if not images:
@@ -103,7 +107,7 @@ def load_dataset_file(path: Path) -> Dataset:
     _unique(path, "imgid", (image.imgid for image in images))
     _unique(path, "image file", (image.file for image in images))
     _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
-    return Dataset(name, path, images, bool(content.get("pictures", True)), sha256)
+    return Dataset(name, path, images, bool(content.get("pictures", True)), sha256, tokeniser)
 
 
 def count_splits(dataset: Dataset) -> str:
@@ -132,7 +136,7 @@ def _share_words(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _image(path: Path, entry: Any) -> Image:
+def _image(path: Path, entry: Any, cut: _Tokeniser) -> Image:
     imgid = _id(entry, "imgid")
     folder, name = entry.get("filepath") or "", entry["filename"]
     if not is_path(folder) or not is_path(name) or not name:
@@ -142,20 +146,20 @@ def _image(path: Path, entry: Any) -> Image:
         raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
     if entry["split"] not in SPLITS:
         raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    captions = tuple(_caption(path, imgid, sentence) for sentence in entry.get("sentences", ()))
+    captions = tuple(_caption(path, imgid, sentence, cut) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
         raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
     cocoid = _id(entry, "cocoid") if entry.get("cocoid") is not None else None
     return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
 
 
-def _caption(path: Path, imgid: int, sentence: Any) -> Caption:
+def _caption(path: Path, imgid: int, sentence: Any, cut: _Tokeniser) -> Caption:
     sentid, raw = _id(sentence, "sentid"), sentence["raw"]
     if not isinstance(raw, str):
         raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
     if sentence.get("imgid", imgid) != imgid:
         raise UserError(f"{path}: caption {sentid} lies under image {imgid} but says image {sentence['imgid']}")
-    tokens = sentence["tokens"] if "tokens" in sentence else tokenize(raw)
+    tokens = sentence["tokens"] if "tokens" in sentence else cut(raw)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{path}: caption {sentid}: 'tokens' must be a list of words")
     if not tokens or not raw.strip():

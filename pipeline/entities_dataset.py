@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import image_size
 from vse.pipeline.phrases import Box
 from vse.pipeline.progress import progress_bar
+from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 from vse.pipeline.vocabulary import tokenize
 
 ENTITIES_SPLITS = ("train", "val", "test")
@@ -81,7 +82,7 @@ def with_phrases(content: dict[str, Any], folder: Path, images: Path | None, sim
     the log.
     Without ``images`` boxes are in pixels of the annotated photos. :class:`UserError` if no image is annotated.
     """
-    reader = _Reader(folder, images)
+    reader, cut = _Reader(folder, images), tokeniser_named(content.get("tokeniser", UNNAMED), folder)
     entries, n_captions = [], 0
     for entry in progress_bar(content["images"], desc="read phrases", unit="image"):
         number = photo_number(entry["filename"])
@@ -90,7 +91,7 @@ def with_phrases(content: dict[str, Any], folder: Path, images: Path | None, sim
         n_captions += len(sentences)
         if number is not None and reader.sentences(number).is_file():
             photo = reader.read(number, str(Path(entry.get("filepath") or "", entry["filename"])))
-            _join(sentences, photo, reader, similar)
+            _join(sentences, photo, reader, similar, cut)
         entries.append({**entry, "sentences": sentences})
     n_images, n_joined = reader.counts["images"], reader.counts["joined"]
     if not n_images:
@@ -106,9 +107,11 @@ def with_phrases(content: dict[str, Any], folder: Path, images: Path | None, sim
     return {**content, "images": entries}
 
 
-def _join(sentences: list[dict[str, Any]], photo: _Photo, reader: _Reader, similar: float) -> None:
+def _join(
+    sentences: list[dict[str, Any]], photo: _Photo, reader: _Reader, similar: float, cut: Callable[[str], list[str]]
+) -> None:
     """Mark the phrases in the sentences of an image that have the text of a caption of Entities, each of which counts once."""
-    texts = [sentence["tokens"] if "tokens" in sentence else tokenize(sentence["raw"]) for sentence in sentences]
+    texts = [sentence["tokens"] if "tokens" in sentence else cut(sentence["raw"]) for sentence in sentences]
     captions = [caption.words for caption in photo.captions]
     for place, other in matched(texts, captions, similar).items():
         sentences[place]["phrases"] = reader.phrases(photo.captions[other], texts[place], photo)

@@ -16,6 +16,8 @@ from vse.pipeline.files import check_out, clear_temporaries, read_json, write_js
 from vse.pipeline.input_files import is_name
 from vse.pipeline.locks import PLACE, only_writer
 from vse.pipeline.presets import load_dataset
+from vse.pipeline.progress import progress_bar
+from vse.pipeline.tokenisers import tokeniser_named
 
 
 def published_dataset(name: str) -> DatasetConfig:
@@ -78,7 +80,25 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
         content = entities_content(source / config.entities, images)
     else:
         content = with_phrases(_karpathy(annotations[0], images), source / config.entities, images)
+    if config.tokeniser is not None:
+        content = cut_again(content, config.tokeniser, f"data set {config.name!r}")
     return write_dataset({**content, "dataset": config.name}, out, images, annotations)
+
+
+def cut_again(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
+    """The content of a checked ``dataset.json`` with every caption cut into words by a tokeniser, which is recorded.
+
+    :class:`UserError` if a caption marks phrases, which are spans of the tokens that it has, or has no word.
+    """
+    cut, images = tokeniser_named(tokeniser, where), []
+    for image in progress_bar(content["images"], desc="cut captions", unit="image"):
+        sentences = [{**sentence, "tokens": cut(sentence["raw"])} for sentence in image.get("sentences", ())]
+        for sentence in sentences:
+            if not sentence["tokens"] or sentence.get("phrases"):
+                why = "marks phrases in the tokens that it has" if sentence.get("phrases") else "has no word"
+                raise UserError(f"{where}: tokeniser {tokeniser}: caption {sentence['sentid']} {why}")
+        images.append({**image, "sentences": sentences})
+    return {**content, "tokeniser": tokeniser, "images": images}
 
 
 def _karpathy(file: Path, images: Path) -> dict[str, Any]:

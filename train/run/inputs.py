@@ -105,7 +105,11 @@ class Inputs:
             path = relative_path(cache.path, folder)
             return {"name": cache.feature, "key": cache.key, "path": path, "extractor": dict(cache.extractor)}
 
-        record: dict[str, Any] = {"features": place(self.cache), "captions": relative_path(self.dataset.path, folder)}
+        record: dict[str, Any] = {
+            "features": place(self.cache),
+            "captions": relative_path(self.dataset.path, folder),
+            "tokeniser": self.dataset.tokeniser,
+        }
         if self.evaluated is not self.cache:
             record["eval_features"] = place(self.evaluated)
         if self.captions is not None:

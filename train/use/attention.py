@@ -19,7 +19,7 @@ from vse.features.places import Places
 from vse.pipeline.dataset import Caption
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage, decode
-from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.pipeline.vocabulary import UNKNOWN
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.run.folder import RunFolder
@@ -123,7 +123,7 @@ def with_attention(
         captions = trained.split.pairs.captions
         seen = [attention.of(query, None, captions[row], asked, found.of(torch.tensor([k]))) for k, row in enumerate(rows)]
     else:
-        found, asked_text = attention.images(rows), Caption(0, 0, query, tuple(tokenize(query)))
+        found, asked_text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
         seen = [
             attention.of(hit.photo, hit.image_id, asked_text, found.of(torch.tensor([k])), asked) for k, hit in enumerate(hits)
         ]

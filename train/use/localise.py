@@ -24,7 +24,6 @@ from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import read_bytes
 from vse.pipeline.phrase_lists import phrase_texts
-from vse.pipeline.vocabulary import tokenize
 from vse.train.data.cached import Numbers
 from vse.train.data.captions import encoded_as
 from vse.train.data.pairs import Pairs, images_of
@@ -162,7 +161,7 @@ def locate(
         )
     model = _best_model(opened, reading)
     reader = caption_reader(phrases, places.weights_dir, str(opened.device))
-    asked = encoded_as(phrases, reader, [(text.lower(), tokenize(text))], opened.device)
+    asked = encoded_as(phrases, reader, [(text.lower(), opened.words_of(text))], opened.device)
     if not text.strip() or not asked[0].any():
         raise UserError(f"{text!r}: none of its words is known to {phrases.feature!r}")
     candidates = BoxFeatures(opened.cache, opened.cache.ids[same][:1], opened.device)

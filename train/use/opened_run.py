@@ -20,6 +20,7 @@ from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.provenance import made
+from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
@@ -57,6 +58,10 @@ class OpenedRun:
         """The data set that it was trained on, if that is another one than the one that it reads."""
         name = str(self.record["dataset"])
         return None if name == self.dataset.name else name
+
+    def words_of(self, text: str) -> list[str]:
+        """A new text as words, cut as the captions that it was trained on."""
+        return tokeniser_named(self.record.get("tokeniser", UNNAMED), self.folder.record_file)(text)
 
     @property
     def inputs(self) -> list[Path]:
@@ -110,7 +115,11 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     dataset = load_dataset_file(places.captions or cache.captions)
     if dataset.name != cache.dataset:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    return OpenedRun(folder, experiment, record, dataset, cache, caption_cache, pick_device(device))
+    opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, pick_device(device))
+    cut_by = record.get("tokeniser", UNNAMED)
+    if opened.trained_on is not None and dataset.tokeniser != cut_by:
+        log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
+    return opened
 
 
 def load_best(folder: RunFolder, model: Model) -> str:

@@ -24,7 +24,7 @@ from vse.features.new_captions import caption_reader
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, sha256_json
 from vse.pipeline.image_files import decode
-from vse.pipeline.vocabulary import UNKNOWN, tokenize
+from vse.pipeline.vocabulary import UNKNOWN
 from vse.train.data.captions import encoded_as
 from vse.train.data.tokens import TokenNumbers
 from vse.train.kinds import Encoded, packed, whole_sets
@@ -289,7 +289,7 @@ def _asked(trained: TrainedRun, query: str | Path, split: str, weights_dir: Path
 
 
 def _of_text(trained: TrainedRun, text: str, weights_dir: Path | None) -> Encoded:
-    tokens = tokenize(text)
+    tokens = trained.words_of(text)
     reader = None
     if trained.caption_cache is not None:
         reader = caption_reader(trained.caption_cache, weights_dir, str(trained.device))

@@ -20,7 +20,7 @@ from vse.eval.report.html_page import thumbnail
 from vse.eval.search.index_file import note_file
 from vse.eval.search.top_k import CANDIDATES
 from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files import read_json, sha256_file, write_json
 from vse.pipeline.vocabulary import tokenize
 from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
@@ -314,3 +314,16 @@ def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path:
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("\t")[0] for line in lines] == ["1", "2", "3"]
     assert all(line.split("\t")[3:] == ["a disc 1 0.9 forged ."] for line in lines)
+
+
+def test_a_text_is_cut_as_the_captions_of_the_training_were(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    record = read_json(RunFolder(run).record_file)
+    assert record["tokeniser"] == "letters_and_digits"
+    search_split(run, "eine weiße Scheibe", k=1)
+    assert "not a word of the training captions: eine, wei, e, scheibe" in caplog.text
+    write_json(RunFolder(run).record_file, {**record, "tokeniser": "unicode_words"})
+    search_split(run, "eine weiße Scheibe", k=1)
+    assert "not a word of the training captions: eine, weiße, scheibe" in caplog.text
