@@ -8,11 +8,56 @@ from typing import Literal
 import click
 
 from vse.pipeline.cli import TOKENISER, data
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import SEED, entry_point
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
 _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache to write, e.g. features/coco_butd.h5.")
+
+
+@data.command("import")
+@click.argument("sources", type=_FILE, nargs=-1, required=True)
+@click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/birds.")
+@click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+@click.option(
+    "--format", "format_name", metavar="NAME", help="table, webdataset, clip-retrieval or hugging-face.  [default: what it is]"
+)
+@click.option("--captions", type=_FILE, help="The table, if it is no captions.* or metadata.* among the photos.")
+@click.option("--images", type=_FILE, help="Folder of the photos of clip-retrieval's vectors.  [default: there are none]")
+@click.option("--out-features", type=_FILE, default="features", show_default=True, help="Folder of the caches of vectors.")
+@click.option("--column", "columns", multiple=True, metavar="FIELD=NAME", help="The column of file, caption, split or an id.")
+@click.option("--val", type=click.FloatRange(0, 1), help="Share of images to draw for val, without splits.  [default: 0.1]")
+@click.option("--test", type=click.FloatRange(0, 1), help="The same for test.  [default: 0.1]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
+@TOKENISER
+@click.option("--skip-bad", is_flag=True, help="Leave bad rows out and list them in OUT/import.failures.jsonl.")
+def import_command(
+    sources: tuple[Path, ...],
+    out: Path,
+    name: str | None,
+    format_name: str | None,
+    captions: Path | None,
+    images: Path | None,
+    out_features: Path,
+    columns: tuple[str, ...],
+    val: float | None,
+    test: float | None,
+    seed: int,
+    tokeniser: str | None,
+    skip_bad: bool,
+) -> None:
+    """Make a data set of photos with a table of captions, WebDataset archives, clip-retrieval's vectors, or a saved data set.
+
+    SOURCES is the folder of photos or vectors, or archives. Tables are CSV, JSON lines or parquet: a row has a file and a
+    caption, or several, and perhaps a split and ids. Splits that are not given are drawn by image.
+    """
+    from vse.features.import_formats import Import, import_data
+    from vse.pipeline.imported_rows import ImportSettings, fields_of
+    from vse.pipeline.tokenisers import NEW
+
+    settings = ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, fields_of(columns))
+    for path in import_data(Import(sources, settings, captions, images, out_features), format_name):
+        click.echo(path)
 
 
 @data.command("import-precomp")

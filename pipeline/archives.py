@@ -20,11 +20,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 
 _CHUNK = 1 << 20
-_BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Member:
+class ArchiveMember:
     """One entry of an archive: its name, its size as the archive states it, and its kind."""
 
     name: str
@@ -45,12 +45,12 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     temporary = _unpacking(target)
     try:
         clear_unpacked(target)
-        with _opened(archive) as members:
+        with opened_archive(archive) as members:
             wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
             for place, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
                 _copy(archive, entry, temporary / "content" / place)
         (temporary / "content").rename(target)
-    except _BROKEN as error:
+    except BROKEN as error:
         raise UserError(
             f"{archive}: a damaged archive, or not a zip or tar ({error}). Delete it and download it again"
         ) from None
@@ -71,31 +71,39 @@ def _unpacking(target: Path) -> Path:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Iterator[_Member]]:
+def opened_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open an archive and iterate over its members, in its order."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             yield (_zip_member(archive, info) for info in archive.infolist())
     else:
         with tarfile.open(path) as tar:
-            yield (_Member(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar)
+            yield (
+                ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
+            )
 
 
-def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Member:
+def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:
     kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on Unix
     is_folder = info.is_dir() and kind in (0, stat.S_IFDIR)
     is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
-    return _Member(info.orig_filename, info.file_size, is_file, is_folder, partial(archive.open, info))
+    return ArchiveMember(info.orig_filename, info.file_size, is_file, is_folder, partial(archive.open, info))
 
 
-def _checked(archive: Path, members: Iterator[_Member], wanted: PurePosixPath, max_bytes: int) -> dict[PurePosixPath, _Member]:
+def _tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> ArchiveMember:
+    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info))
+
+
+def _checked(
+    archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
+) -> dict[PurePosixPath, ArchiveMember]:
     """The files at or below ``wanted`` by their path relative to it."""
     seen: set[PurePosixPath] = set()
-    files: dict[PurePosixPath, _Member] = {}
+    files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0
     for member in members:
         path = PurePosixPath(member.name)
-        fault = _fault(member, path)
+        fault = member_fault(member, path)
         if fault is None and path in seen:
             fault = "is a duplicate"
         if fault is None and member.is_file and path.is_relative_to(wanted):
@@ -111,7 +119,7 @@ def _checked(archive: Path, members: Iterator[_Member], wanted: PurePosixPath, m
     return files
 
 
-def _fault(member: _Member, path: PurePosixPath) -> str | None:
+def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
     """Why a member is refused, whatever else is in the archive; None if it is not."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
@@ -120,7 +128,7 @@ def _fault(member: _Member, path: PurePosixPath) -> str | None:
     return None
 
 
-def _copy(archive: Path, member: _Member, path: Path) -> None:
+def _copy(archive: Path, member: ArchiveMember, path: Path) -> None:
     """Write a member's bytes to the new file ``path``, at most as many as the archive states."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()

@@ -54,15 +54,20 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image file, turned upright, from its header alone; :class:`BadImage` says why not."""
-    if not path.is_file():
+def image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
+    """Width and height of an image file (or its bytes), turned upright, from its header; :class:`BadImage` says why not.
+
+    An image of more than ``MAX_PIXELS`` is refused as by :func:`decode`.
+    """
+    if content is None and not path.is_file():
         raise BadImage(f"{path}: no such image file")
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path if content is None else BytesIO(content), formats=FORMATS) as image:
             width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise BadImage(f"{path}: {width} x {height} pixels are too many")
             return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING else (width, height)
-    except MemoryError:
+    except (BadImage, MemoryError):
         raise
     except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None

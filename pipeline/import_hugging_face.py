@@ -1,0 +1,92 @@
+"""A data set that the library ``datasets`` of Hugging Face saved in a folder, as one of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vse.pipeline.caption_tables import columns_read, row_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.extra_packages import extra_package
+from vse.pipeline.image_files import BadImage, read_bytes
+from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportSettings
+from vse.pipeline.imported_write import check_name, write_imported_data
+from vse.pipeline.input_files import reading
+from vse.pipeline.locks import only_writer
+from vse.pipeline.progress import progress_bar
+from vse.pipeline.unpacked_photos import MOST_BYTES, UnpackedPhotos
+
+_ENDINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of the library wrote a folder."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
+
+
+def import_hugging_face(folder: Path, settings: ImportSettings) -> Path:
+    """Write ``dataset.json`` and the photos of a data set that ``save_to_disk`` wrote; returns its path.
+
+    One column holds images, as files or as bytes, and another one a caption or a list of them. Its splits stay, where their
+    names are ours; of a data set without splits a column may give them. Nothing of it is run. An import that was stopped goes
+    on where it was. :class:`UserError` if the library is not installed.
+    """
+    check_name(settings.name)
+    library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
+    with reading(folder, "a data set that the library 'datasets' saved"):
+        loaded = library.load_from_disk(str(folder))
+    by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
+    gathered = GatheredRows(settings)
+    with only_writer(settings.out, folder=True):
+        photos = UnpackedPhotos(settings.out, gathered)
+        for split, rows in by_split.items():
+            _add_split(folder, str(split), rows, library.Image, gathered, photos, settings.columns)
+        content = gathered.content(format="hugging-face", files=[folder.name])
+        return write_imported_data(content, settings, None, [])
+
+
+def _add_split(
+    folder: Path,
+    split: str,
+    rows: Any,
+    image_type: Any,
+    gathered: GatheredRows,
+    photos: UnpackedPhotos,
+    columns: Mapping[str, tuple[str, ...]],
+) -> None:
+    """Take the rows of one split; the images are taken as they are stored, undecoded."""
+    holding = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
+    (image,) = columns.get("file", tuple(holding[:1]) or ("",))
+    if image not in holding:
+        raise UserError(f"{folder}: no column {image!r} of images; those are {', '.join(holding) or 'none'}")
+    chosen = columns_read(folder, rows.features, {**columns, "file": (image,)})
+    seen: set[str] = set()
+    stored = rows.cast_column(image, image_type(decode=False))
+    for number, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):
+        place = f"{folder}: {split} row {number}".replace(":  ", ": ")
+        try:
+            name, content = _photo(row[image], number)
+            if name in seen:
+                name = f"{number:08d}_{name}"
+            photos.once(seen, name)
+            said = {what: [row[name] for name in names] for what, names in chosen.items()}
+            said = {**({"split": [split]} if split else {}), **said, "file": [f"{split}/{name}".lstrip("/")]}
+            photos.add(row_of(place, said), content)
+        except BadRow as reason:
+            gathered.refuse(place, reason)
+
+
+def _photo(stored: Any, number: int) -> tuple[str, bytes]:
+    """Name and bytes of an image of a row; :class:`BadRow` if it has none."""
+    if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
+        raise BadRow("no image")
+    path = str(stored.get("path") or "")
+    try:
+        content: bytes = stored.get("bytes") or read_bytes(Path(path))
+    except BadImage as fault:
+        raise BadRow(fault) from None
+    if len(content) > MOST_BYTES:
+        raise BadRow(f"an image of {len(content)} bytes, more than {MOST_BYTES}")
+    end = next((end for start, end in _ENDINGS.items() if content.startswith(start)), "")
+    return (Path(path).name if path else f"{number:08d}{end}"), content

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pipeline.imported_made import write_photos, write_table
+from tests.pipeline.test_import_table import failures
+from vse.features.cache import open_cache, verify_cache
+from vse.features.data_cli import main
+from vse.features.reader import FeatureReader
+from vse.pipeline.dataset import load_dataset_file
+
+Fails = Callable[..., str]
+KINDS = ["jsonl", "csv", *(["parquet"] if find_spec("pyarrow") else [])]
+DIM = 5
+PAIR = {"key": "x", "caption": "a gull"}
+
+
+def write_part(
+    folder: Path, number: int, images: Any, texts: Any, rows: Sequence[dict[str, Any]], kind: str = "jsonl", deep: bool = True
+) -> None:
+    """A part as clip-retrieval writes it, in three folders, or all in one."""
+    for name, values in (("img_emb", images), ("text_emb", texts)):
+        path = folder / (name if deep else ".") / f"{name}_{number}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+    write_table(folder / ("metadata" if deep else ".") / f"metadata_{number}.{kind}", rows)
+
+
+def vectors(rng: np.random.Generator, n_rows: int) -> Any:
+    return rng.standard_normal((n_rows, DIM)).astype(np.float16)
+
+
+def written(tmp_path: Path, *arguments: object) -> tuple[Path, Path, Path]:
+    """The data set and the two caches that the command makes."""
+    out = tmp_path / "gulls"
+    given = [*arguments, "--out", out, "--out-features", tmp_path / "features"]
+    with pytest.raises(SystemExit) as stop:
+        main(["import", *map(str, given)])
+    assert stop.value.code == 0
+    return out / "dataset.json", *(tmp_path / "features" / f"gulls_{name}.h5" for name in ("img_emb", "text_emb"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("deep", [True, False])
+def test_pairs_of_vectors_become_a_data_set_and_two_caches(tmp_path: Path, kind: str, deep: bool) -> None:
+    rng = np.random.default_rng(0)
+    images, texts = vectors(rng, 30), vectors(rng, 30)
+    images[20:] = images[:10]  # ten images have a second caption, in another part
+    rows = [{"image_path": f"/data/{k % 20:03d}.jpg", "caption": f"gull number {k}"} for k in range(30)]
+    for number, (start, end) in enumerate(((0, 12), (12, 12 + 11), (23, 30))):
+        write_part(tmp_path / "clip", number, images[start:end], texts[start:end], rows[start:end], kind, deep)
+    file, image_cache, text_cache = written(tmp_path, tmp_path / "clip")
+    dataset = load_dataset_file(file)
+    assert not dataset.pictures
+    assert [image.file for image in dataset.images] == [f"data/{k:03d}.jpg" for k in range(20)]
+    by_image = FeatureReader(open_cache(image_cache))
+    by_text = FeatureReader(open_cache(text_cache))
+    for image in dataset.images:
+        np.testing.assert_array_equal(by_image.rows(by_image.positions([image.imgid])), images[[image.imgid]])
+        for caption in image.captions:
+            number = int(caption.raw.split()[-1])
+            assert number % 20 == image.imgid
+            np.testing.assert_array_equal(by_text.rows(by_text.positions([caption.sentid])), texts[[number]])
+    for cache in (image_cache, text_cache):
+        verify_cache(cache)
+
+
+def test_parts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in (10, 9, 2):
+        write_part(tmp_path / "clip", number, vectors(rng, 1), vectors(rng, 1), [{"key": f"{number}", "caption": "a gull"}])
+    dataset = load_dataset_file(written(tmp_path, tmp_path / "clip")[0])
+    assert [image.file for image in dataset.images] == ["2", "9", "10"]
+
+
+def test_photos_are_linked_where_their_folder_is_given(tmp_path: Path, fails: Fails) -> None:
+    rng = np.random.default_rng(0)
+    photos = write_photos(tmp_path / "photos", ["a.jpg", "b.jpg"])
+    rows = [{"image_path": str(photos / "a.jpg"), "caption": "a gull"}, {"image_path": "b.jpg", "caption": "a tern"}]
+    write_part(tmp_path / "clip", 0, vectors(rng, 2), vectors(rng, 2), rows)
+    dataset = load_dataset_file(written(tmp_path, tmp_path / "clip", "--images", photos)[0])
+    assert all(dataset.image_path(image).is_file() for image in dataset.images)
+    (photos / "b.jpg").unlink()
+    line = fails(main, "import", tmp_path / "clip", "--images", photos, "--out", tmp_path / "other")
+    assert "b.jpg: no such image file" in line
+
+
+def test_thousands_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails) -> None:
+    rng = np.random.default_rng(0)
+    n_rows = 3000
+    images, texts = vectors(rng, n_rows), vectors(rng, n_rows)
+    rows: list[dict[str, Any]] = [{"image_path": f"{k}.jpg", "caption": f"gull {k}"} for k in range(n_rows)]
+    images[7, 2], texts[11, 0] = np.nan, np.inf
+    rows[1500]["caption"], rows[1501]["image_path"], rows[1502]["image_path"] = "", "../x.jpg", "3.jpg"
+    for number in range(3):
+        part = slice(1000 * number, 1000 * (number + 1))
+        write_part(tmp_path / "clip", number, images[part], texts[part], rows[part])
+    metadata = tmp_path / "clip" / "metadata" / "metadata_2.jsonl"
+    lines = metadata.read_text().splitlines()
+    lines[500] = "{"
+    metadata.write_text("\n".join(lines))
+    line = fails(main, "import", tmp_path / "clip", "--out", tmp_path / "x", "--out-features", tmp_path / "features")
+    assert "line 8: its vector in img_emb_0.npy is not finite (6 of 3000 rows cannot be taken" in line
+    assert not (tmp_path / "features").exists()
+    file, image_cache, text_cache = written(tmp_path, tmp_path / "clip", "--skip-bad")
+    reasons = [reason for _, reason in failures(file.parent)]
+    for reason, expected in zip(
+        reasons,
+        [
+            "its vector in img_emb_0.npy is not finite",
+            "its vector in text_emb_0.npy is not finite",
+            "the caption is empty",
+            "is not inside the folder of images",
+            "3.jpg has another vector than in row 3 of img_emb_0.npy",
+            "not valid JSON",
+        ],
+        strict=True,
+    ):
+        assert expected in reason
+    kept = [k for k in range(n_rows) if k not in (7, 11, 1500, 1501, 1502, 2500)]
+    dataset = load_dataset_file(file)
+    assert [image.file for image in dataset.images] == [f"{k}.jpg" for k in kept]
+    for cache, wanted in ((image_cache, images), (text_cache, texts)):
+        np.testing.assert_array_equal(FeatureReader(open_cache(cache)).rows(np.arange(len(kept))), wanted[kept])
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no texts": (lambda folder: (folder / "text_emb" / "text_emb_0.npy").unlink(), "part 0 has no text_emb_0"),
+    "no metadata": (lambda folder: (folder / "metadata" / "metadata_0.jsonl").unlink(), "part 0 has no metadata_0"),
+    "too few rows": (
+        lambda folder: np.save(folder / "text_emb" / "text_emb_0.npy", np.zeros((1, DIM), np.float32)),
+        r"(1, 5) does not fit img_emb_0.npy, which is (2, 5)",
+    ),
+    "few lines": (
+        lambda folder: (folder / "metadata" / "metadata_0.jsonl").write_text('{"key": "a", "caption": "a gull"}\n'),
+        "1 rows for the 2 of img_emb_0.npy",
+    ),
+    "another width": (
+        lambda folder: write_part(folder, 1, np.ones((1, 3), np.float32), np.ones((1, DIM), np.float16), [PAIR]),
+        "img_emb_1.npy: 3 float32 a row, and 5 float16 in the first part",
+    ),
+    "objects": (
+        lambda folder: np.save(folder / "img_emb" / "img_emb_0.npy", np.array([{}, {}]), allow_pickle=True),
+        "not a readable .npy file of numbers",
+    ),
+    "two of one part": (
+        lambda folder: np.save(folder / "img_emb_0.npy", np.ones((2, DIM), np.float16)),
+        "are the same part",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_folder_that_lacks_something_is_one_line(tmp_path: Path, fails: Fails, fault: str) -> None:
+    rng = np.random.default_rng(0)
+    rows = [{"key": f"{k}", "caption": "a gull"} for k in range(2)]
+    write_part(tmp_path / "clip", 0, vectors(rng, 2), vectors(rng, 2), rows)
+    spoil, message = FAULTS[fault]
+    spoil(tmp_path / "clip")
+    line = fails(main, "import", tmp_path / "clip", "--out", tmp_path / "x", "--out-features", tmp_path / "features")
+    assert message in line
+    assert not (tmp_path / "x" / "dataset.json").exists()

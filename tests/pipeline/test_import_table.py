@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from vse.features.data_cli import main
+from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.imported_rows import GatheredRows, ImportedRow, ImportSettings
+
+Fails = Callable[..., str]
+FORMATS = ["csv", "tsv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])]
+
+
+def imported(*arguments: object) -> Dataset:
+    """The data set that the command makes."""
+    given = [str(argument) for argument in arguments]
+    with pytest.raises(SystemExit) as stop:
+        main(["import", *given])
+    assert stop.value.code == 0
+    return load_dataset_file(Path(given[given.index("--out") + 1]) / "dataset.json")
+
+
+def failures(out: Path) -> list[tuple[str, str]]:
+    lines = (out / "import.failures.jsonl").read_text(encoding="utf-8").splitlines()
+    return [(entry["place"], entry["reason"]) for entry in map(json.loads, lines)]
+
+
+@pytest.fixture
+def birds(tmp_path: Path) -> Path:
+    return write_photos(tmp_path / "birds", ["a.jpg", "sub/b.jpg", "c.jpg"])
+
+
+ROWS: list[dict[str, Any]] = [
+    {"file": "a.jpg", "caption": "Eine weiße Möwe.", "split": "train"},
+    {"file": "sub/b.jpg", "caption": "A gull, flying", "split": "dev"},
+    {"file": "a.jpg", "caption": 'A "white" gull', "split": "train"},
+    {"file": "c.jpg", "caption": "Two\nlines", "split": "test"},
+]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_row_is_a_caption_of_an_image(birds: Path, tmp_path: Path, kind: str) -> None:
+    table = write_table(tmp_path / f"captions.{kind}", ROWS)
+    dataset = imported(birds, "--captions", table, "--out", tmp_path / "data" / "gulls")
+    assert (dataset.name, dataset.tokeniser) == ("gulls", "unicode_words")
+    assert [(image.imgid, image.file, image.split) for image in dataset.images] == [
+        (0, "a.jpg", "train"),
+        (1, "sub/b.jpg", "val"),
+        (2, "c.jpg", "test"),
+    ]
+    captions = [(c.sentid, c.raw, c.tokens) for image in dataset.images for c in image.captions]
+    assert captions == [
+        (0, "Eine weiße Möwe.", ("eine", "weiße", "möwe")),
+        (1, 'A "white" gull', ("a", "white", "gull")),
+        (2, "A gull, flying", ("a", "gull", "flying")),
+        (3, "Two\nlines", ("two", "lines")),
+    ]
+    assert all(dataset.image_path(image).read_bytes() == (birds / image.file).read_bytes() for image in dataset.images)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind not in ("csv", "tsv")])
+def test_a_row_may_have_a_list_of_captions_and_ids(birds: Path, tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"image_id": 70, "file_name": "c.jpg", "captions": ["a tern", "terns"], "sentids": [9, 8], "cocoid": 42},
+        {"image_id": 5, "file_name": "a.jpg", "captions": ["a gull"], "sentids": [3], "cocoid": 43},
+    ]
+    write_table(birds / f"metadata.{kind}", rows)  # among the photos it need not be named
+    dataset = imported(birds, "--out", tmp_path / "out", "--name", "gulls", "--val", 0.5, "--test", 0)
+    assert [(i.imgid, i.cocoid, [c.sentid for c in i.captions]) for i in dataset.images] == [(70, 42, [9, 8]), (5, 43, [3])]
+    assert sorted(image.split for image in dataset.images) == ["train", "val"]
+
+
+def test_other_names_of_columns_are_given(birds: Path, tmp_path: Path, fails: Fails) -> None:
+    table = tmp_path / "results.csv"
+    table.write_text("photo| one| two\na.jpg| a gull| \nc.jpg| a tern| it flies\n")
+    line = fails(main, "import", birds, "--captions", table, "--out", tmp_path / "out")
+    assert f"{table}: no column file or file_name or" in line
+    assert "its columns are photo, one, two; name the one that holds it with --column file=NAME" in line
+    columns = ["--column", "file=photo", "--column", "caption=one", "--column", "caption=two"]
+    dataset = imported(birds, "--captions", table, "--out", tmp_path / "out", *columns)
+    assert [[c.raw for c in image.captions] for image in dataset.images] == [["a gull"], ["a tern", "it flies"]]
+    line = fails(main, "import", birds, "--captions", table, "--out", tmp_path / "out", "--column", "file=fhoto")
+    assert "no column 'fhoto' (did you mean 'photo'?" in line
+    assert "no such field" in fails(main, "import", birds, "--captions", table, "--out", tmp_path / "out", "--column", "x=one")
+    assert "FIELD=NAME" in fails(main, "import", birds, "--captions", table, "--out", tmp_path / "out", "--column", "file")
+
+
+CSV_FAULTS = [
+    (b"a.jpg,A gull,dev\n", None),
+    (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
+    (b"../a.jpg,A gull,train\n", "the file '../a.jpg' is not inside the folder of images"),
+    (b",A gull,train\n", "names no image file"),
+    (b"c.jpg,,train\n", "the caption is empty"),
+    (b"c.jpg,...!,train\n", "the caption '...!' has no word"),
+    (b"c.jpg,A gull, flying,train\n", "4 cells, where the header has 3"),
+    (b"c.jpg,A gull\n", "2 cells, where the header has 3"),
+    (b"c.jpg,A gull,tset\n", "unknown split 'tset'; known: train, val"),
+    (b"a.jpg,A gull,test\n", "a.jpg has split test, and split val at"),
+    (b"c.jpg,A g\xffull,train\n", "not UTF-8"),
+    (b'c.jpg,"A" gull,train\n', "',' expected after '\"'"),
+    (b"broken.jpg,A gull,train\n", "not a readable image"),
+    (b"c.jpg,A tern,train\n", None),
+    (b'c.jpg,"A tern\n', "unexpected end of data"),
+]
+
+
+def test_each_bad_row_of_a_csv_file_is_named_with_its_line(
+    birds: Path, tmp_path: Path, fails: Fails, caplog: pytest.LogCaptureFixture
+) -> None:
+    (birds / "broken.jpg").write_bytes(photo_bytes()[:10])
+    table, out = tmp_path / "captions.csv", tmp_path / "out"
+    table.write_bytes(b"file,caption,split\n\n" + b"".join(row for row, _ in CSV_FAULTS))
+    faults = [(f"{table}: line {line}", fault) for line, (_, fault) in enumerate(CSV_FAULTS, 3) if fault]
+    line = fails(main, "import", birds, "--captions", table, "--out", out)
+    assert f"{table}: line 4:" in line
+    assert f"({len(faults)} of {len(CSV_FAULTS)} rows cannot be taken; --skip-bad leaves them out)" in line
+    assert not (out / "dataset.json").exists()
+    dataset = imported(birds, "--captions", table, "--out", out, "--skip-bad")
+    assert [image.file for image in dataset.images] == ["a.jpg", "c.jpg"]
+    listed = failures(out)
+    assert [place for place, _ in listed] == [place for place, _ in faults]
+    for (_, reason), (_, fault) in zip(listed, faults, strict=True):
+        assert fault in reason
+    assert "rows cannot be taken and are left out" in caplog.text
+
+
+JSON_FAULTS = [
+    ('{"file": "a.jpg", "caption": "a gull", "split": "train", "imgid": 4}', None),
+    ('{"file": "a.jpg", "caption": "a gull"', "not valid JSON"),
+    ('["a.jpg", "a gull"]', "not a JSON object"),
+    ('{"caption": "a gull", "split": "train", "imgid": 5}', "no column file or"),
+    ('{"file": 7, "caption": "a gull", "split": "train", "imgid": 5}', "names no image file"),
+    ('{"file": "c.jpg", "caption": [["a gull"]], "split": "train", "imgid": 5}', "is no text"),
+    ('{"file": "c.jpg", "caption": [], "split": "train", "imgid": 5}', "has no caption"),
+    ('{"file": "c.jpg", "caption": null, "split": "train", "imgid": 5}', "the caption is empty"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": 1, "imgid": 5}', "the split 1 is no text"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": "five"}', "imgid 'five' is no whole number"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": true}', "imgid True is no whole number"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": 4}', "imgid 4 is that of a.jpg, too"),
+    ('{"file": "a.jpg", "caption": "a gull", "split": "train", "imgid": 5}', "a.jpg has imgid 5, and imgid 4 at"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train"}', "c.jpg has no imgid, which others have"),
+    ('{"file": "sub/b.jpg", "caption": "a gull", "imgid": 6}', "sub/b.jpg has no split, which others have"),
+]
+
+
+def test_each_bad_line_of_json_is_named(birds: Path, tmp_path: Path) -> None:
+    table, out = tmp_path / "captions.jsonl", tmp_path / "out"
+    table.write_text("\n".join(line for line, _ in JSON_FAULTS) + "\n")
+    dataset = imported(birds, "--captions", table, "--out", out, "--skip-bad")
+    assert [image.imgid for image in dataset.images] == [4]
+    listed = dict(failures(out))
+    faults = {f"{table}: line {line}": fault for line, (_, fault) in enumerate(JSON_FAULTS, 1) if fault}
+    assert listed.keys() == faults.keys()
+    assert all(fault in listed[place] for place, fault in faults.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("captions.csv", b"", "not a CSV file with the names of its columns"),
+        ("captions.csv", b"file,file,caption\n", "not a CSV file with the names of its columns"),
+        ("captions.csv", b"\xff\xfe,caption\n", "not a CSV file with the names of its columns"),
+        ("captions.csv", b"file,caption\n", "no image with a caption is left of 0 rows"),
+        ("captions.xlsx", b"PK", "not a table that can be read; .csv, .tsv"),
+        ("none/captions.csv", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_table_is_one_line(
+    birds: Path, tmp_path: Path, fails: Fails, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert message in fails(main, "import", birds, "--captions", tmp_path / name, "--out", tmp_path / "out")
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+def test_parquet_says_what_it_needs_where_it_is_not_installed(
+    birds: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (birds / "metadata.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    line = fails(main, "import", birds, "--out", tmp_path / "out")
+    assert "metadata.parquet needs the package pyarrow: pip install 'vse-pipeline[parquet]'" in line
+
+
+def test_an_import_again_is_the_same_and_nothing_else_is_replaced(birds: Path, tmp_path: Path, fails: Fails) -> None:
+    table, out = write_table(tmp_path / "captions.csv", ROWS), tmp_path / "out"
+    arguments = (birds, "--captions", table, "--out", out)
+    before = imported(*arguments).sha256
+    assert imported(*arguments).sha256 == before
+    write_table(table, ROWS[:-1])
+    assert "is there and holds something else" in fails(main, "import", *arguments)
+    assert load_dataset_file(out / "dataset.json").sha256 == before
+
+
+def test_a_name_or_options_that_do_not_fit_are_one_line(birds: Path, tmp_path: Path, fails: Fails) -> None:
+    table = write_table(tmp_path / "captions.csv", ROWS)
+    arguments = ("import", birds, "--captions", table, "--out", tmp_path / "out")
+    assert "cannot be the name of a data set" in fails(main, *arguments, "--name", "../x")
+    assert "the splits are given, so none is drawn" in fails(main, *arguments, "--val", 0.2)
+    assert "no tokeniser 'words'" in fails(main, *arguments, "--tokeniser", "words")
+    assert "--format tabel: unknown (did you mean 'table'?" in fails(main, *arguments, "--format", "tabel")
+    assert "--images: not read of the format table" in fails(main, *arguments, "--images", birds)
+    (tmp_path / "empty").mkdir()
+    assert "holds nothing that can be imported" in fails(main, "import", tmp_path / "empty", "--out", tmp_path / "out")
+    assert "no such file or folder" in fails(main, "import", tmp_path / "none", "--out", tmp_path / "out")
+    write_table(table, [{"file": "a.jpg", "caption": "a gull"}])
+    assert "leave nothing to train on" in fails(main, *arguments, "--val", 0.5, "--test", 0.5)
+
+
+def gathered(files: list[str], seed: int) -> dict[str, str]:
+    rows = GatheredRows(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
+    for file in files:
+        rows.add(ImportedRow("here", file, ("a gull", "it flies")))
+    return {image["filename"]: image["split"] for image in rows.content()["images"]}
+
+
+@given(st.lists(st.text("abcdefgh", min_size=1), min_size=1, max_size=30, unique=True), st.integers(0, 9), st.randoms())
+def test_splits_are_drawn_by_file_and_seed_whatever_the_order(files: list[str], seed: int, rng: random.Random) -> None:
+    splits = gathered(files, seed)
+    assert gathered(rng.sample(files, len(files)), seed) == splits
+    counts = [list(splits.values()).count(split) for split in ("val", "test")]
+    assert counts == [round(0.2 * len(files)), round(0.3 * len(files))]
+
+
+def test_another_seed_draws_other_splits() -> None:
+    files = [f"{number}.jpg" for number in range(50)]
+    assert gathered(files, 0) != gathered(files, 1)
+
+
+def test_an_unknown_tokeniser_is_refused_at_once() -> None:
+    with pytest.raises(UserError, match="no tokeniser 'x'"):
+        GatheredRows(ImportSettings("x", Path("none"), tokeniser="x"))
+
+
+def test_thousands_of_rows_with_faults_among_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    names = [f"{number:05d}.jpg" for number in range(400)]
+    photos, rng = write_photos(tmp_path / "photos", names), random.Random(0)
+    rows = [{"file": name, "caption": f"photo {name} number {k}"} for name in names for k in range(8)]
+    rng.shuffle(rows)
+    bad = sorted(rng.sample(range(len(rows)), 60))
+    for k, number in enumerate(bad):
+        rows[number] = {"file": rows[number]["file"] if k % 2 else "gone.jpg", "caption": "" if k % 2 else "a gull"}
+    table = write_table(tmp_path / "captions.csv", rows)
+    caplog.set_level(logging.INFO, "vse")
+    dataset = imported(photos, "--captions", table, "--out", tmp_path / "out", "--skip-bad", "--seed", 3)
+    assert [place for place, _ in failures(tmp_path / "out")] == [f"{table}: line {number + 2}" for number in bad]
+    expected: dict[str, list[str]] = {}
+    for row in rows:
+        if row["file"] != "gone.jpg" and row["caption"]:
+            expected.setdefault(row["file"], []).append(row["caption"])
+    assert {image.file: [c.raw for c in image.captions] for image in dataset.images} == expected
+    assert {split: len(images) for split, images in dataset.splits.items()} == {"train": 320, "val": 40, "test": 40}
+    assert "400 images (" in caplog.text

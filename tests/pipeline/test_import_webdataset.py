@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import json
+import random
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.imported_made import photo_bytes, write_tar
+from tests.pipeline.test_import_table import failures, imported
+from vse.features.data_cli import main
+
+Fails = Callable[..., str]
+
+
+def sample(key: str, shade: int, caption: str = "a gull") -> list[tuple[str, bytes]]:
+    return [(f"{key}.jpg", photo_bytes(shade)), (f"{key}.txt", caption.encode())]
+
+
+def test_a_sample_is_an_image_with_the_lines_of_its_text(tmp_path: Path) -> None:
+    members = [*sample("0001", 1, "Eine Möwe\n\nzwei Möwen\n"), ("0002.json", b'{"caption": "a tern"}'), ("0002.png", b"")]
+    members[-1] = ("0002.png", photo_bytes(2, "PNG"))
+    archive = write_tar(tmp_path / "0000.tar", members)
+    dataset = imported(archive, "--out", tmp_path / "out", "--val", 0, "--test", 0)
+    assert [(i.imgid, i.file, [c.raw for c in i.captions]) for i in dataset.images] == [
+        (0, "0000/0001.jpg", ["Eine Möwe", "zwei Möwen"]),
+        (1, "0000/0002.png", ["a tern"]),
+    ]
+    assert dataset.images[0].captions[0].tokens == ("eine", "möwe")
+    assert dataset.image_path(dataset.images[1]).read_bytes() == photo_bytes(2, "PNG")
+
+
+@pytest.mark.parametrize(
+    ("content", "captions"),
+    [
+        ({"captions": ["a gull", "it flies"], "url": "x", "width": 8, "key": "k"}, ["a gull", "it flies"]),
+        (["a gull", "it flies"], ["a gull", "it flies"]),
+        ("a gull", ["a gull"]),
+    ],
+)
+def test_json_has_captions_in_an_object_a_list_or_a_text(tmp_path: Path, content: object, captions: list[str]) -> None:
+    members = [("a.jpg", photo_bytes()), ("a.json", json.dumps(content).encode())]
+    dataset = imported(write_tar(tmp_path / "x.tar", members), "--out", tmp_path / "out")
+    assert [c.raw for c in dataset.images[0].captions] == captions
+
+
+def test_ids_and_split_of_json_stay_beside_a_text(tmp_path: Path) -> None:
+    said = {"imgid": 77, "split": "validation", "cocoid": 42, "caption": "of the json", "sentid": 5}
+    key = "COCO_val2014_000000000042"
+    members = [*sample(key, 1, "of the text"), (f"{key}.json", json.dumps(said).encode())]
+    (image,) = imported(write_tar(tmp_path / "x.tar", members), "--out", tmp_path / "out").images
+    assert (image.imgid, image.split, image.cocoid, image.captions[0].sentid) == (77, "val", 42, 5)
+    assert (image.captions[0].raw, image.file) == ("of the text", f"x/{key}.jpg")
+
+
+def test_archives_of_a_folder_give_their_splits_by_name(tmp_path: Path) -> None:
+    for number, name in enumerate(("train-0000.tar", "train-0001.tar", "test/0.tar", "val/0.tar")):
+        write_tar(tmp_path / "shards" / name, sample("0001", number))
+    dataset = imported(tmp_path / "shards", "--out", tmp_path / "out")
+    assert {image.file: image.split for image in dataset.images} == {
+        "test/0/0001.jpg": "test",
+        "train-0000/0001.jpg": "train",
+        "train-0001/0001.jpg": "train",
+        "val/0/0001.jpg": "val",
+    }
+
+
+def test_two_archives_of_one_name_are_refused_unless_their_folder_is_given(tmp_path: Path, fails: Fails) -> None:
+    archives = [write_tar(tmp_path / "shards" / folder / "0.tar", sample("0001", 1)) for folder in ("a", "b")]
+    assert "two archives have the same name" in fails(main, "import", *archives, "--out", tmp_path / "out")
+    assert len(imported(tmp_path / "shards", "--out", tmp_path / "out").images) == 2
+
+
+FAULTS: list[tuple[str, list[tuple[str, bytes]], str | None]] = [
+    ("good", sample("good", 1), None),
+    ("alone", [("alone.jpg", photo_bytes(2))], "no caption (txt, json)"),
+    ("words", [("words.txt", b"a gull")], "no photo (jpg, jpeg, png, webp)"),
+    ("empty", [("empty.jpg", photo_bytes(3)), ("empty.txt", b" \n")], "no caption (txt, json)"),
+    ("null", [("null.jpg", photo_bytes(3)), ("null.json", b'{"caption": null}')], "the caption is empty"),
+    ("bad", [("bad.jpg", photo_bytes(3)), ("bad.json", b"{")], "not valid JSON"),
+    ("latin", [("latin.jpg", photo_bytes(3)), ("latin.txt", b"m\xf6we")], "its text is not UTF-8"),
+    ("cut", [("cut.jpg", photo_bytes(4)[:20]), ("cut.txt", b"a gull")], "not a readable image"),
+    ("gif", [("gif.jpg", b"GIF89a"), ("gif.txt", b"a gull")], "not a readable image"),
+    ("../up", sample("../up", 5), "leads out of the archive"),
+    ("good", sample("good", 6), "good is there already"),
+    ("twin", [*sample("twin", 6), ("twin.jpg", photo_bytes(7))], "member 'twin.jpg' is there twice"),
+    ("long", [("long.jpg", photo_bytes(8)), ("long.txt", b"x" * 1_000_001)], "has 1000001 bytes, more than 1000000"),
+    ("last", sample("last", 9), None),
+]
+
+
+def test_each_bad_sample_is_named_and_nothing_is_written_outside(tmp_path: Path, fails: Fails) -> None:
+    archive = write_tar(tmp_path / "in" / "x.tar", [member for _, members, _ in FAULTS for member in members])
+    out = tmp_path / "out"
+    n_bad = sum(fault is not None for _, _, fault in FAULTS)
+    line = fails(main, "import", archive, "--out", out)
+    assert f"{archive}: alone: no caption (txt, json) ({n_bad} of {len(FAULTS)} rows cannot be taken" in line
+    assert not (out / "dataset.json").exists()
+    dataset = imported(archive, "--out", out, "--skip-bad")
+    assert [image.file for image in dataset.images] == ["x/good.jpg", "x/last.jpg"]
+    assert dataset.image_path(dataset.images[0]).read_bytes() == photo_bytes(1)
+    listed = failures(out)
+    assert [place for place, _ in listed] == [f"{archive}: {key}" for key, _, fault in FAULTS if fault]
+    assert all(fault in reason for (_, reason), fault in zip(listed, [f for _, _, f in FAULTS if f], strict=True))
+    assert sorted(path.name for path in tmp_path.rglob("*.jpg")) == ["good.jpg", "last.jpg"]
+
+
+def test_a_link_in_an_archive_is_not_followed(tmp_path: Path, fails: Fails) -> None:
+    with tarfile.open(tmp_path / "x.tar", "w") as archive:
+        link = tarfile.TarInfo("a.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+        text = tarfile.TarInfo("a.txt")
+        text.size = 6
+        archive.addfile(text, io.BytesIO(b"a gull"))
+    line = fails(main, "import", tmp_path / "x.tar", "--out", tmp_path / "out")
+    assert "member 'a.jpg' is neither a plain file nor a folder" in line
+
+
+def test_a_damaged_archive_is_a_bad_row_and_the_others_stay(tmp_path: Path, fails: Fails) -> None:
+    folder = tmp_path / "shards"
+    write_tar(folder / "0.tar", sample("a", 1))
+    whole = write_tar(folder / "1.tar", [*sample("b", 2), *sample("c", 3)]).read_bytes()
+    (folder / "1.tar").write_bytes(whole[: 2560 + 512 + 100])  # in the photo of c
+    (folder / "2.tar").write_bytes(b"no archive")
+    (folder / "3.tar").write_bytes(whole[:2560])  # after the text of b
+    line = fails(main, "import", folder, "--out", tmp_path / "out")
+    assert f"{folder / '1.tar'}: a damaged archive, or not one" in line
+    dataset = imported(folder, "--out", tmp_path / "out", "--skip-bad")
+    assert [image.file for image in dataset.images] == ["0/a.jpg", "1/b.jpg", "3/b.jpg"]
+    assert [place for place, _ in failures(tmp_path / "out")] == [str(folder / f"{number}.tar") for number in (1, 2, 3)]
+
+
+def test_an_import_that_was_stopped_goes_on(tmp_path: Path, fails: Fails) -> None:
+    archive, out = write_tar(tmp_path / "x.tar", [*sample("a", 1), *sample("b", 2)]), tmp_path / "out"
+    before = imported(archive, "--out", out)
+    (out / "dataset.json").unlink()
+    kept, lost = (before.image_path(image) for image in before.images)
+    stamp = kept.stat().st_mtime_ns
+    lost.unlink()
+    assert imported(archive, "--out", out).sha256 == before.sha256
+    assert kept.stat().st_mtime_ns == stamp
+    assert lost.read_bytes() == photo_bytes(2)
+    kept.write_bytes(b"something else")
+    assert f"{kept} is there and is another photo" in fails(main, "import", archive, "--out", out)
+
+
+def test_photos_are_not_written_through_a_link(tmp_path: Path, fails: Fails) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "images").symlink_to(tmp_path / "mine")
+    archive = write_tar(tmp_path / "x.tar", sample("a", 1))
+    assert "is a link to a folder of other images" in fails(main, "import", archive, "--out", tmp_path / "out")
+    assert not list((tmp_path / "mine").iterdir())
+
+
+def test_thousands_of_samples_with_faults_among_them(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    bad = set(rng.sample(range(2000), 40))
+    for shard in range(4):
+        members: list[tuple[str, bytes]] = []
+        for number in range(shard * 500, (shard + 1) * 500):
+            members += sample(f"{number:06d}", number, "" if number in bad else f"photo number {number}")
+        write_tar(tmp_path / "shards" / f"{shard:05d}.tar", members)
+    dataset = imported(tmp_path / "shards", "--out", tmp_path / "out", "--skip-bad")
+    wanted = [number for number in range(2000) if number not in bad]
+    assert [image.file for image in dataset.images] == [f"{n // 500:05d}/{n:06d}.jpg" for n in wanted]
+    assert len(failures(tmp_path / "out")) == 40
+    for image, number in zip(dataset.images, wanted, strict=True):
+        assert dataset.image_path(image).read_bytes() == photo_bytes(number)
