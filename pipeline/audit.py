@@ -68,8 +68,8 @@ def shared_report(dataset: Dataset, other: Dataset) -> str:
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
-    for (split, twin), count in _by_splits(counts):
-        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{_leak(split, twin)}")
+    for (split, twin), count in by_splits(counts):
+        lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{leak_mark(split, twin)}")
     return "\n".join(lines)
 
 
@@ -92,18 +92,18 @@ def near_report(dataset: Dataset, other: Dataset | None = None) -> str:
         seen[image.split, twin.split].append((image, twin))
     where = f"across the splits of {dataset.path}" if other is None else f"of {dataset.path} and {other.path}"
     lines = [f"{len(pairs)} pairs of photos {where} look alike (perceptual hash)"]
-    for (split, twin_split), some in _by_splits(seen):
+    for (split, twin_split), some in by_splits(seen):
         example = f"e.g. {some[0][0].file} and {some[0][1].file}"
-        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{_leak(split, twin_split)}")
+        lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{leak_mark(split, twin_split)}")
     return "\n".join(lines)
 
 
-def _leak(split: str, other: str) -> str:
-    """What is wrong with images in both splits, if something is."""
+def leak_mark(split: str, other: str) -> str:
+    """What is wrong with images or captions in both splits, if something is."""
     return "  <- trained on in one, tested on in the other" if (split in TRAINED) != (other in TRAINED) else ""
 
 
-def _by_splits(of_splits: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
+def by_splits(of_splits: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
     """What there is of each pair of splits, in the order of the splits."""
     return sorted(of_splits.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 

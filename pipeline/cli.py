@@ -107,16 +107,28 @@ def album_command(photos: Path, out: Path, name: str | None) -> None:
 
 @data.command("check")
 @click.argument("dataset", type=_FILE)
-@click.option("--against", type=_FILE, help="Another dataset.json: count the images that both have, and in which splits.")
-@click.option("--look-alikes", is_flag=True, help="Count photos that look alike, across splits or, with --against, data sets.")
-def check_command(dataset: Path, against: Path | None, look_alikes: bool) -> None:
-    """Validate a dataset.json and its image files; print counts per split.
-
-    Images of two data sets are the same if their numbers on Flickr or in MS-COCO are, or the bytes of their files.
-    """
+def check_command(dataset: Path) -> None:
+    """Validate a dataset.json and its image files; print counts per split."""
     from vse.pipeline.sources import check_dataset
 
-    click.echo(check_dataset(dataset, against, look_alikes))
+    click.echo(check_dataset(dataset))
+
+
+@data.command("audit")
+@click.argument("dataset", type=_FILE)
+@click.option("--against", type=_FILE, help="Another dataset.json: count what both have, and in which splits.")
+@click.option(
+    "--look-alikes/--no-look-alikes", default=True, show_default=True, help="Read all photos for those that look alike."
+)
+def audit_command(dataset: Path, against: Path | None, look_alikes: bool) -> None:
+    """Count what is in more than one split: equal captions, photos that look alike, images of known test sets.
+
+    Images of two data sets are the same if their numbers on Flickr or in MS-COCO are, or the bytes of their files. Of the
+    published data sets those are looked at whose dataset.json lies in data/.
+    """
+    from vse.pipeline.leaks import audit_dataset
+
+    click.echo(audit_dataset(dataset, against, look_alikes))
 
 
 main = entry_point(data)

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.audit import near_report, shared_report
 from vse.pipeline.chunker import with_noun_phrases
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import Dataset, count_splits, load_dataset_file, missing_images
@@ -151,26 +150,12 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
         return write_json(out / "dataset.json", content)
 
 
-def check_dataset(path: Path, against: Path | None = None, look_alikes: bool = False) -> str:
-    """Counts per split of a data set file; :class:`UserError` if it is not valid or an image file is missing.
-
-    ``against`` is a second one, which is checked as well: then the images that both have are counted, and with
-    ``look_alikes`` photos that look alike, across the splits of one data set and those of both.
-    """
-    dataset = _checked(path)
-    lines = [count_splits(dataset)]
-    others = [] if against is None else [_checked(against)]
-    for other in others:
-        lines += [count_splits(other), shared_report(dataset, other)]
-    if look_alikes:
-        without = [str(one.path) for one in (dataset, *others) if not one.pictures]
-        if without:
-            raise UserError(f"{without[0]}: has no image files to look at; leave --look-alikes out")
-        lines += [near_report(dataset, other) for other in (None, *others)]
-    return "\n".join(lines)
+def check_dataset(path: Path) -> str:
+    """Counts per split of a data set file; :class:`UserError` if it is not valid or an image file is missing."""
+    return count_splits(checked_dataset(path))
 
 
-def _checked(path: Path) -> Dataset:
+def checked_dataset(path: Path) -> Dataset:
     """A valid data set all of whose image files are there."""
     dataset = load_dataset_file(path)
     absent = missing_images(dataset)
