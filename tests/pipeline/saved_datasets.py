@@ -1,4 +1,4 @@
-"""Data sets as the library ``datasets`` saves them; where it is not installed, a small library that reads what is saved here."""
+"""Data sets as the library ``datasets`` saves them; where it is not installed, a small one that reads what is saved here."""
 
 from __future__ import annotations
 
@@ -51,10 +51,9 @@ class DatasetDict(dict[str, Dataset]):
 def load_from_disk(path: str) -> Dataset | DatasetDict:
     """What :func:`save` has written."""
     content = json.loads(next(Path(path).glob("dataset_*.json")).read_text())
-    splits = DatasetDict(
-        {name: Dataset([_read(row) for row in rows], content["image"]) for name, rows in content["rows"].items()}
-    )
-    return splits if "" not in splits else splits[""]
+    image, rows_of = content["image"], content["rows"]
+    splits = DatasetDict({name: Dataset([_read(row) for row in rows], image) for name, rows in rows_of.items()})
+    return splits.get("", splits)
 
 
 def _read(row: dict[str, Any]) -> Row:
@@ -66,11 +65,11 @@ def _read(row: dict[str, Any]) -> Row:
 
 
 def _written(row: Row) -> Row:
+    def text(content: bytes | None) -> str | None:
+        return None if content is None else base64.b64encode(content).decode()
+
     return {
-        name: {**value, "bytes": value["bytes"] and base64.b64encode(value["bytes"]).decode()}
-        if isinstance(value, dict)
-        else value
-        for name, value in row.items()
+        name: {**value, "bytes": text(value["bytes"])} if isinstance(value, dict) else value for name, value in row.items()
     }
 
 
