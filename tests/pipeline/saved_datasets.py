@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+INSTALLED = find_spec("datasets") is not None
 Row = Mapping[str, Any]
 
 
@@ -75,7 +76,7 @@ def _written(row: Row) -> Row:
 
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """See to it that ``datasets`` can be imported."""
-    if not find_spec("datasets"):
+    if not INSTALLED:
         module = ModuleType("datasets")
         vars(module).update(Image=Image, Dataset=Dataset, DatasetDict=DatasetDict, load_from_disk=load_from_disk)
         monkeypatch.setitem(sys.modules, "datasets", module)
@@ -83,7 +84,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save(path: Path, splits: Mapping[str, Sequence[Row]], image: str = "image") -> Path:
     """Save rows by split; under the name "" a data set without splits."""
-    if find_spec("datasets"):
+    if INSTALLED:
         import datasets
 
         made = {}
