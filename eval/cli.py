@@ -57,6 +57,12 @@ _FILE = click.Path(path_type=Path)
     type=float,
     help=f"Of phrase scores: from which IoU with its truth on a candidate box is right.  [default: {IOU}]",
 )
+@click.option(
+    "--per-query",
+    type=_FILE,
+    metavar="FILE",
+    help="Write what each query got, too, .csv or .parquet: its rank (from 0), the best right answer and the best wrong one.",
+)
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
@@ -80,6 +86,7 @@ def eval_command(
     index_parameters: str,
     rerank: tuple[int, ...],
     iou: float | None,
+    per_query: Path | None,
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
@@ -91,9 +98,10 @@ def eval_command(
     the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
     two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    if comparing and (ensemble or index or rerank):
-        other = "--ensemble" if ensemble else "--index" if index else "--rerank"
-        raise UserError(f"--compare and {other} do not go together")
+    given = {"--ensemble": ensemble, "--index": index, "--rerank": rerank, "--per-query": per_query}
+    of_one_model = next((option for option, value in given.items() if value), None)
+    if comparing and of_one_model:
+        raise UserError(f"--compare and {of_one_model} do not go together")
     if experiment is not None and not ensemble:
         raise UserError("--experiment names the preset of an ensemble: give --ensemble, too")
     for option, value in (("--alpha", alpha), ("--save", save)):
@@ -110,9 +118,8 @@ def eval_command(
     use_device(device)
     phrases = of_phrases(files)
     check_protocol(files, protocol, phrases)
-    if phrases and (ensemble or index or rerank):
-        other = "--ensemble" if ensemble else "--index" if index else "--rerank"
-        raise UserError(f"{files[0]} holds phrase scores, and {other} is not of these; leave it out")
+    if phrases and of_one_model:
+        raise UserError(f"{files[0]} holds phrase scores, and {of_one_model} is not of these; leave it out")
     if iou is not None and not phrases:
         raise UserError(f"--iou is of phrase scores, and {files[0]} holds none; leave it out")
     if phrases:
@@ -134,6 +141,7 @@ def eval_command(
             rerank,
             alpha,
             save,
+            per_query,
         )
     *for_people, last = lines
     for line in for_people:
@@ -187,6 +195,7 @@ def _evaluate(
     rerank: tuple[int, ...],
     alpha: float | None,
     save: Path | None,
+    per_query: Path | None,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
@@ -209,6 +218,7 @@ def _evaluate(
                 rerank,
                 alpha,
                 save,
+                per_query,
             )
         )
     lines = [summary_line(result, name) for name in result.protocols]

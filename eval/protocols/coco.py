@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.ranking.best_answers import BestAnswers
 from vse.eval.ranking.metrics import Fold, Queries
 from vse.eval.ranking.ranks import ScoreBlocks
 from vse.pipeline.errors import UserError
@@ -38,7 +41,7 @@ def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
 def coco_fold(
     protocol: str, coco_ids: Rows, caption_ids: Rows, i2t_blocks: ScoreBlocks, t2i_blocks: ScoreBlocks | None = None
 ) -> Fold:
-    """The queries of ``cxc`` or ``eccv``; ties count against the model.
+    """The queries of ``cxc`` or ``eccv``, with their best answers; ties count against the model.
 
     Parameters
     ----------
@@ -53,21 +56,22 @@ def coco_fold(
     measure = _first_answers if protocol == "cxc" else _precisions
 
     asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
-    positions = []
+    answered = []
     for start in range(0, len(coco_ids), i2t_blocks.rows):
         stop = min(start + i2t_blocks.rows, len(coco_ids))
         here = np.flatnonzero((asked >= start) & (asked < stop))
         scores = i2t_blocks.score(slice(start, stop), columns).numpy()
-        positions += [right_positions(scores[asked[k] - start], answers[k]) for k in here]
-    i2t = measure(positions, asked)
+        answered += [_answered(scores[asked[k] - start], answers[k]) for k in here]
+    i2t = replace(measure([one.positions for one in answered], asked), answers=_best(answered, asked, columns.numpy()))
 
     candidates = _test_images()
     rows = _rows_of(images, candidates, "image")
     asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
-    positions = []
+    answered = []
     for part, scores in _of_captions(asked, t2i_blocks or i2t_blocks):
-        positions += [right_positions(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    return {"i2t": i2t, "t2i": measure(positions, i2t_blocks.image_of_caption.numpy()[asked])}
+        answered += [_answered(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+    t2i = measure([one.positions for one in answered], i2t_blocks.image_of_caption.numpy()[asked])
+    return {"i2t": i2t, "t2i": replace(t2i, answers=_best(answered, asked, rows))}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
@@ -94,6 +98,34 @@ def average_precision_at_r(positions: Rows) -> float:
     n_right = len(positions)
     precision = (1 + np.arange(n_right)) / (1 + positions)
     return float(precision[positions < n_right].sum() / n_right)
+
+
+class _Answered(NamedTuple):
+    """A query's right positions, and its best right and wrong answers, by their numbers among the candidates."""
+
+    positions: Rows
+    right: int
+    right_score: float
+    wrong: int
+    wrong_score: float
+
+
+def _answered(scores: NDArray[np.float32], right: Rows) -> _Answered:
+    """What :func:`right_positions` and a look at the best answers say of a query."""
+    there = right[right >= 0]
+    wrong = scores.copy()
+    wrong[there] = -np.inf
+    best, best_wrong = int(there[scores[there].argmax()]), int(wrong.argmax())
+    return _Answered(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
+
+
+def _best(answered: Sequence[_Answered], asked: Rows, candidates: Rows) -> BestAnswers:
+    """The best answers to the queries ``asked``, in rows of the split, of which the ``candidates`` are."""
+    positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
+    ranks = np.array([of_query[0] for of_query in positions])
+    return BestAnswers(
+        asked, ranks, candidates[list(right)], np.array(right_scores), candidates[list(wrong)], np.array(wrong_scores)
+    )
 
 
 def _first_answers(positions: Sequence[Rows], images: Rows) -> Queries:

@@ -18,6 +18,7 @@ import vse
 from vse.eval.defaults import SAMPLES
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
+from vse.eval.files.per_query import FoldAnswers, check_per_query, write_per_query
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
 from vse.eval.files.split_identity import split_identity
@@ -51,6 +52,7 @@ def evaluate(
     rerank: Sequence[int] = (),
     alpha: float | None = None,
     save: Path | None = None,
+    per_query: Path | None = None,
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -72,9 +74,13 @@ def evaluate(
     :func:`vse.eval.search.approximate.approximate_recalls`). With ``rerank`` the same of a search that scores only so
     many candidates of a first stage (see :func:`vse.eval.search.reranking.reranked_metrics`). Embeddings of a run that did
     not finish are refused unless ``unfinished``; then the result names them.
+
+    What each query got is written to ``per_query`` if it is given (see :func:`vse.eval.files.per_query.write_per_query`).
     """
     check_out(out, files)
     given = list(files)
+    if per_query is not None:
+        check_per_query(per_query, [*given, out])
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     if together:
         plan = None if experiment is None else ensemble_plan(experiment)
@@ -98,12 +104,14 @@ def evaluate(
         tried["rerank"] = _tried_rerank(files[0], first, rerank)
     protocols: dict[str, Any] = {}
     checks: dict[str, Any] = {}
+    answers: list[FoldAnswers] = []
     for name in names:
-        queries = all_queries(files, runs, name, cross_check)
+        queries = all_queries(files, runs, name, cross_check, per_query is not None)
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
             protocols[name]["ci95"] = intervals(folds, bootstrap)
+        answers += _answers(runs, name, folds) if per_query is not None else []
     measured = {
         "split_identity": split_identity(first).model_dump(),
         "n_images": len(first.image_ids),
@@ -116,6 +124,8 @@ def evaluate(
         **({"ensemble": [_member(*member) for member in read]} if together else {}),
         **({"combination": share.said(phrases_of(by_seed[0]))} if share else {}),
     }
+    if per_query is not None:
+        write_per_query(per_query, answers)
     return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured))
 
 
@@ -204,15 +214,31 @@ def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol
     return [name for name in served[0] if all(name in others for others in served)]
 
 
-def all_queries(files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool) -> list[ProtocolQueries]:
-    """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
+def all_queries(
+    files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool, answers: bool = False
+) -> list[ProtocolQueries]:
+    """What became of the queries of a protocol, run by run, with their best ``answers`` if asked for.
+
+    :class:`UserError` names the file.
+    """
     queries = []
     for path, run in zip(files, runs, strict=False):
         try:
-            queries.append(queries_of(run, protocol, cross_check))
+            queries.append(queries_of(run, protocol, cross_check, answers))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries
+
+
+def _answers(runs: Sequence[Embeddings], protocol: str, folds: Sequence[Sequence[Fold]]) -> list[FoldAnswers]:
+    """The best answers to the queries of a protocol: seed by seed, fold by fold, in each direction."""
+    return [
+        FoldAnswers(run.seed, protocol, k, direction, queries.answers)
+        for run, of_run in zip(runs, folds, strict=True)
+        for k, fold in enumerate(of_run)
+        for direction, queries in fold.items()
+        if queries.answers is not None
+    ]
 
 
 def _checked(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from vse.eval.defaults import COCO_PROTOCOLS, FOLDED, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.protocols.coco import coco_fold, is_coco_test
+from vse.eval.ranking.best_answers import best_answers
 from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of
 from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.eval.ranking.sentences import sentence_ranks
@@ -67,15 +70,16 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     return [name for name in PROTOCOLS if name in asked]
 
 
-def queries_of(run: Embeddings, protocol: str, cross_check: bool = True) -> ProtocolQueries:
+def queries_of(run: Embeddings, protocol: str, cross_check: bool = True, answers: bool = False) -> ProtocolQueries:
     """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
 
-    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search.
+    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search. With ``answers``
+    the queries have their best answers, by ids; images and captions are then scored once more.
     """
     if protocol in COCO_PROTOCOLS:
-        folds = [coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())]
-        return ProtocolQueries(folds, [], "its right answers are no captions' own images")
-    of_fold = _sentences if protocol.startswith("sentence") else _both_directions
+        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())
+        return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
+    of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=answers)
     done = [of_fold(part, cross_check) for part in (_thousands(run) if protocol in FOLDED else [run])]
     folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
     if agreements:
@@ -101,20 +105,34 @@ def _sentences(run: Embeddings, cross_check: bool) -> tuple[Fold, Agreement | No
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": Queries.ranked(exact.ranks, image_of_caption[exact.queries])}
-    return fold, check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS) if cross_check else None
+    fold = {"s2s": replace(Queries.ranked(exact.ranks, image_of_caption[exact.queries]), answers=exact.answers)}
+    return _named(run, fold), check_sentences_against_search(
+        run.captions, image_of_caption, exact, RECALLS
+    ) if cross_check else None
 
 
-def _both_directions(run: Embeddings, cross_check: bool) -> tuple[Fold, Agreement | None]:
+def _both_directions(run: Embeddings, cross_check: bool, answers: bool) -> tuple[Fold, Agreement | None]:
     """The queries of all images and captions of a run, or of a fold of it."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks())
     fold, vectors = fold_of(ranks, image_of_caption), run.vectors
+    if answers:
+        best = best_answers(*run.score_blocks(), ranks)
+        fold = _named(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
     if not cross_check or vectors is None:
         return fold, None
     if run.similarity == "cosine":
         return fold, check_against_search(*vectors, image_of_caption, ranks, RECALLS)
     return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity)
+
+
+def _named(run: Embeddings, fold: Fold) -> Fold:
+    """The fold with the ids of ``run`` in its answers, which had rows of it."""
+    ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
+    return {
+        direction: replace(queries, answers=queries.answers and queries.answers.named(ids[direction[0]], ids[direction[-1]]))
+        for direction, queries in fold.items()
+    }
 
 
 def _log_agreement(protocol: str, folds: Sequence[Fold], agreements: Sequence[Agreement]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from vse.eval.ranking.best_answers import BestAnswers
 from vse.eval.ranking.ranks import Ranks
 
 RECALLS = (1, 5, 10)
@@ -35,11 +36,13 @@ class Queries:
     images : (n,) the row of the image that each query is or belongs to, with which it is resampled
     values : of each metric that is a mean over queries, such as R@K in percent, the value (n,) of each query
     ranks : (n,) 0-based, where the median is a metric, too
+    answers : the best right and wrong answers, by ids, where they were asked for
     """
 
     images: NDArray[np.int64]
     values: Mapping[str, NDArray[np.float64]]
     ranks: NDArray[np.int64] | None = None
+    answers: BestAnswers | None = None
 
     @classmethod
     def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:

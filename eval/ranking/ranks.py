@@ -98,7 +98,7 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Ranks
     image_of_caption = i2t.image_of_caption
     if (other.n_images, other.rows) != (i2t.n_images, i2t.rows) or not torch.equal(other.image_of_caption, image_of_caption):
         raise ValueError("the two directions differ in their images, their captions or the rows of a block")
-    blocks = _row_blocks(i2t.n_images, image_of_caption, i2t.rows)
+    blocks = row_blocks(i2t)
     positives = _positive_scores(other, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i = torch.zeros_like(image_of_caption)
@@ -180,6 +180,17 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
     return ScoreBlocks(len(scores), image_of_caption, ROWS, block)
 
 
+def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
+    """The image rows of each block, with the numbers of their own captions."""
+    n_images, image_of_caption, size = blocks.n_images, blocks.image_of_caption, blocks.rows
+    order = torch.argsort(image_of_caption, stable=True)
+    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size, device=order.device))
+    return [
+        (slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]])
+        for k, start in enumerate(range(0, n_images, size))
+    ]
+
+
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     """:class:`UserError` names the first row that holds NaN or an infinity."""
     # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
@@ -220,16 +231,6 @@ def _image_ranks(
     best.scatter_reduce_(0, row_of_own, positives, "amax")
     ranks = (scores >= best[:, None]).sum(1)
     return ranks.index_add_(0, row_of_own, -(positives >= best[row_of_own]).long())
-
-
-def _row_blocks(n_images: int, image_of_caption: Tensor, size: int) -> list[tuple[slice, Int[Tensor, " _"]]]:
-    """Blocks of ``size`` image rows with the numbers of their own captions."""
-    order = torch.argsort(image_of_caption, stable=True)
-    starts = torch.searchsorted(image_of_caption[order], torch.arange(0, n_images + size, size, device=order.device))
-    return [
-        (slice(start, min(start + size, n_images)), order[starts[k] : starts[k + 1]])
-        for k, start in enumerate(range(0, n_images, size))
-    ]
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

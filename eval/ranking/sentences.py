@@ -15,15 +15,20 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.eval.ranking.best_answers import BestAnswers
 from vse.eval.ranking.ranks import blocks_from_embeddings, check_finite
 from vse.pipeline.errors import UserError
 
 
 class SentenceRanks(NamedTuple):
-    """``queries`` (n_queries,): the rows of the captions whose image has others; ``ranks`` (n_queries,): 0-based."""
+    """``queries`` (n_queries,): the rows of the captions whose image has others; ``ranks`` (n_queries,): 0-based.
+
+    ``answers`` are the best right and wrong ones, in rows of captions.
+    """
 
     queries: NDArray[np.int64]
     ranks: NDArray[np.int64]
+    answers: BestAnswers
 
 
 def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> SentenceRanks:
@@ -45,7 +50,8 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: 
     order = torch.argsort(image_of_caption, stable=True)
     units, images = unit_rows(captions[order]), image_of_caption[order]
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
-    ranks = torch.empty_like(image_of_caption)
+    ranks, right_rows, wrong_rows = (torch.empty_like(image_of_caption) for _ in range(3))
+    right_scores, wrong_scores = torch.empty(len(units)), torch.empty(len(units))
     for start in range(0, len(image_of_caption), blocks.rows):
         rows = slice(start, min(start + blocks.rows, len(image_of_caption)))
         scores = blocks.score(rows, None)
@@ -55,9 +61,17 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: 
         near = scores[:, first:last]
         right = near.masked_fill(~own, -torch.inf)
         right.diagonal(start - first).fill_(-torch.inf)  # the queries themselves
-        best = right.amax(1, keepdim=True)
-        ranks[order[rows]] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
-    return SentenceRanks(queries.numpy(), ranks[queries].numpy())
+        best, place = right.max(1, keepdim=True)
+        asked = order[rows]
+        ranks[asked] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
+        right_scores[asked], right_rows[asked] = best[:, 0], order[first + place[:, 0]]
+        wrong = scores.clone()
+        wrong[:, first:last].masked_fill_(own, -torch.inf)
+        wrong_scores[asked], place = wrong.max(1)
+        wrong_rows[asked] = order[place]
+    found = (values[queries].numpy() for values in (ranks, right_rows, right_scores, wrong_rows, wrong_scores))
+    answers = BestAnswers(queries.numpy(), *found)
+    return SentenceRanks(answers.queries, answers.ranks, answers)
 
 
 def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:

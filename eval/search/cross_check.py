@@ -77,7 +77,7 @@ def check_sentences_against_search(
 ) -> Agreement:
     """What FAISS finds for captions that query captions, after the same check as :func:`check_against_search`."""
     units = unit_rows(torch.from_numpy(captions)).numpy()
-    queries, exact = exact_ranks
+    queries, exact = exact_ranks.queries, exact_ranks.ranks
     # One more than needed, since each query finds itself; or, if many are equal to it, perhaps not.
     scores, rows = search(units, units[queries], max(ks) + 2)
     drop = rows == queries[:, None]

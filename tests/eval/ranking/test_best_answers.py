@@ -1,0 +1,62 @@
+"""The best right and wrong answers to each query, against a look at every pair."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
+from vse.eval.ranking.best_answers import BestAnswers, best_answers
+from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
+
+
+def slow_best(scores: np.ndarray, right: list[int]) -> tuple[int, float, int, float]:
+    """The best right and the best wrong candidate of a row of scores, the first of several that tie, by looking at each."""
+    best, best_wrong = (-1, -np.inf), (0, -np.inf)
+    for candidate, score in enumerate(scores):
+        if candidate in right and score > best[1]:
+            best = (candidate, score)
+        if candidate not in right and score > best_wrong[1]:
+            best_wrong = (candidate, score)
+    return *best, *best_wrong
+
+
+def listed(found: BestAnswers) -> list[tuple[int, float, int, float]]:
+    columns = (found.right, found.right_scores, found.wrong, found.wrong_scores)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@given(splits(), st.data())
+def test_the_best_answers_are_those_that_a_look_at_every_pair_finds(
+    split: tuple[int, list[int], int], data: st.DataObject
+) -> None:
+    n_images, image_of_caption, rows = split
+    i2t, t2i = (data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES)) for _ in range(2))
+    directional = data.draw(st.booleans())
+    blocks = blocks_of(i2t, image_of_caption, rows), blocks_of(t2i, image_of_caption, rows) if directional else None
+    ranks = ranks_from_blocks(*blocks)
+    found = best_answers(*blocks, ranks)
+    asking = sorted(set(image_of_caption))
+    assert found["i2t"].queries.tolist() == asking
+    own = [[c for c, of in enumerate(image_of_caption) if of == image] for image in asking]
+    assert listed(found["i2t"]) == [slow_best(i2t[image], right) for image, right in zip(asking, own, strict=True)]
+    columns = t2i.T if directional else i2t.T
+    assert found["t2i"].queries.tolist() == list(range(len(image_of_caption)))
+    assert listed(found["t2i"]) == [slow_best(column, [of]) for column, of in zip(columns, image_of_caption, strict=True)]
+    for direction, of_direction in (("i2t", ranks.i2t), ("t2i", ranks.t2i)):
+        answers = found[direction]
+        assert answers.ranks.tolist() == of_direction.tolist()
+        assert ((answers.ranks == 0) == (answers.right_scores > answers.wrong_scores)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_keep_their_precision(dtype: type) -> None:
+    scores = np.array([[0.1, 0.2], [0.3, 0.4]], dtype)
+    blocks = blocks_from_scores(scores, torch.tensor([0, 1]))
+    found = best_answers(blocks, None, ranks_from_blocks(blocks))["t2i"]
+    assert found.right_scores.dtype == dtype
+    assert found.right_scores.tolist() == scores.diagonal().tolist()
