@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import click
 
-from vse.eval.defaults import COMPARED, IOU, PHRASE, PROTOCOLS, SAMPLES, TABLES, published_tables
+from vse.eval.defaults import COMPARED, IOU, PHRASE, PROTOCOLS, RECALLS, SAMPLES, TABLES, TREC_DEPTH, published_tables
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
@@ -58,10 +58,27 @@ _FILE = click.Path(path_type=Path)
     help=f"Of phrase scores: from which IoU with its truth on a candidate box is right.  [default: {IOU}]",
 )
 @click.option(
+    "--k",
+    "ks",
+    metavar="K,...",
+    help=f"The K of R@K, beside {', '.join(map(str, RECALLS))}, whose recalls are rsum: e.g. 20,50.",
+)
+@click.option(
     "--per-query",
     type=_FILE,
     metavar="FILE",
     help="Write what each query got, too, .csv or .parquet: its rank (from 0), the best right answer and the best wrong one.",
+)
+@click.option(
+    "--trec",
+    type=_FILE,
+    metavar="FOLDER",
+    help="Write run and qrels files of both directions over the whole split, too, for trec_eval, ranx and ir_measures.",
+)
+@click.option(
+    "--trec-depth",
+    type=click.IntRange(0),
+    help=f"How many answers to a query a run file has, 0 for all.  [default: {TREC_DEPTH}]",
 )
 @click.option("--unfinished", is_flag=True, help="Evaluate runs whose training did not finish, too; the result says so.")
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
@@ -86,7 +103,10 @@ def eval_command(
     index_parameters: str,
     rerank: tuple[int, ...],
     iou: float | None,
+    ks: str | None,
     per_query: Path | None,
+    trec: Path | None,
+    trec_depth: int | None,
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
@@ -98,7 +118,7 @@ def eval_command(
     the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
     two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    given = {"--ensemble": ensemble, "--index": index, "--rerank": rerank, "--per-query": per_query}
+    given = {"--ensemble": ensemble, "--index": index, "--rerank": rerank, "--per-query": per_query, "--trec": trec, "--k": ks}
     of_one_model = next((option for option, value in given.items() if value), None)
     if comparing and of_one_model:
         raise UserError(f"--compare and {of_one_model} do not go together")
@@ -109,6 +129,8 @@ def eval_command(
             raise UserError(f"{option} is of an ensemble: give --ensemble, too")
     if index_parameters and not index:
         raise UserError("--index-parameters are those of an index: name it with --index")
+    if trec_depth is not None and trec is None:
+        raise UserError("--trec-depth is that of run files: name their folder with --trec")
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
     if 0 < samples < 100 and not comparing:
         raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
@@ -142,11 +164,23 @@ def eval_command(
             alpha,
             save,
             per_query,
+            trec,
+            TREC_DEPTH if trec_depth is None else trec_depth,
+            _recalls(ks or ""),
         )
     *for_people, last = lines
     for line in for_people:
         click.echo(printable(line), err=out is not None or comparing)
     click.echo(last)
+
+
+def _recalls(text: str) -> list[int]:
+    """The K of ``--k``, between commas or blanks; :class:`UserError` if one is no number from 1 on."""
+    ks = text.replace(",", " ").split()
+    wrong = next((k for k in ks if not (k.isascii() and k.isdecimal() and 0 < int(k) < 10**9)), None)
+    if wrong is not None:
+        raise UserError(f"--k {text}: {wrong} is no number from 1 on; give e.g. --k 20,50")
+    return [int(k) for k in ks]
 
 
 def _compare(
@@ -196,10 +230,14 @@ def _evaluate(
     alpha: float | None,
     save: Path | None,
     per_query: Path | None,
+    trec: Path | None,
+    trec_depth: int,
+    ks: list[int],
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
-    from vse.eval.protocols.evaluate import combination_line, evaluate, index_line, rerank_line, summary_line
+    from vse.eval.protocols.evaluate import evaluate
+    from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
 
     with TemporaryDirectory() as folder:
         file = out or Path(folder, "result.json")
@@ -219,6 +257,9 @@ def _evaluate(
                 alpha,
                 save,
                 per_query,
+                trec,
+                trec_depth,
+                ks,
             )
         )
     lines = [summary_line(result, name) for name in result.protocols]

@@ -12,6 +12,8 @@ PHRASE = "phrase"  # of files of phrase scores
 IOU = 0.5  # with its truth, from which on a candidate of a phrase is right
 SAMPLES = 1000  # of the test images, for intervals
 COMPARED = 10_000  # of the test images, for p-values
+RECALLS = (1, 5, 10)  # the K of R@K; rsum is the sum of these
+TREC_DEPTH = 1000  # answers to a query in a run file
 TABLES = ("summary", "significance")  # that are no published ones
 QUERIES = 12  # shown in a report, in each direction
 

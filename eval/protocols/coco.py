@@ -1,6 +1,6 @@
 """The test set of MS-COCO with more right answers than its own captions: the protocols ``cxc`` and ``eccv``.
 
-``cxc``: R@K, Med r and mean r with the right answers that people judged to be right in Crisscrossed Captions (Parekh et
+``cxc``: the metrics of ``full`` with the right answers that people judged to be right in Crisscrossed Captions (Parekh et
 al., EACL 2021). ``eccv``: mAP@R, R-Precision and R@1 of ECCV Caption (Chun et al., ECCV 2022), for the queries that it
 annotates. Both need whole rankings, and take the answers from the package eccv-caption, which names images by ``cocoid``
 and captions by their number in COCO, which is the ``sentid`` of the Karpathy split. Its captions, five of each image, are
@@ -10,8 +10,9 @@ the candidates; a sixth or seventh is left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from io import BytesIO
@@ -22,11 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.ranking.best_answers import BestAnswers
-from vse.eval.ranking.metrics import Fold, Queries
-from vse.eval.ranking.ranks import ScoreBlocks
+from vse.eval.ranking.list_metrics import list_metrics
+from vse.eval.ranking.metrics import RECALLS, Fold, Queries
+from vse.eval.ranking.ranks import ScoreBlocks, scores_of_captions
 from vse.pipeline.errors import UserError
-
-_CAPTIONS = 2500  # that search all images at once
 
 Rows = NDArray[np.int64]
 
@@ -39,7 +39,12 @@ def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
 
 
 def coco_fold(
-    protocol: str, coco_ids: Rows, caption_ids: Rows, i2t_blocks: ScoreBlocks, t2i_blocks: ScoreBlocks | None = None
+    protocol: str,
+    coco_ids: Rows,
+    caption_ids: Rows,
+    i2t_blocks: ScoreBlocks,
+    t2i_blocks: ScoreBlocks | None = None,
+    ks: Sequence[int] = RECALLS,
 ) -> Fold:
     """The queries of ``cxc`` or ``eccv``, with their best answers; ties count against the model.
 
@@ -49,11 +54,12 @@ def coco_fold(
     caption_ids : (n_captions,) number of each caption in COCO
     i2t_blocks : their scores
     t2i_blocks : the scores of text-to-image, if they depend on the direction
+    ks : the K of R@K of ``cxc``
     """
     images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
     candidates = _test_captions()
     columns = torch.from_numpy(_rows_of(captions, candidates, "caption"))
-    measure = _first_answers if protocol == "cxc" else _precisions
+    measure = partial(_ranked, ks=ks) if protocol == "cxc" else _precisions
 
     asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
     answered = []
@@ -68,7 +74,7 @@ def coco_fold(
     rows = _rows_of(images, candidates, "image")
     asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
     answered = []
-    for part, scores in _of_captions(asked, t2i_blocks or i2t_blocks):
+    for part, scores in scores_of_captions(t2i_blocks or i2t_blocks, asked):
         answered += [_answered(scores[rows, n], answers[k]) for n, k in enumerate(part)]
     t2i = measure([one.positions for one in answered], i2t_blocks.image_of_caption.numpy()[asked])
     return {"i2t": i2t, "t2i": replace(t2i, answers=_best(answered, asked, rows))}
@@ -128,9 +134,12 @@ def _best(answered: Sequence[_Answered], asked: Rows, candidates: Rows) -> BestA
     )
 
 
-def _first_answers(positions: Sequence[Rows], images: Rows) -> Queries:
-    """R@K, Med r and mean r; the rank of a query is the number of wrong answers before its first right one."""
-    return Queries.ranked(np.array([of_query[0] for of_query in positions]), images)
+def _ranked(positions: Sequence[Rows], images: Rows, ks: Sequence[int]) -> Queries:
+    """As of other protocols; the rank of a query is the number of wrong answers before its first right one."""
+    wrong_before = np.concatenate([of_query - np.arange(len(of_query)) for of_query in positions])
+    query_of = np.repeat(np.arange(len(positions)), [len(of_query) for of_query in positions])
+    ranks = np.array([of_query[0] for of_query in positions])
+    return Queries.ranked(ranks, images, ks, list_metrics(query_of, wrong_before))
 
 
 def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
@@ -140,16 +149,6 @@ def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
         "r1": np.array([100.0 * (of_query[0] == 0) for of_query in positions]),
     }
     return Queries(images, values)
-
-
-def _of_captions(asked: Rows, blocks: ScoreBlocks) -> Iterator[tuple[Rows, NDArray[np.float32]]]:
-    """The scores of all images (n_images, n) with some of the captions asked, and which of them these are."""
-    for start in range(0, len(asked), _CAPTIONS):
-        part = np.arange(start, min(start + _CAPTIONS, len(asked)))
-        columns = torch.from_numpy(asked[part])
-        starts = range(0, blocks.n_images, blocks.rows)
-        rows = (slice(first, min(first + blocks.rows, blocks.n_images)) for first in starts)
-        yield part, np.concatenate([blocks.score(some, columns).numpy().copy() for some in rows])
 
 
 def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:

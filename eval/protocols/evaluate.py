@@ -15,18 +15,19 @@ import numpy as np
 import torch
 
 import vse
-from vse.eval.defaults import SAMPLES
+from vse.eval.defaults import SAMPLES, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
 from vse.eval.files.per_query import FoldAnswers, check_per_query, write_per_query
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.files.results import VERSION, Combination, Result, content_sha256, file_reference, mean_and_std
+from vse.eval.files.results import VERSION, content_sha256, file_reference
 from vse.eval.files.split_identity import split_identity
+from vse.eval.files.trec import check_trec, write_trec
 from vse.eval.protocols.combination import phrases_of, share_of_phrases
 from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed, save_ensemble
 from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
 from vse.eval.ranking.bootstrap import intervals
-from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, averaged, fold_metrics
+from vse.eval.ranking.metrics import RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.reranking import reranked_metrics
 from vse.pipeline.errors import UserError
@@ -53,6 +54,9 @@ def evaluate(
     alpha: float | None = None,
     save: Path | None = None,
     per_query: Path | None = None,
+    trec: Path | None = None,
+    trec_depth: int = TREC_DEPTH,
+    ks: Sequence[int] = (),
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -61,6 +65,7 @@ def evaluate(
     ``eccv`` (see :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With
     several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
     intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
+    ``ks`` are further K of R@K, beside 1, 5 and 10.
 
     With ``together`` the files are the members of an ensemble, or of each of its seeds (see
     :func:`vse.eval.protocols.ensemble.members_by_seed`): what is evaluated is the mean of their scores. The result is named by
@@ -75,12 +80,16 @@ def evaluate(
     many candidates of a first stage (see :func:`vse.eval.search.reranking.reranked_metrics`). Embeddings of a run that did
     not finish are refused unless ``unfinished``; then the result names them.
 
-    What each query got is written to ``per_query`` if it is given (see :func:`vse.eval.files.per_query.write_per_query`).
+    What each query got is written to ``per_query`` if it is given (see :func:`vse.eval.files.per_query.write_per_query`),
+    and the best ``trec_depth`` answers to the queries of the whole split, 0 being all, to run files in the folder ``trec``,
+    beside qrels files (see :func:`vse.eval.files.trec.write_trec`).
     """
     check_out(out, files)
     given = list(files)
     if per_query is not None:
         check_per_query(per_query, [*given, out])
+    if trec is not None:
+        check_trec(trec)
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
     if together:
         plan = None if experiment is None else ensemble_plan(experiment)
@@ -106,7 +115,7 @@ def evaluate(
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
     for name in names:
-        queries = all_queries(files, runs, name, cross_check, per_query is not None)
+        queries = all_queries(files, runs, name, cross_check, per_query is not None, sorted({*RECALLS, *ks}))
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
@@ -126,6 +135,8 @@ def evaluate(
     }
     if per_query is not None:
         write_per_query(per_query, answers)
+    if trec is not None:
+        write_trec(trec, runs, trec_depth)
     return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured))
 
 
@@ -215,7 +226,12 @@ def select_protocols(files: Sequence[Path], runs: Sequence[Embeddings], protocol
 
 
 def all_queries(
-    files: Sequence[Path], runs: Sequence[Embeddings], protocol: str, cross_check: bool, answers: bool = False
+    files: Sequence[Path],
+    runs: Sequence[Embeddings],
+    protocol: str,
+    cross_check: bool,
+    answers: bool = False,
+    ks: Sequence[int] = RECALLS,
 ) -> list[ProtocolQueries]:
     """What became of the queries of a protocol, run by run, with their best ``answers`` if asked for.
 
@@ -224,7 +240,7 @@ def all_queries(
     queries = []
     for path, run in zip(files, runs, strict=False):
         try:
-            queries.append(queries_of(run, protocol, cross_check, answers))
+            queries.append(queries_of(run, protocol, cross_check, answers, ks))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries
@@ -262,65 +278,6 @@ def _warn_of_lengths(path: Path, run: Embeddings) -> None:
     low, high = float(squares.min()) ** 0.5, float(squares.max()) ** 0.5
     if low < 0.99 or high > 1.01:
         log.warning("%s: captions are of length %.3g to %.3g, not 1; their inner products are what is ranked", path, low, high)
-
-
-def summary_line(result: Result, protocol: str) -> str:
-    """The recalls of each direction, or what a protocol has in their place, and rsum where there is one; for a person."""
-    shown = result.protocols[protocol]
-    parts = []
-    for direction, metrics in shown.directions.items():
-        names = [name for name in metrics if name not in ("medr", "meanr")]
-        if names:
-            labels = "R@1/5/10" if names == ["r1", "r5", "r10"] else "/".join(NAMES[name] for name in names)
-            parts.append(f"{direction} {labels} " + " / ".join(f"{mean_and_std(metrics[name])[0]:.1f}" for name in names))
-    if shown.rsum is not None:
-        interval = shown.interval("rsum")
-        parts.append(
-            f"rsum {mean_and_std(shown.rsum)[0]:.1f}" + (f" [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else "")
-        )
-    facts = ([f"trained on {result.trained_on}"] if result.trained_on else []) + (
-        ["not finished"] if result.unfinished else []
-    )
-    said = f" ({', '.join(facts)})" if facts else ""
-    return f"{result.dataset} {result.shown_name}{said} {protocol}: {', '.join(parts)}"
-
-
-def index_line(index: Mapping[str, Any]) -> str:
-    """What an approximate index finds, for a person."""
-    what = " ".join(filter(None, [index["factory"], index["parameters"]]))
-    directions = []
-    for direction in ("i2t", "t2i"):
-        side = index[direction]
-        flat = " (Flat)" if side["factory"] != index["factory"] else ""
-        recall = f"{side['recall_at_10']:.1f}% of the exact top 10"
-        directions.append(f"{direction}{flat} R@1/5/10 {_slashed(side)}, {recall}")
-    reranked = f"; {index['reranked']} candidates re-ranked by exact scores" if "reranked" in index else ""
-    return f"index {what}: {', '.join(directions)}{reranked}"
-
-
-def rerank_line(rerank: Mapping[str, Any]) -> str:
-    """What a re-ranking of some candidates gives, beside the exact metrics, for a person."""
-    exact, directions = rerank["exact"], []
-    for direction in ("i2t", "t2i"):
-        side = rerank[direction]
-        recalls = f"R@1/5/10 {_slashed(side)} (exact {_slashed(exact[direction])})"
-        directions.append(f"{direction} {recalls}, {side['found']:.1f}% found")
-    sums = f"rsum {rerank['rsum']:.1f} (exact {exact['rsum']:.1f}, lost {rerank['lost']['rsum']:.1f})"
-    return f"best {rerank['reranked']} re-ranked: {', '.join(directions)}, {sums}"
-
-
-def combination_line(combination: Combination) -> str:
-    """How much phrases count in an ensemble, and where they do not, for a person."""
-    by = "by validation" if combination.rsum_val else "as given"
-    without = (
-        f"{combination.n_captions_without_phrases:,} captions without phrases, "
-        f"{combination.n_images_without_regions:,} images without regions"
-    )
-    return f"share of phrases (alpha) {combination.alpha:g}, {by}; {without}"
-
-
-def _slashed(recalls: Mapping[str, Any]) -> str:
-    return " / ".join(f"{recalls[f'r{k}']:.1f}" for k in RECALLS)
 
 
 def _member(path: Path, run: Embeddings) -> dict[str, Any]:

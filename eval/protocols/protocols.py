@@ -70,17 +70,19 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     return [name for name in PROTOCOLS if name in asked]
 
 
-def queries_of(run: Embeddings, protocol: str, cross_check: bool = True, answers: bool = False) -> ProtocolQueries:
+def queries_of(
+    run: Embeddings, protocol: str, cross_check: bool = True, answers: bool = False, ks: Sequence[int] = RECALLS
+) -> ProtocolQueries:
     """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
 
     With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search. With ``answers``
-    the queries have their best answers, by ids; images and captions are then scored once more.
+    the queries have their best answers, by ids; images and captions are then scored once more. ``ks`` are the K of R@K.
     """
     if protocol in COCO_PROTOCOLS:
-        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks())
+        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=ks)
         return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
     of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=answers)
-    done = [of_fold(part, cross_check) for part in (_thousands(run) if protocol in FOLDED else [run])]
+    done = [of_fold(part, cross_check, ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
     folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
     if agreements:
         _log_agreement(protocol, folds, agreements)
@@ -100,22 +102,22 @@ def _thousands(run: Embeddings) -> Iterator[Embeddings]:
         yield run.select(np.arange(start, start + FOLD), captions)
 
 
-def _sentences(run: Embeddings, cross_check: bool) -> tuple[Fold, Agreement | None]:
+def _sentences(run: Embeddings, cross_check: bool, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
     """The captions of a run, or of a fold of it, that query its other captions."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": replace(Queries.ranked(exact.ranks, image_of_caption[exact.queries]), answers=exact.answers)}
+    fold = {"s2s": replace(Queries.ranked(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
     return _named(run, fold), check_sentences_against_search(
         run.captions, image_of_caption, exact, RECALLS
     ) if cross_check else None
 
 
-def _both_directions(run: Embeddings, cross_check: bool, answers: bool) -> tuple[Fold, Agreement | None]:
+def _both_directions(run: Embeddings, cross_check: bool, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
     """The queries of all images and captions of a run, or of a fold of it."""
     image_of_caption = run.image_of_caption()
-    ranks = ranks_from_blocks(*run.score_blocks())
-    fold, vectors = fold_of(ranks, image_of_caption), run.vectors
+    ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
+    fold, vectors = fold_of(ranks, image_of_caption, ks), run.vectors
     if answers:
         best = best_answers(*run.score_blocks(), ranks)
         fold = _named(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from vse.eval.defaults import RECALLS
 from vse.eval.ranking.best_answers import BestAnswers
+from vse.eval.ranking.list_metrics import list_metrics
 from vse.eval.ranking.ranks import Ranks
 
-RECALLS = (1, 5, 10)
 # What directions and metrics are called, where people read them.
 DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
 NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
     "meanr": "mean r",
+    "ndcg10": "nDCG@10",
+    "mrr": "MRR",
+    "map": "mAP",
     "map_at_r": "mAP@R",
     "rprecision": "R-Precision",
     "rsum": "rsum",
@@ -45,11 +50,16 @@ class Queries:
     answers: BestAnswers | None = None
 
     @classmethod
-    def ranked(cls, ranks: NDArray[np.int64], images: NDArray[np.int64]) -> Queries:
-        """Queries whose metrics are R@K, mean r and Med r of their 0-based ranks."""
-        values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in RECALLS}
-        values["meanr"] = (ranks + 1).astype(np.float64)
-        return cls(images, values, ranks)
+    def ranked(
+        cls,
+        ranks: NDArray[np.int64],
+        images: NDArray[np.int64],
+        ks: Iterable[int] = RECALLS,
+        of_lists: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+    ) -> Queries:
+        """Queries whose metrics are R@K, mean r and Med r of their 0-based ranks, and those ``of_lists`` (n,) of answers."""
+        values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
+        return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **of_lists}, ranks)
 
     def select(self, rows: NDArray[Any]) -> Queries:
         """Some of the queries, by a mask (n,) or by their numbers."""
@@ -61,9 +71,21 @@ class Queries:
 Fold = Mapping[str, Queries]
 
 
-def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64]) -> Fold:
-    """The queries in both directions among some images and all their captions; ``image_of_caption`` is (n_captions,)."""
-    return {"i2t": Queries.ranked(ranks.i2t, np.unique(image_of_caption)), "t2i": Queries.ranked(ranks.t2i, image_of_caption)}
+def metric_name(metric: str) -> str:
+    """What people call a metric: ``R@50`` for ``r50``, say; the metric itself if there is no other name."""
+    return NAMES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
+
+
+def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
+    """The queries in both directions among some images and all their captions; ``image_of_caption`` is (n_captions,).
+
+    With the ranks of all own captions (:attr:`vse.eval.ranking.ranks.Ranks.own`) there are nDCG@10, MRR and mAP, too.
+    """
+    images, image = np.unique(image_of_caption, return_inverse=True)
+    i2t, t2i = {}, {}
+    if ranks.own is not None:
+        i2t, t2i = list_metrics(image, ranks.own), list_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
+    return {"i2t": Queries.ranked(ranks.i2t, images, ks, i2t), "t2i": Queries.ranked(ranks.t2i, image_of_caption, ks, t2i)}
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
@@ -147,8 +169,9 @@ def _weighted_median_rank(
 
 
 def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
-    """Recalls first, then Med r, then mean r, as result files have them."""
-    return {**{name: value for name, value in means.items() if name != "meanr"}, "medr": medr, "meanr": means["meanr"]}
+    """Recalls first, then Med r, then mean r and what else there is, as result files have them."""
+    recalls = {name: value for name, value in means.items() if name[0] == "r"}
+    return {**recalls, "medr": medr, **{name: value for name, value in means.items() if name not in recalls}}
 
 
 def _sums(directions: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ model that gives every pair the same score earns nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from vse.eval.ranking.scores import similarity_by_name
 from vse.pipeline.errors import UserError
 
 ROWS = 512  # of a score matrix, ranked at once
+_COLUMNS = 2**23  # scores of all images with some captions that are held at once
 _CHECKED = 4096  # rows whose sums are formed at once, in double precision
 
 # Scores of some image rows with all captions, or with the captions of these numbers.
@@ -43,10 +44,13 @@ class Ranks:
     """0-based ranks: ``i2t`` of each image's best own caption, ``t2i`` (n_captions,) of each caption's image.
 
     An image without a caption is no query and has no place in ``i2t``; for captions it is a candidate all the same.
+    ``own`` (n_captions,), where it was asked for, are the ranks of all captions among those of other images, by their own
+    image: ``i2t`` has the lowest of each image.
     """
 
     i2t: NDArray[np.int64]
     t2i: NDArray[np.int64]
+    own: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +82,7 @@ class ScoreBlocks:
             raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
 
 
-def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Ranks:
+def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_ranks: bool = False) -> Ranks:
     """Ranks of both directions from scores that are computed or read block by block; no whole matrix is ever held.
 
     ``i2t`` are the scores by which images rank captions, and captions images, unless the score depends on the direction:
@@ -92,6 +96,8 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Ranks
     is missed and a collapsed model gets credit. Most kernels give that only for inputs of one shape, so that a model does
     best to score tiles of a fixed size, the last one padded.
 
+    With ``own_ranks`` the ranks of all captions of an image are counted, not of its best one alone.
+
     :class:`UserError` names the first image row whose scores are not finite.
     """
     other = i2t if t2i is None else t2i
@@ -102,15 +108,19 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Ranks
     positives = _positive_scores(other, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
     ranks_t2i = torch.zeros_like(image_of_caption)
+    ranks_own = torch.zeros_like(image_of_caption) if own_ranks else None
     for rows, own in blocks:
         scores = _finite_block(i2t, rows)
         ranks_i2t[rows] = _image_ranks(scores, own, image_of_caption[own] - rows.start)
+        if ranks_own is not None:
+            ranks_own[own] = _own_ranks(scores, own, image_of_caption[own] - rows.start)
         if t2i is not None:
             scores = _finite_block(t2i, rows)
         ranks_t2i += (scores >= positives).sum(0)
         # The positive itself is no candidate that comes before it.
         ranks_t2i[own] -= (scores[image_of_caption[own] - rows.start, own] >= positives[own]).long()
-    return Ranks(ranks_i2t[torch.unique(image_of_caption)].cpu().numpy(), ranks_t2i.cpu().numpy())
+    every = None if ranks_own is None else ranks_own.cpu().numpy()
+    return Ranks(ranks_i2t[torch.unique(image_of_caption)].cpu().numpy(), ranks_t2i.cpu().numpy(), every)
 
 
 def ranks_from_embeddings(
@@ -191,6 +201,18 @@ def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     ]
 
 
+def scores_of_captions(
+    blocks: ScoreBlocks, captions: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
+    """The scores of all images (n_images, n) with some of the ``captions``, n at a time; before them, which these are."""
+    size = max(1, _COLUMNS // blocks.n_images)
+    slices = [slice(first, min(first + blocks.rows, blocks.n_images)) for first in range(0, blocks.n_images, blocks.rows)]
+    for start in range(0, len(captions), size):
+        part = np.arange(start, min(start + size, len(captions)))
+        columns = torch.from_numpy(captions[part])
+        yield part, np.concatenate([blocks.score(rows, columns).cpu().numpy().copy() for rows in slices])
+
+
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     """:class:`UserError` names the first row that holds NaN or an infinity."""
     # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
@@ -231,6 +253,23 @@ def _image_ranks(
     best.scatter_reduce_(0, row_of_own, positives, "amax")
     ranks = (scores >= best[:, None]).sum(1)
     return ranks.index_add_(0, row_of_own, -(positives >= best[row_of_own]).long())
+
+
+def _own_ranks(
+    scores: Float[Tensor, "n_rows n_captions"], own: Int[Tensor, " own"], row_of_own: Int[Tensor, " own"]
+) -> Int[Tensor, " own"]:
+    """How many captions of other images score at least as high as each of the images' own captions, which go by image."""
+    n_own = torch.bincount(row_of_own, minlength=len(scores))
+    place = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[row_of_own]
+    positives = torch.full((len(scores), int(n_own.max())), -torch.inf, dtype=scores.dtype, device=scores.device)
+    positives[row_of_own, place] = scores[row_of_own, own]
+    ranks = torch.empty_like(own)
+    for k in range(positives.shape[1]):  # the k-th captions of all images that have one
+        here, rows = place == k, torch.nonzero(n_own > k)[:, 0]
+        goals = positives[rows, k, None]
+        some = scores if len(rows) == len(scores) else scores[rows]
+        ranks[here] = (some >= goals).sum(1) - (positives[rows] >= goals).sum(1)
+    return ranks
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.defaults import COMPARED, PHRASE
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct, mean_and_std
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of
+from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of, metric_name
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.chance import chance_recall
 from vse.eval.report.charts import Bars, recall_bars
@@ -150,11 +150,9 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
         for series, one in enumerate(shown)
         if direction in one
     ]
-    sums = [
-        (series, NAMES.get(key, key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()
-    ]
+    sums = [(series, metric_name(key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()]
     title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
-    columns = [NAMES.get(key, key) for key in keys]
+    columns = [metric_name(key) for key in keys]
     chance = _chance(name, results[0], directions)
     chart = _chart(title, directions, shown, chance)
     notes = " ".join(filter(None, [_notes(shown), left_out(protocols[0]) if name == PHRASE else ""]))

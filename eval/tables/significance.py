@@ -28,7 +28,7 @@ from vse.eval.files.results import (
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.protocols.phrase_evaluation import phrase_differences, read_phrase_seeds
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import NAMES
+from vse.eval.ranking.metrics import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
@@ -222,7 +222,7 @@ def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -
             leaves += [(PHRASE, f"R@1 of {name}", metric) for name, metric in value.items()]
             continue
         direction, of_direction = ("", {key: value}) if isinstance(value, ComparedMetric) else (key, value)
-        leaves += [(direction, NAMES.get(name, name), metric) for name, metric in of_direction.items()]
+        leaves += [(direction, metric_name(name), metric) for name, metric in of_direction.items()]
     return leaves
 
 

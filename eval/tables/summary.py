@@ -19,7 +19,8 @@ from vse.eval.files.results import (
     read_result,
     without_comparisons,
 )
-from vse.eval.ranking.metrics import DIRECTIONS, NAMES, RECALLS
+from vse.eval.ranking.list_metrics import LIST_METRICS
+from vse.eval.ranking.metrics import DIRECTIONS, RECALLS, metric_name
 from vse.eval.tables.names import ABOUT, described
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
@@ -40,7 +41,7 @@ _DESCRIBED = (
 _SAID = ("trained_on", "unfinished")  # of results that have something to say there
 _OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
 _TYPE = "type_"  # before the name of a type of phrases, and after it the metric
-_NOT_PRINTED = ("_std", "_low", "_high", "_meanr")
+_NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in LIST_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
 _LONG = 30  # characters of a text that stays in one line
 _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
@@ -49,7 +50,7 @@ _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in 
 
 
 def summary(results: Sequence[Path]) -> pd.DataFrame:
-    """A row per result and protocol: R@K, Med r and mean r in both directions, and rsum.
+    """A row per result and protocol: R@K, Med r, mean r, nDCG@10, MRR and mAP in both directions, and rsum.
 
     Each metric comes with its 95% interval (``_low``, ``_high``) where the result has one, and with several seeds with its
     standard deviation. The columns ``trained_on`` and ``unfinished`` are there if a result was tested on another data set than
@@ -172,7 +173,7 @@ def as_latex(cells: Cells) -> str:
 def title_of(metric: str) -> tuple[str, str]:
     """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
     direction, _, name = metric.partition("_")
-    return (DIRECTIONS[direction], NAMES.get(name, name)) if direction in DIRECTIONS else ("", NAMES.get(metric, metric))
+    return (DIRECTIONS[direction], metric_name(name)) if direction in DIRECTIONS else ("", metric_name(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log2
 
 import numpy as np
 
@@ -28,6 +29,33 @@ def slow_ranks(scores: np.ndarray, image_of_caption: Sequence[int]) -> tuple[lis
         for c in range(n_captions)
     ]
     return i2t, t2i
+
+
+def slow_list_metrics(scores: np.ndarray, right: set[int]) -> dict[str, float]:
+    """nDCG@10, MRR and mAP of a query: all candidates in order, wrong ones first among equals, one after the other."""
+    order = sorted(range(len(scores)), key=lambda candidate: (-scores[candidate], candidate in right))
+    found, reciprocal, precisions, gain = 0, 0.0, 0.0, 0.0
+    for place, candidate in enumerate(order, 1):
+        if candidate in right:
+            found += 1
+            reciprocal = reciprocal or 1 / place
+            precisions += found / place
+            gain += 1 / log2(1 + place) if place <= 10 else 0
+    best = sum(1 / log2(1 + place) for place in range(1, 11) if place <= len(right))
+    return {"ndcg10": 100 * gain / best, "mrr": 100 * reciprocal, "map": 100 * precisions / len(right)}
+
+
+def slow_metrics_of_lists(i2t: np.ndarray, t2i: np.ndarray, image_of_caption: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Their means in both directions, of scores (n_images, n_captions) for each."""
+    of = list(image_of_caption)
+    lists = {
+        "i2t": [slow_list_metrics(i2t[i], {c for c, own in enumerate(of) if own == i}) for i in sorted(set(of))],
+        "t2i": [slow_list_metrics(t2i[:, c], {own}) for c, own in enumerate(of)],
+    }
+    return {
+        direction: {name: float(np.mean([one[name] for one in of_queries])) for name in of_queries[0]}
+        for direction, of_queries in lists.items()
+    }
 
 
 def slow_cosines(captions: np.ndarray) -> np.ndarray:

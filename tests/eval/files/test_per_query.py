@@ -17,7 +17,7 @@ from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 
-COLUMNS = "seed protocol fold direction query_id rank right_id right_score wrong_id wrong_score".split()
+COLUMNS = ["seed", "protocol", "fold", "direction", "query_id", "rank", "right_id", "right_score", "wrong_id", "wrong_score"]
 
 
 def ran(*arguments: object) -> int | str | None:

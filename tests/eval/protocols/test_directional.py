@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.eval.protocols.test_evaluate import made
-from tests.eval.slow_ranks import slow_ranks
+from tests.eval.slow_ranks import slow_metrics_of_lists, slow_ranks
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.ranking.metrics import direction_metrics
@@ -38,7 +38,8 @@ def directional(path: Path, i2t: np.ndarray = I2T, t2i: np.ndarray = T2I, **chan
 def slow_metrics(i2t: np.ndarray, t2i: np.ndarray) -> dict[str, dict[str, float]]:
     image_of_caption = RUN.image_of_caption().tolist()
     ranks = {"i2t": slow_ranks(i2t, image_of_caption)[0], "t2i": slow_ranks(t2i, image_of_caption)[1]}
-    return {direction: direction_metrics(np.array(of_direction)) for direction, of_direction in ranks.items()}
+    of_lists = slow_metrics_of_lists(i2t, t2i, image_of_caption)
+    return {name: direction_metrics(np.array(of_direction)) | of_lists[name] for name, of_direction in ranks.items()}
 
 
 def full(result: Path) -> dict[str, Any]:

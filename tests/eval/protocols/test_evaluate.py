@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tests.eval.slow_ranks import slow_cosines, slow_order_scores, slow_sentence_ranks
+from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_order_scores, slow_sentence_ranks
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
@@ -70,7 +70,9 @@ def slow_metrics(run: Embeddings, images: range) -> dict[str, Any]:
     own = image_of_caption[captions] - images.start
     i2t = [min(np.flatnonzero(own[np.argsort(-scores[i])] == i)) for i in range(len(images))]
     t2i = [int(np.flatnonzero(np.argsort(-scores[:, c]) == own[c])[0]) for c in range(len(captions))]
-    return metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
+    found = metrics(Ranks(np.asarray(i2t), np.asarray(t2i)))
+    of_lists = slow_metrics_of_lists(scores, scores, own.tolist()) if len(images) < 100 else {}
+    return {key: {**value, **of_lists.get(key, {})} if isinstance(value, dict) else value for key, value in found.items()}
 
 
 @pytest.mark.parametrize("make", [made, made_order])
@@ -92,7 +94,7 @@ def test_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) -> None:
     assert found["folds"] == 2
     for fold, slow in zip(found["per_fold"], folds, strict=True):
         for direction in ("i2t", "t2i"):
-            assert fold[direction] == pytest.approx(slow[direction])
+            assert {name: fold[direction][name] for name in slow[direction]} == pytest.approx(slow[direction])
     assert found["rsum"] == pytest.approx(np.mean([slow["rsum"] for slow in folds]))
     assert found["i2t"]["medr"] == pytest.approx(np.mean([slow["i2t"]["medr"] for slow in folds]))
 
@@ -149,6 +151,53 @@ def test_a_result_says_why_its_ranks_were_not_compared(tmp_path: Path) -> None:
     assert evaluated(tmp_path, scores)["cross_check"] == {"full": why}
     out = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json", cross_check=False, bootstrap=0)
     assert json.loads(out.read_text())["cross_check"] == {"full": {"checked": False, "why": "--no-cross-check"}}
+
+
+@pytest.mark.parametrize("text", ["50,20", "20 50", "1,20,5,50,10"])
+def test_any_list_of_k_stands_beside_1_5_and_10(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And rsum stays the sum of these six."""
+    run, out, rows = made(n_images=60, noise=2), tmp_path / "r.json", tmp_path / "q.csv"
+    file = write_embeddings(tmp_path / "e.h5", run)
+    with pytest.raises(SystemExit) as stop:
+        eval_main(
+            [
+                str(file),
+                "--k",
+                text,
+                "--out",
+                str(out),
+                "--per-query",
+                str(rows),
+                "--protocol",
+                "full",
+                "--protocol",
+                "sentence",
+            ]
+        )
+    assert stop.value.code == 0
+    found, table = json.loads(out.read_text())["protocols"], pd.read_csv(rows)
+    plain = evaluated(tmp_path, run, protocol=["full", "sentence"])["protocols"]
+    for protocol, direction in (("full", "i2t"), ("full", "t2i"), ("sentence", "s2s")):
+        metrics = found[protocol][direction]
+        assert list(metrics)[:7] == ["r1", "r5", "r10", "r20", "r50", "medr", "meanr"]
+        ranks = table[(table["protocol"] == protocol) & (table["direction"] == direction)]["rank"]
+        assert {f"r{k}": metrics[f"r{k}"] for k in (20, 50)} == pytest.approx(
+            {f"r{k}": 100 * (ranks < k).mean() for k in (20, 50)}
+        )
+        low, high = found[protocol]["ci95"][direction]["r20"]
+        assert low <= metrics["r20"] <= high
+        assert {name: value for name, value in metrics.items() if name not in ("r20", "r50")} == plain[protocol][direction]
+    assert found["full"]["rsum"] == plain["full"]["rsum"]
+    assert "full: i2t R@1/5/10/20/50 " in capsys.readouterr().err
+    table = summary([out])
+    assert table["t2i_r50"][0] == found["full"]["t2i"]["r50"]
+    assert table["i2t_ndcg10"][0] == found["full"]["i2t"]["ndcg10"]
+
+
+@pytest.mark.parametrize("text", ["0", "1,x", "-5", "5,1.5", "٣", "9" * 40])
+def test_a_k_that_is_no_number_is_refused(text: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+    file = write_embeddings(tmp_path / "e.h5", made(n_images=4))
+    assert f"--k {text}: " in fails(eval_main, file, f"--k={text}")
 
 
 def test_several_seeds_give_mean_and_standard_deviation(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,21 @@ CAPTIONS = [
     ((1.00, 0.00, 0.50), "C", 1),
 ]
 OF_IMAGES = {"A": 4, "B": 0, "C": 0}  # to A, four captions of others are as near as its own, or nearer
+# A has its caption at the fifth place, B its own at 1, 2 and 8, C at 1, 2, 6, 7, 8, 10 and 11.
+AP = (1 / 5, (1 + 1 + 3 / 8) / 3, (1 + 1 + 3 / 6 + 4 / 7 + 5 / 8 + 6 / 10 + 7 / 11) / 7)
+
+
+def gain(*places: int) -> float:
+    return sum(1 / log2(1 + place) for place in places)
+
+
+NDCG = (gain(5) / gain(1), gain(1, 2, 8) / gain(1, 2, 3), gain(1, 2, 6, 7, 8, 10) / gain(1, 2, 3, 4, 5, 6, 7))
 I2T = {"r1": 200 / 3, "r5": 100, "r10": 100, "medr": 1, "meanr": 1 + 4 / 3}
+I2T |= {"ndcg10": 100 * sum(NDCG) / 3, "mrr": 100 * (1 / 5 + 1 + 1) / 3, "map": 100 * sum(AP) / 3}
+# Four captions have their image at the first place, three at the second, four at the third.
 T2I = {"r1": 400 / 11, "r5": 100, "r10": 100, "medr": 2, "meanr": 2}
+T2I |= {"ndcg10": 100 * (4 + 3 * gain(2) + 4 * gain(3)) / 11}
+T2I |= dict.fromkeys(("mrr", "map"), 100 * (4 + 3 / 2 + 4 / 3) / 11)
 
 
 def golden() -> Embeddings:
@@ -145,5 +159,8 @@ def test_one_caption_each(tmp_path: Path) -> None:
         "full"
     ]
     # A: its caption ties with the third; B is alone at the top; C ties with the second.
-    assert full["i2t"] == pytest.approx({"r1": 100 / 3, "r5": 100, "r10": 100, "medr": 2, "meanr": 5 / 3})
-    assert full["t2i"] == pytest.approx({"r1": 100 / 3, "r5": 100, "r10": 100, "medr": 2, "meanr": 2})
+    i2t, t2i = ({"r1": 100 / 3, "r5": 100, "r10": 100, "medr": 2, "meanr": meanr} for meanr in (5 / 3, 2))
+    i2t |= {"ndcg10": 100 * (1 + 2 * gain(2)) / 3} | dict.fromkeys(("mrr", "map"), 200 / 3)
+    t2i |= {"ndcg10": 100 * gain(1, 2, 3) / 3} | dict.fromkeys(("mrr", "map"), 100 * (1 + 1 / 2 + 1 / 3) / 3)
+    assert full["i2t"] == pytest.approx(i2t)
+    assert full["t2i"] == pytest.approx(t2i)

@@ -67,6 +67,20 @@ def test_blocks_of_any_size_rank_like_the_slow_count(split: tuple[int, list[int]
 
 
 @given(splits(), st.data())
+def test_every_caption_has_a_rank_among_those_of_other_images(split: tuple[int, list[int], int], data: st.DataObject) -> None:
+    n_images, image_of_caption, rows = split
+    scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
+    blocks = blocks_of(scores, image_of_caption, rows)
+    found = ranks_from_blocks(blocks, own_ranks=True)
+    assert found.own is not None
+    assert found.own.tolist() == [
+        sum(1 for other, of in enumerate(image_of_caption) if of != image and scores[image, other] >= scores[image, caption])
+        for caption, image in enumerate(image_of_caption)
+    ]
+    assert (found.i2t.tolist(), found.t2i.tolist()) == listed(ranks_from_blocks(blocks))
+
+
+@given(splits(), st.data())
 def test_each_direction_is_ranked_by_its_own_scores(split: tuple[int, list[int], int], data: st.DataObject) -> None:
     n_images, image_of_caption, rows = split
     shape = (n_images, len(image_of_caption))

@@ -1,0 +1,74 @@
+"""Run and qrels files, which trec_eval, ranx and ir_measures read.
+
+Images are called ``image-<id>``, captions ``caption-<id>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.ranking.best_lists import BestList, falling, lists_of_captions, lists_of_images
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import written
+from vse.pipeline.plain_text import printable
+from vse.pipeline.progress import progress_bar
+
+
+def check_trec(folder: Path) -> None:
+    """:class:`UserError` if ``folder`` is something else."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: run files are written to a folder, and this is none")
+
+
+def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
+    """Write what is right, and the best ``depth`` answers (0: all) of some seeds of a model, to a folder; returns the files.
+
+    ``i2t.qrels`` and ``t2i.qrels`` say what is right: an image's own captions, and a caption's image. ``i2t.run`` and
+    ``t2i.run``, of several seeds ``i2t-<seed>.run`` and so on, have the answers over the whole split. They are in our order,
+    ties against the model; :func:`vse.eval.ranking.best_lists.falling` makes their scores strictly descending.
+    """
+    check_trec(folder)
+    first = runs[0]
+    images, captions = _names("image", first.image_ids), _names("caption", first.caption_ids)
+    image_of_caption = first.image_of_caption()
+    by_image = np.argsort(image_of_caption, kind="stable")
+    pairs = [
+        ("i2t", ((images[image_of_caption[c]], captions[c]) for c in by_image)),
+        ("t2i", ((captions[c], images[image]) for c, image in enumerate(image_of_caption))),
+    ]
+    files = []
+    for direction, right in pairs:
+        files.append(folder / f"{direction}.qrels")
+        with written(files[-1]) as stream:
+            stream.writelines(f"{query} 0 {answer} 1\n".encode() for query, answer in right)
+    seeds = [run.seed for run in runs]
+    for k, run in enumerate(runs):
+        seed = k if None in seeds else seeds[k]
+        name = "" if len(runs) == 1 else f"-{seed}"
+        tag = re.sub(r"\s+", "_", f"{printable(run.experiment or '')}{name}") or "vse"
+        i2t, t2i = run.score_blocks()
+        files.append(folder / f"i2t{name}.run")
+        _write_run(files[-1], lists_of_images(i2t, depth), len(np.unique(image_of_caption)), images, captions, tag)
+        files.append(folder / f"t2i{name}.run")
+        _write_run(files[-1], lists_of_captions(t2i or i2t, depth), len(captions), captions, images, tag)
+    return files
+
+
+def _write_run(
+    path: Path, lists: Iterable[BestList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
+) -> None:
+    with written(path) as stream:
+        for query, rows, scores in progress_bar(lists, desc=path.name, total=n_queries, unit="queries"):
+            ranked = enumerate(zip(rows.tolist(), falling(scores).tolist(), strict=True), 1)
+            lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
+            stream.write("".join(lines).encode())
+
+
+def _names(kind: str, ids: NDArray[np.int64]) -> list[str]:
+    return [f"{kind}-{number}" for number in ids.tolist()]

@@ -1,0 +1,62 @@
+"""nDCG@10, MRR and mAP, against a loop over each query's list, and by hand."""
+
+from __future__ import annotations
+
+from math import log2
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from tests.eval.ranking.test_ranks import TIES, splits
+from tests.eval.slow_ranks import slow_list_metrics
+from vse.eval.ranking.list_metrics import list_metrics
+from vse.eval.ranking.metrics import fold_of
+from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
+
+
+@given(splits(), st.data())
+def test_metrics_of_lists_equal_a_loop_over_each_list(split: tuple[int, list[int], int], data: st.DataObject) -> None:
+    n_images, image_of_caption, _ = split
+    scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
+    blocks = blocks_from_scores(scores, torch.tensor(image_of_caption))
+    fold = fold_of(ranks_from_blocks(blocks, own_ranks=True), np.array(image_of_caption))
+    own = {image: {c for c, of in enumerate(image_of_caption) if of == image} for image in sorted(set(image_of_caption))}
+    slow = {
+        "i2t": [slow_list_metrics(scores[image], right) for image, right in own.items()],
+        "t2i": [slow_list_metrics(scores[:, c], {image}) for c, image in enumerate(image_of_caption)],
+    }
+    for direction, of_queries in slow.items():
+        for name in ("ndcg10", "mrr", "map"):
+            expected = [of_query[name] for of_query in of_queries]
+            assert fold[direction].values[name].tolist() == pytest.approx(expected)
+
+
+@given(st.lists(st.lists(st.integers(0, 30), min_size=1, max_size=14), min_size=1, max_size=5), st.randoms())
+def test_right_answers_may_come_in_any_order(wrong_before: list[list[int]], random: np.random.Generator) -> None:
+    pairs = [(query, wrong) for query, of_query in enumerate(wrong_before) for wrong in of_query]
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    first, second = (list_metrics(*np.array(some, np.int64).T) for some in (pairs, shuffled))
+    for name, values in first.items():
+        assert values.tolist() == pytest.approx(second[name].tolist())
+
+
+def test_metrics_by_hand() -> None:
+    """One query with right answers at places 1, 4 and 12, another with one at place 2."""
+    found = list_metrics(np.array([0, 0, 0, 1]), np.array([0, 2, 9, 1]))
+    assert found["mrr"].tolist() == pytest.approx([100, 50])
+    assert found["map"].tolist() == pytest.approx([100 * (1 + 2 / 4 + 3 / 12) / 3, 50])
+    best = 1 + 1 / log2(3) + 1 / 2
+    assert found["ndcg10"].tolist() == pytest.approx([100 * (1 + 1 / log2(5)) / best, 100 / log2(3)])
+
+
+def test_a_perfect_list_has_100_however_many_are_right() -> None:
+    for n_right in (1, 5, 10, 25):
+        found = list_metrics(np.zeros(n_right, np.int64), np.zeros(n_right, np.int64))
+        assert {name: values.tolist() for name, values in found.items()} == {
+            name: pytest.approx([100]) for name in ("ndcg10", "mrr", "map")
+        }
