@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -63,6 +63,20 @@ class ReadOnce:
     def _now(self) -> tuple[int, int]:
         status = os.fstat(self.stream.fileno())
         return status.st_size, status.st_mtime_ns
+
+
+class ReadFiles:
+    """Some plain files of a folder, each opened once; ``path`` is the folder."""
+
+    def __init__(self, path: Path, files: Sequence[ReadOnce]) -> None:
+        self.path = path
+        self._files = {file.path.name: file for file in files}
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of a line ``<sha256>  <name>`` for each file, by their names, as ``sha256sum`` writes them."""
+        lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.files.array_folder import read_array_folder
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
 from vse.eval.files.file_fields import Described, stored_attribute, stored_ids
 from vse.eval.files.score_matrices import selected_scores
@@ -29,7 +30,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
 from vse.pipeline.hdf5_files import own_data
 from vse.pipeline.input_files import reading
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.read_once import ReadFiles, ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
 _SCORES = ("scores", "scores_i2t", "scores_t2i")
@@ -80,7 +81,7 @@ class Embeddings:
     coco_ids: NDArray[np.int64] | None = None
     n_phrases: NDArray[np.int64] | None = None
     n_regions: NDArray[np.int64] | None = None
-    source: ReadOnce | None = field(default=None, compare=False, repr=False)
+    source: ReadOnce | ReadFiles | None = field(default=None, compare=False, repr=False)
 
     @property
     def directional(self) -> bool:
@@ -202,19 +203,26 @@ def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: Scor
 
 
 def read_embeddings(path: Path) -> Embeddings:
-    """Read and check a file; :class:`UserError` names what is missing, duplicate, or of the wrong length.
+    """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    The file is opened once: what is renamed over it meanwhile is not read. Matrices that lie in it as one piece of float32
-    are mapped, so that they may be larger than memory.
+    Each file is opened once: what is renamed over it meanwhile is not read. Matrices that lie in it as one piece of float32
+    are mapped, so that they may be larger than memory. :class:`UserError` names what is missing, duplicate, or of the wrong
+    length.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
-    source = ReadOnce(path)
-    with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
-        items = {name: own_data(file, name, path=path) for name in (*_IDS, "coco_ids", *_COUNTS, *_MATRICES)}
-        arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
-        stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
-        content_sha256 = file.attrs.get(SUM)
+    arrays: Mapping[str, Any]
+    source: ReadOnce | ReadFiles
+    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_MATRICES), None
+    if path.is_dir():
+        arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
+    else:
+        source = ReadOnce(path)
+        with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
+            items = {name: own_data(file, name, path=path) for name in names}
+            arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
+            stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
+            content_sha256 = file.attrs.get(SUM)
     attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}

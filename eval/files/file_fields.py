@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.read_once import ReadFiles, ReadOnce
 
 
 class Described(Protocol):
     """What a file of embeddings or of phrase scores says of itself: what it is of, and which model made it.
 
     ``experiment`` and ``seed`` are None if the writer did not say, ``trained_on`` if that is ``dataset``; ``source`` is the
-    file that it was read from, if there is one.
+    file or folder that it was read from, if there is one.
     """
 
     @property
@@ -45,7 +45,7 @@ class Described(Protocol):
         """JSON: features, settings and versions."""
 
     @property
-    def source(self) -> ReadOnce | None:
+    def source(self) -> ReadOnce | ReadFiles | None:
         """The file."""
 
 

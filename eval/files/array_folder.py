@@ -1,0 +1,131 @@
+"""Embeddings as a folder of plain arrays: ``.npy`` files, with ids as ``.npy``, ``.csv`` or ``.parquet``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files import parse_json
+from vse.pipeline.input_files import reading
+from vse.pipeline.read_once import ReadFiles, ReadOnce
+
+ABOUT = "about.json"
+_TABLES = {
+    "images": {"image_id": "image_ids", "coco_id": "coco_ids"},
+    "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
+}  # what the columns of a table are called elsewhere
+
+
+class FolderArrays(NamedTuple):
+    """The arrays and attributes of a folder by their names in an embeddings file, and the files that they were read from."""
+
+    arrays: dict[str, NDArray[Any]]
+    attributes: dict[str, Any]
+    source: ReadFiles
+
+
+def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
+    """What a folder has of the arrays and attributes of an embeddings file of these names; the caller checks what they hold.
+
+    An array lies in ``<name>.npy``. The ids may be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``) and
+    ``captions.csv`` or ``.parquet`` (``caption_id`` and ``image_id``, that of the caption's image); without ``image_ids`` or
+    ``caption_ids`` the rows are numbered from 0. ``about.json`` has the attributes; without it, ``dataset`` is the folder's
+    name, ``split`` is ``test``, and ``similarity`` is ``cosine``, or of scores ``scores``. Nothing is unpickled. A matrix of
+    float32 in C order is mapped. :class:`UserError` names the file that is not what it should be.
+    """
+    files: dict[str, ReadOnce] = {}
+    arrays: dict[str, NDArray[Any]] = {}
+    for name in names:
+        if (path := folder / f"{name}.npy").exists():
+            files[path.name] = ReadOnce(path)
+            arrays[name] = _array(files[path.name])
+    for table, columns in _TABLES.items():
+        for path in (folder / f"{table}{suffix}" for suffix in (".csv", ".parquet")):
+            if path.exists():
+                files[path.name] = ReadOnce(path)
+                for name, ids in _ids(files[path.name], columns).items():
+                    if name in arrays:
+                        raise UserError(f"{path}: {name} are in another file of the folder, too; remove one of them")
+                    arrays[name] = ids
+    if not arrays:
+        raise UserError(
+            f"{folder}: without images.npy, captions.npy or scores.npy a folder has no embeddings (docs/formats.md)"
+        )
+    similarity = "scores" if any(name.startswith("scores") for name in arrays) else "cosine"
+    said: dict[str, Any] = {"dataset": folder.resolve().name, "split": "test", "similarity": similarity}
+    if (path := folder / ABOUT).exists():
+        files[path.name] = ReadOnce(path)
+        said |= _about(files[path.name], attributes)
+    for ids, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
+        rows = next((len(arrays[name]) for name in counted if name in arrays and arrays[name].ndim), None)
+        if rows is not None:
+            arrays.setdefault(ids, np.arange(rows))
+    return FolderArrays(arrays, said, ReadFiles(folder, list(files.values())))
+
+
+def _array(file: ReadOnce) -> NDArray[Any]:
+    """The array of a ``.npy`` file, mapped if it can be; never a pickle."""
+    stream = file.stream
+    with reading(file.path, "an array of numbers as numpy.save writes it"):
+        version = np.lib.format.read_magic(stream)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read_header(stream)
+        if dtype.hasobject:
+            raise ValueError("it holds Python objects")
+        start, size = stream.tell(), math.prod(shape) * dtype.itemsize
+        there = stream.seek(0, 2) - start
+        if there < size:
+            raise ValueError(f"{there:,} of {size:,} bytes are there")
+        if dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
+            return np.memmap(stream, dtype, "c", start, shape)
+        stream.seek(0)
+        return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
+
+
+def _ids(file: ReadOnce, columns: dict[str, str]) -> dict[str, NDArray[np.int64]]:
+    """The ids in a table, by their names in an embeddings file."""
+    if file.path.suffix == ".parquet":
+        if not find_spec("pyarrow"):
+            raise UserError(f"{file.path}: parquet needs a package: pip install 'vse-pipeline[parquet]'; or give a .csv")
+        with reading(file.path, "a parquet file"):
+            table = pd.read_parquet(file.stream, engine="pyarrow")
+    else:
+        with reading(file.path, "a CSV file with a header"):
+            table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
+    there = {column: name for column, name in columns.items() if column in table}
+    if not there:
+        raise UserError(f"{file.path}: has no column {' or '.join(columns)}")
+    return {name: _integers(file.path, column, table[column].tolist()) for column, name in there.items()}
+
+
+def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:
+    """The integers of a column; :class:`UserError` names the first cell that is none, by its row below the header."""
+    numbers = np.empty(len(cells), np.int64)
+    for row, cell in enumerate(cells):
+        try:
+            numbers[row] = int(cell) if isinstance(cell, str) else cell.__index__()
+        except (ValueError, TypeError, OverflowError, AttributeError):
+            raise UserError(f"{path}: row {row + 1}: {column} {str(cell)[:50]!r} is no integer (64 bits)") from None
+    return numbers
+
+
+def _about(file: ReadOnce, names: Sequence[str]) -> dict[str, Any]:
+    """The attributes in ``about.json``; ``provenance`` may be any JSON."""
+    said = parse_json(file.path, file.read())
+    if not isinstance(said, dict):
+        raise UserError(f"{file.path}: not an object with {', '.join(names)}")
+    for name in said:
+        if name not in names:
+            raise UserError(f"{file.path}: unknown key {name!r}{did_you_mean(name, names)}")
+    if "provenance" in said and not isinstance(said["provenance"], str):
+        said["provenance"] = json.dumps(said["provenance"])
+    return {name: value for name, value in said.items() if value is not None}
