@@ -64,6 +64,12 @@ _FILE = click.Path(path_type=Path)
     help=f"The K of R@K, beside {', '.join(map(str, RECALLS))}, whose recalls are rsum: e.g. 20,50.",
 )
 @click.option(
+    "--cxc",
+    type=_FILE,
+    metavar="FOLDER",
+    help="Where sis_test.csv and sts_test.csv of Crisscrossed Captions lie: the protocol cxc then has i2i and t2t, too.",
+)
+@click.option(
     "--per-query",
     type=_FILE,
     metavar="FILE",
@@ -104,6 +110,7 @@ def eval_command(
     rerank: tuple[int, ...],
     iou: float | None,
     ks: str | None,
+    cxc: Path | None,
     per_query: Path | None,
     trec: Path | None,
     trec_depth: int | None,
@@ -118,7 +125,15 @@ def eval_command(
     the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
     two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    given = {"--ensemble": ensemble, "--index": index, "--rerank": rerank, "--per-query": per_query, "--trec": trec, "--k": ks}
+    given = {
+        "--ensemble": ensemble,
+        "--index": index,
+        "--rerank": rerank,
+        "--per-query": per_query,
+        "--trec": trec,
+        "--k": ks,
+        "--cxc": cxc,
+    }
     of_one_model = next((option for option, value in given.items() if value), None)
     if comparing and of_one_model:
         raise UserError(f"--compare and {of_one_model} do not go together")
@@ -167,6 +182,7 @@ def eval_command(
             trec,
             TREC_DEPTH if trec_depth is None else trec_depth,
             _recalls(ks or ""),
+            cxc,
         )
     *for_people, last = lines
     for line in for_people:
@@ -233,6 +249,7 @@ def _evaluate(
     trec: Path | None,
     trec_depth: int,
     ks: list[int],
+    cxc: Path | None,
 ) -> list[str]:
     """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
     from vse.eval.files.results import read_result
@@ -260,6 +277,7 @@ def _evaluate(
                 trec,
                 trec_depth,
                 ks,
+                cxc,
             )
         )
     lines = [summary_line(result, name) for name in result.protocols]

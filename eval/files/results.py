@@ -52,6 +52,8 @@ class ProtocolMetrics(BaseModel):
     i2t: dict[str, Metric] = {}
     t2i: dict[str, Metric] = {}
     s2s: dict[str, Metric] = {}
+    i2i: dict[str, Metric] = {}
+    t2t: dict[str, Metric] = {}
     phrase: dict[str, Metric] = {}
     per_type: dict[str, dict[str, Metric]] = {}
     iou: float | None = None
@@ -67,7 +69,8 @@ class ProtocolMetrics(BaseModel):
     @property
     def directions(self) -> dict[str, dict[str, Metric]]:
         """The metrics of the directions that have any."""
-        directions = {"i2t": self.i2t, "t2i": self.t2i, "s2s": self.s2s, "phrase": self.phrase}
+        names = ("i2t", "t2i", "i2i", "t2t", "s2s", "phrase")
+        directions: dict[str, dict[str, Metric]] = {name: getattr(self, name) for name in names}
         return {direction: metrics for direction, metrics in directions.items() if metrics}
 
     @property

@@ -35,7 +35,7 @@ def is_coco_test(coco_ids: Rows, caption_ids: Rows) -> bool:
     """Whether all test images of COCO are here with their captions, and the package with the right answers is there."""
     if not find_spec("eccv_caption"):
         return False
-    return bool(np.isin(_test_captions(), caption_ids).all() and np.isin(_test_images(), coco_ids).all())
+    return bool(np.isin(coco_test_captions(), caption_ids).all() and np.isin(coco_test_images(), coco_ids).all())
 
 
 def coco_fold(
@@ -56,28 +56,27 @@ def coco_fold(
     t2i_blocks : the scores of text-to-image, if they depend on the direction
     ks : the K of R@K of ``cxc``
     """
-    images, captions = _rows_by_id(coco_ids), _rows_by_id(caption_ids)
-    candidates = _test_captions()
-    columns = torch.from_numpy(_rows_of(captions, candidates, "caption"))
-    measure = partial(_ranked, ks=ks) if protocol == "cxc" else _precisions
+    images, captions = rows_by_id(coco_ids), rows_by_id(caption_ids)
+    candidates = coco_test_captions()
+    columns = torch.from_numpy(rows_of(captions, candidates, "caption"))
+    measure = partial(ranked_queries, ks=ks) if protocol == "cxc" else _precisions
 
-    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", _rows_by_id(candidates))
+    asked, answers = _answers(f"{protocol}_image_to_caption.json", images, "image", rows_by_id(candidates))
     answered = []
     for start in range(0, len(coco_ids), i2t_blocks.rows):
         stop = min(start + i2t_blocks.rows, len(coco_ids))
         here = np.flatnonzero((asked >= start) & (asked < stop))
         scores = i2t_blocks.score(slice(start, stop), columns).numpy()
-        answered += [_answered(scores[asked[k] - start], answers[k]) for k in here]
-    i2t = replace(measure([one.positions for one in answered], asked), answers=_best(answered, asked, columns.numpy()))
+        answered += [answered_query(scores[asked[k] - start], answers[k]) for k in here]
+    i2t = measure(answered, asked, asked, columns.numpy())
 
-    candidates = _test_images()
-    rows = _rows_of(images, candidates, "image")
-    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", _rows_by_id(candidates))
+    candidates = coco_test_images()
+    rows = rows_of(images, candidates, "image")
+    asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
     for part, scores in scores_of_captions(t2i_blocks or i2t_blocks, asked):
-        answered += [_answered(scores[rows, n], answers[k]) for n, k in enumerate(part)]
-    t2i = measure([one.positions for one in answered], i2t_blocks.image_of_caption.numpy()[asked])
-    return {"i2t": i2t, "t2i": replace(t2i, answers=_best(answered, asked, rows))}
+        answered += [answered_query(scores[rows, n], answers[k]) for n, k in enumerate(part)]
+    return {"i2t": i2t, "t2i": measure(answered, asked, i2t_blocks.image_of_caption.numpy()[asked], rows)}
 
 
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
@@ -106,7 +105,7 @@ def average_precision_at_r(positions: Rows) -> float:
     return float(precision[positions < n_right].sum() / n_right)
 
 
-class _Answered(NamedTuple):
+class AnsweredQuery(NamedTuple):
     """A query's right positions, and its best right and wrong answers, by their numbers among the candidates."""
 
     positions: Rows
@@ -116,16 +115,16 @@ class _Answered(NamedTuple):
     wrong_score: float
 
 
-def _answered(scores: NDArray[np.float32], right: Rows) -> _Answered:
+def answered_query(scores: NDArray[np.float32], right: Rows) -> AnsweredQuery:
     """What :func:`right_positions` and a look at the best answers say of a query."""
     there = right[right >= 0]
     wrong = scores.copy()
     wrong[there] = -np.inf
     best, best_wrong = int(there[scores[there].argmax()]), int(wrong.argmax())
-    return _Answered(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
+    return AnsweredQuery(right_positions(scores, right), best, scores[best], best_wrong, wrong[best_wrong])
 
 
-def _best(answered: Sequence[_Answered], asked: Rows, candidates: Rows) -> BestAnswers:
+def _best(answered: Sequence[AnsweredQuery], asked: Rows, candidates: Rows) -> BestAnswers:
     """The best answers to the queries ``asked``, in rows of the split, of which the ``candidates`` are."""
     positions, right, right_scores, wrong, wrong_scores = zip(*answered, strict=True)
     ranks = np.array([of_query[0] for of_query in positions])
@@ -134,21 +133,33 @@ def _best(answered: Sequence[_Answered], asked: Rows, candidates: Rows) -> BestA
     )
 
 
-def _ranked(positions: Sequence[Rows], images: Rows, ks: Sequence[int]) -> Queries:
-    """As of other protocols; the rank of a query is the number of wrong answers before its first right one."""
-    wrong_before = np.concatenate([of_query - np.arange(len(of_query)) for of_query in positions])
-    query_of = np.repeat(np.arange(len(positions)), [len(of_query) for of_query in positions])
-    ranks = np.array([of_query[0] for of_query in positions])
-    return Queries.ranked(ranks, images, ks, list_metrics(query_of, wrong_before))
+def ranked_queries(
+    answered: Sequence[AnsweredQuery], asked: Rows, images: Rows, candidates: Rows, ks: Sequence[int]
+) -> Queries:
+    """Queries with the metrics of other protocols; a rank is the number of wrong answers before the first right one.
+
+    Parameters
+    ----------
+    answered : the queries, whose answers are numbers among the candidates
+    asked : (n_queries,) their rows
+    images : (n_queries,) the rows of the images that they are or belong to
+    candidates : (n_candidates,) the rows of the candidates
+    ks : the K of R@K
+    """
+    wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
+    query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
+    best = _best(answered, asked, candidates)
+    return replace(Queries.ranked(best.ranks, images, ks, list_metrics(query_of, wrong_before)), answers=best)
 
 
-def _precisions(positions: Sequence[Rows], images: Rows) -> Queries:
+def _precisions(answered: Sequence[AnsweredQuery], asked: Rows, images: Rows, candidates: Rows) -> Queries:
+    positions = [one.positions for one in answered]
     values = {
         "map_at_r": np.array([100 * average_precision_at_r(of_query) for of_query in positions]),
         "rprecision": np.array([100 * np.mean(of_query < len(of_query)) for of_query in positions]),
         "r1": np.array([100.0 * (of_query[0] == 0) for of_query in positions]),
     }
-    return Queries(images, values)
+    return Queries(images, values, answers=_best(answered, asked, candidates))
 
 
 def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int, int]) -> tuple[Rows, list[Rows]]:
@@ -157,19 +168,19 @@ def _answers(name: str, queries: dict[int, int], kind: str, candidates: dict[int
     An answer that is no candidate has row -1: ECCV Caption judged two captions to be right that it does not rank.
     """
     content = {int(query): right for query, right in json.loads(_data(name)).items()}
-    rows = _rows_of(queries, list(content), kind)
+    rows = rows_of(queries, list(content), kind)
     answers = [np.array([candidates.get(int(number), -1) for number in right]) for right in content.values()]
     order = np.argsort(rows)
     return rows[order], [answers[k] for k in order]
 
 
-def _test_captions() -> Rows:
+def coco_test_captions() -> Rows:
     """The numbers (25000,) of the captions that are searched."""
     ids: Rows = np.load(BytesIO(_data("coco_test_ids.npy")), allow_pickle=False)
     return ids
 
 
-def _test_images() -> Rows:
+def coco_test_images() -> Rows:
     """The numbers (5000,) of the images that are searched."""
     return np.array(sorted(int(image) for image in json.loads(_data("original_image_to_caption.json"))))
 
@@ -180,11 +191,13 @@ def _data(name: str) -> bytes:
     return (files("eccv_caption") / "data" / name).read_bytes()
 
 
-def _rows_by_id(ids: Rows) -> dict[int, int]:
+def rows_by_id(ids: Rows) -> dict[int, int]:
+    """The row of each id."""
     return {int(number): row for row, number in enumerate(ids)}
 
 
-def _rows_of(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
+def rows_of(rows: dict[int, int], ids: Sequence[int] | Rows, kind: str) -> Rows:
+    """The rows of some ids; :class:`UserError` names one, of a ``kind``, that is not among COCO's test set."""
     try:
         return np.array([rows[int(number)] for number in ids], np.int64)
     except KeyError as missing:

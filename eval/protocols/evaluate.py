@@ -18,6 +18,7 @@ import vse
 from vse.eval.defaults import SAMPLES, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
+from vse.eval.files.judged_pairs import read_judged_pairs
 from vse.eval.files.per_query import FoldAnswers, check_per_query, write_per_query
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import VERSION, content_sha256, file_reference
@@ -25,7 +26,14 @@ from vse.eval.files.split_identity import split_identity
 from vse.eval.files.trec import check_trec, write_trec
 from vse.eval.protocols.combination import phrases_of, share_of_phrases
 from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed, save_ensemble
-from vse.eval.protocols.protocols import ProtocolQueries, named_protocols, protocols_of, queries_of
+from vse.eval.protocols.protocols import (
+    NOTHING_MORE,
+    AskedOfQueries,
+    ProtocolQueries,
+    named_protocols,
+    protocols_of,
+    queries_of,
+)
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import RECALLS, Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
@@ -57,6 +65,7 @@ def evaluate(
     trec: Path | None = None,
     trec_depth: int = TREC_DEPTH,
     ks: Sequence[int] = (),
+    cxc: Path | None = None,
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``.
 
@@ -65,7 +74,8 @@ def evaluate(
     ``eccv`` (see :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With
     several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
     intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
-    ``ks`` are further K of R@K, beside 1, 5 and 10.
+    ``ks`` are further K of R@K, beside 1, 5 and 10. With ``cxc``, a folder of the pairs that Crisscrossed Captions judged, the
+    protocol ``cxc`` has image-to-image and text-to-text retrieval, too (see :mod:`vse.eval.protocols.crisscrossed`).
 
     With ``together`` the files are the members of an ensemble, or of each of its seeds (see
     :func:`vse.eval.protocols.ensemble.members_by_seed`): what is evaluated is the mean of their scores. The result is named by
@@ -114,8 +124,12 @@ def evaluate(
     protocols: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
+    pairs = None if cxc is None else read_judged_pairs(cxc)
+    if pairs is not None and "cxc" not in names:
+        raise UserError(f"{cxc}: the pairs of CxC are of the protocol cxc, and that is not evaluated here (--protocol cxc)")
+    asked = AskedOfQueries(per_query is not None, sorted({*RECALLS, *ks}), pairs)
     for name in names:
-        queries = all_queries(files, runs, name, cross_check, per_query is not None, sorted({*RECALLS, *ks}))
+        queries = all_queries(files, runs, name, cross_check, asked)
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
         if bootstrap:
@@ -130,6 +144,7 @@ def evaluate(
         "cross_check": checks,
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
         **tried,
+        **({"cxc": pairs.files} if pairs is not None else {}),
         **({"ensemble": [_member(*member) for member in read]} if together else {}),
         **({"combination": share.said(phrases_of(by_seed[0]))} if share else {}),
     }
@@ -230,17 +245,13 @@ def all_queries(
     runs: Sequence[Embeddings],
     protocol: str,
     cross_check: bool,
-    answers: bool = False,
-    ks: Sequence[int] = RECALLS,
+    asked: AskedOfQueries = NOTHING_MORE,
 ) -> list[ProtocolQueries]:
-    """What became of the queries of a protocol, run by run, with their best ``answers`` if asked for.
-
-    :class:`UserError` names the file.
-    """
+    """What became of the queries of a protocol, run by run; :class:`UserError` names the file."""
     queries = []
     for path, run in zip(files, runs, strict=False):
         try:
-            queries.append(queries_of(run, protocol, cross_check, answers, ks))
+            queries.append(queries_of(run, protocol, cross_check, asked))
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
     return queries

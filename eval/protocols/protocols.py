@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import COCO_PROTOCOLS, FOLDED, PROTOCOLS
 from vse.eval.files.embeddings import Embeddings
+from vse.eval.files.judged_pairs import JudgedPairs
 from vse.eval.protocols.coco import coco_fold, is_coco_test
+from vse.eval.protocols.crisscrossed import intramodal_fold
 from vse.eval.ranking.best_answers import best_answers
 from vse.eval.ranking.metrics import FOLD, RECALLS, Fold, Queries, fold_of
 from vse.eval.ranking.ranks import ranks_from_blocks
@@ -29,6 +31,22 @@ from vse.eval.search.cross_check import (
 from vse.pipeline.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
+
+
+class AskedOfQueries(NamedTuple):
+    """What is wanted of queries besides their ranks.
+
+    answers : their best answers; images and captions are then scored once more
+    ks : the K of R@K
+    pairs : of the protocol ``cxc`` the directions ``i2i`` and ``t2t``, too, by these judgements
+    """
+
+    answers: bool = False
+    ks: Sequence[int] = RECALLS
+    pairs: JudgedPairs | None = None
+
+
+NOTHING_MORE = AskedOfQueries()
 
 
 class ProtocolQueries(NamedTuple):
@@ -71,18 +89,20 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
 
 
 def queries_of(
-    run: Embeddings, protocol: str, cross_check: bool = True, answers: bool = False, ks: Sequence[int] = RECALLS
+    run: Embeddings, protocol: str, cross_check: bool = True, asked: AskedOfQueries = NOTHING_MORE
 ) -> ProtocolQueries:
     """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
 
-    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search. With ``answers``
-    the queries have their best answers, by ids; images and captions are then scored once more. ``ks`` are the K of R@K.
+    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search. ``asked`` is
+    what is wanted besides.
     """
     if protocol in COCO_PROTOCOLS:
-        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=ks)
+        fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=asked.ks)
+        if protocol == "cxc" and asked.pairs is not None:
+            fold = {**fold, **intramodal_fold(run, _coco_ids(run), asked.pairs, asked.ks)}
         return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
-    of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=answers)
-    done = [of_fold(part, cross_check, ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
+    of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=asked.answers)
+    done = [of_fold(part, cross_check, asked.ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
     folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
     if agreements:
         _log_agreement(protocol, folds, agreements)

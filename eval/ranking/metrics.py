@@ -17,7 +17,14 @@ from vse.eval.ranking.list_metrics import list_metrics
 from vse.eval.ranking.ranks import Ranks
 
 # What directions and metrics are called, where people read them.
-DIRECTIONS = {"i2t": "image to text", "t2i": "text to image", "s2s": "sentence to sentence", "phrase": "phrase to region"}
+DIRECTIONS = {
+    "i2t": "image to text",
+    "t2i": "text to image",
+    "i2i": "image to image",
+    "t2t": "text to text",
+    "s2s": "sentence to sentence",
+    "phrase": "phrase to region",
+}
 NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
     "meanr": "mean r",
