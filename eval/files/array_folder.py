@@ -65,10 +65,10 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     if (path := folder / ABOUT).exists():
         files[path.name] = ReadOnce(path)
         said |= _about(files[path.name], attributes)
-    for ids, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
+    for numbered, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
         rows = next((len(arrays[name]) for name in counted if name in arrays and arrays[name].ndim), None)
         if rows is not None:
-            arrays.setdefault(ids, np.arange(rows))
+            arrays.setdefault(numbered, np.arange(rows))
     return FolderArrays(arrays, said, ReadFiles(folder, list(files.values())))
 
 

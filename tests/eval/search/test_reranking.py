@@ -171,7 +171,8 @@ def test_the_command_says_beside_the_exact_metrics_what_re_ranking_loses(
     result = json.loads(out.read_text())
     full = result["protocols"]["full"]
     assert [one["reranked"] for one in result["rerank"]] == [5, 15, 500]
-    assert all(one["exact"][direction] == full[direction] for one in result["rerank"] for direction in ("i2t", "t2i"))
+    for one in result["rerank"]:
+        assert all(one["exact"][direction].items() <= full[direction].items() for direction in ("i2t", "t2i"))
     losses = [one["lost"]["rsum"] for one in result["rerank"]]
     assert losses[0] > losses[1] > losses[2] == 0
     few = result["rerank"][0]

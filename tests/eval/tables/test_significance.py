@@ -72,7 +72,7 @@ def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: P
         assert table["difference"].to_numpy() == pytest.approx((table["a_figure"] - table["b_figure"]).to_numpy())
     assert "no" in set(alike["significant"])
     assert unlike.set_index(["way", "figure"]).loc[("t2i", "R@1"), "significant"] == "yes"
-    assert len(unlike) == 12  # five figures both ways, rsum and mean recall
+    assert len(unlike) == 18  # eight figures both ways, rsum and mean recall
 
 
 def test_the_commands(models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -109,7 +109,7 @@ def test_without_a_file_to_write_the_table_is_printed(
         assert stop.value.code == 0
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith(start)
-        assert len([line for line in lines if line.startswith("| ")]) == 2 + 12 * len(files)
+        assert len([line for line in lines if line.startswith("| ")]) == 2 + 18 * len(files)
     assert any(line.startswith("| demo vsepp - vse0 ") for line in lines)
 
 
@@ -156,7 +156,7 @@ def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Pat
 def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     pairs = [compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
     assert "is of one pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
-    assert len(significance(pairs)) == 24
+    assert len(significance(pairs)) == 36
 
 
 def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
