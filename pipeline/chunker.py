@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from typing import Any
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.progress import progress_bar
-from vse.pipeline.vocabulary import tokenize
+from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 
 _BATCH = 1000  # captions that are parsed at once
 log = logging.getLogger(__name__)
@@ -22,9 +22,10 @@ def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     tokens are parsed. :class:`UserError` if spaCy or the pipeline is not there, or if it parses no sentences.
     """
     nlp = _loaded(pipeline)
-    doc_of = importlib.import_module("spacy.tokens").Doc
+    doc_of = extra_package("spacy.tokens", "--chunker", "chunker").Doc
     sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
-    texts = [sentence["tokens"] if "tokens" in sentence else tokenize(sentence["raw"]) for sentence in sentences]
+    cut = tokeniser_named(content.get("tokeniser", UNNAMED), "dataset.json")
+    texts = [sentence["tokens"] if "tokens" in sentence else cut(sentence["raw"]) for sentence in sentences]
     docs = nlp.pipe((doc_of(nlp.vocab, words=words) for words in texts), batch_size=_BATCH)
     n_phrases = n_without = 0
     parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
@@ -39,10 +40,7 @@ def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
 
 
 def _loaded(pipeline: str) -> Any:
-    try:
-        spacy = importlib.import_module("spacy")
-    except ImportError:
-        raise UserError("noun phrases are marked by spaCy: pip install 'vse-pipeline[chunker]'") from None
+    spacy = extra_package("spacy", "--chunker", "chunker")
     try:
         nlp = spacy.load(pipeline)
     except (OSError, ValueError) as error:

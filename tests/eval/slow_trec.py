@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from importlib.util import find_spec
 from math import log2
 from pathlib import Path
 
 import numpy as np
+import pytrec_eval
 
 Measures = dict[str, float]  # as trec_eval calls them, as shares of 1
 CUTS = (1, 5, 10, 50)
@@ -57,13 +57,10 @@ def slow_measures(qrels: dict[str, dict[str, int]], run: dict[str, dict[str, flo
 
 
 def measured(folder: Path, direction: str, run: str = "") -> Iterable[Measures]:
-    """The measures of the files of a direction: of this reader, and of pytrec_eval if it is installed."""
+    """The measures of the files of a direction: of this reader, and of pytrec_eval."""
     qrels, answers = read_qrels(folder / f"{direction}.qrels"), read_run(folder / f"{direction}{run}.run")
     yield slow_measures(qrels, answers)
-    if find_spec("pytrec_eval"):
-        import pytrec_eval
-
-        cuts = ",".join(map(str, CUTS))
-        evaluator = pytrec_eval.RelevanceEvaluator(qrels, {f"success.{cuts}", "recip_rank", "map", "ndcg_cut.10"})
-        by_query = list(evaluator.evaluate(answers).values())
-        yield {name: float(np.mean([of_query[name] for of_query in by_query])) for name in by_query[0]}
+    cuts = ",".join(map(str, CUTS))
+    evaluator = pytrec_eval.RelevanceEvaluator(qrels, {f"success.{cuts}", "recip_rank", "map", "ndcg_cut.10"})
+    by_query = list(evaluator.evaluate(answers).values())
+    yield {name: float(np.mean([of_query[name] for of_query in by_query])) for name in by_query[0]}
