@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.defaults import RECALLS
 from vse.eval.ranking.best_answers import BestAnswers
 from vse.eval.ranking.list_metrics import list_metrics
-from vse.eval.ranking.metrics import RECALLS, Fold, Queries
+from vse.eval.ranking.metrics import Fold, Queries
 from vse.eval.ranking.ranks import ScoreBlocks, scores_of_captions
 from vse.pipeline.errors import UserError
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 import vse
-from vse.eval.defaults import SAMPLES, TREC_DEPTH
+from vse.eval.defaults import RECALLS, SAMPLES, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
 from vse.eval.files.judged_pairs import read_judged_pairs
@@ -35,7 +35,7 @@ from vse.eval.protocols.protocols import (
     queries_of,
 )
 from vse.eval.ranking.bootstrap import intervals
-from vse.eval.ranking.metrics import RECALLS, Fold, averaged, fold_metrics
+from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.reranking import reranked_metrics
 from vse.pipeline.errors import UserError

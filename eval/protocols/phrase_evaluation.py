@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from vse.eval.defaults import IOU, PHRASE, SAMPLES
+from vse.eval.defaults import IOU, PHRASE, RECALLS, SAMPLES
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, mean_and_std
 from vse.eval.files.split_identity import identity_of
 from vse.eval.protocols.evaluate import as_one_model, over_seeds, signed_result, unfinished_runs
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import localised
-from vse.eval.ranking.metrics import NAMES, RECALLS, Fold, fold_metrics
+from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
 

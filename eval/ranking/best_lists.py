@@ -53,7 +53,8 @@ def falling(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     steps = np.arange(len(places))
     places = np.minimum.accumulate(places + steps) - steps
     sizes = np.abs(places).astype(np.int32).view(np.float32)
-    return np.where(places < 0, -sizes, sizes)
+    strict: NDArray[np.float32] = np.where(places < 0, -sizes, sizes)
+    return strict
 
 
 def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> BestList:

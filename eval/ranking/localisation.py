@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import RECALLS, Queries
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import Queries
 
 MISSED = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
 _CANDIDATES = 2**19  # looked at at once

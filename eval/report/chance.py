@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vse.eval.ranking.metrics import RECALLS
+from vse.eval.defaults import RECALLS
 
 
 def first_within(k: int, n_candidates: int, n_right: int = 1) -> float:

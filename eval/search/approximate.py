@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.ranking.metrics import RECALLS
+from vse.eval.defaults import RECALLS
 from vse.eval.search.exact import BLOCK, Rows, Scores, TopK, exact_scores, exact_search
 from vse.eval.search.gpu import on_gpu
 from vse.eval.search.index import build_index, rows_needed, set_parameters

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.metrics import RECALLS, metrics
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.exact import exact_search
 

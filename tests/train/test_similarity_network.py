@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.train.conftest import COMMAND, experiment
+from vse.eval.defaults import RECALLS
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.ranking.metrics import RECALLS
 from vse.train.cli import search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode

@@ -11,9 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vse.eval.defaults import IOU
+from vse.eval.defaults import IOU, RECALLS
 from vse.eval.ranking.localisation import MISSED, Localised, localised
-from vse.eval.ranking.metrics import RECALLS
 from vse.train.data.cached import Numbers
 from vse.train.models.build import Model
 from vse.train.phrases.phrase_pairs import PhrasePairs

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from vse.eval.ranking.metrics import RECALLS
+from vse.eval.defaults import RECALLS
 from vse.features.backbones import autocast
 from vse.features.hardware import moved
 from vse.pipeline.errors import UserError

@@ -13,7 +13,8 @@ from jaxtyping import Int
 from pydantic import Field, PositiveInt, SerializeAsAny
 from torch import Tensor
 
-from vse.eval.ranking.metrics import RECALLS, averaged, metrics
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import averaged, metrics
 from vse.features.cache import FeatureCache
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted

@@ -15,9 +15,10 @@ import torch
 
 from tests.eval.slow_ranks import slow_cosines, slow_metrics_of_lists, slow_order_scores, slow_sentence_ranks
 from vse.eval.cli import eval_main, table_main
+from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.ranking.metrics import RECALLS, direction_metrics, metrics
+from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_search
 from vse.eval.search.top_k import search

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vse.eval.defaults import RECALLS
 from vse.eval.ranking.bootstrap import differences, intervals
-from vse.eval.ranking.metrics import RECALLS, Fold, Queries, direction_metrics, fold_metrics, resampled
+from vse.eval.ranking.metrics import Fold, Queries, direction_metrics, fold_metrics, resampled
 
 
 def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fold:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_cosines, slow_sentence_ranks
-from vse.eval.ranking.metrics import RECALLS, direction_metrics
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.eval.ranking.sentences import SentenceRanks, sentence_ranks, unit_rows
 from vse.eval.search.cross_check import check_sentences_against_search

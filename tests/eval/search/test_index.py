@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.eval.slow_ranks import slow_order_scores
-from vse.eval.ranking.metrics import RECALLS, direction_metrics
+from vse.eval.defaults import RECALLS
+from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.exact import exact_scores, exact_search

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from tests.eval.protocols.test_evaluate import made, made_order
 from tests.eval.slow_ranks import slow_order_scores, slow_ranks
 from vse.eval.cli import eval_main
+from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.ranking.metrics import RECALLS, metrics
+from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
 from vse.eval.search import reranking
 from vse.eval.search.reranking import reranked_metrics

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from sklearn import cross_decomposition
 
 from tests.train.conftest import assert_same, experiment, state
+from vse.eval.defaults import RECALLS
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.ranking.metrics import RECALLS
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
