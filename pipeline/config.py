@@ -58,7 +58,8 @@ class ExperimentPlan(Settings):
     ensemble_of: list[str] = Field(
         default_factory=list,
         exclude=True,
-        description="experiments whose scores are averaged, seed by seed: an ensemble, of which nothing else is trained",
+        description="experiments whose scores are averaged, seed by seed, or one whose seeds are: an ensemble, of which "
+        "nothing else is trained",
     )
 
     @model_validator(mode="after")
@@ -68,8 +69,8 @@ class ExperimentPlan(Settings):
         other = self.model_fields_set.difference(OF_ENSEMBLES)
         if other:
             raise ValueError(f"an ensemble trains nothing, so it has no {min(other)}; only {', '.join(OF_ENSEMBLES[1:])}")
-        if len(self.ensemble_of) < 2:
-            raise ValueError("an ensemble has two members at least: ensemble_of: [a, b]")
+        if not self.ensemble_of or (len(self.ensemble_of) == 1 and len(self.seeds) < 2):
+            raise ValueError("an ensemble has two members at least: ensemble_of: [a, b], or [a] with seeds: [0, 1]")
         if len(set(self.ensemble_of)) < len(self.ensemble_of):
             raise ValueError("an ensemble counts every member once, and ensemble_of names one twice")
         return self

@@ -47,8 +47,8 @@ def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -
 
     Files of several experiments, of some more than one, are seeds: seed s of the ensemble is made of seed s of every
     experiment. Files of one experiment, or one of each, are the members of one ensemble, whatever their seeds. With the
-    ``plan`` of an ensemble its members are what it says, in that order, and always of one seed. :class:`UserError` says
-    what is lacking or too much.
+    ``plan`` of an ensemble its members are what it says, in that order, and of one seed, or the seeds of the one experiment
+    that it names. :class:`UserError` says what is lacking or too much.
     """
     if len(files) < 2:
         raise UserError("an ensemble has two members at least: give several files of embeddings")
@@ -66,6 +66,8 @@ def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -
         other, _ = found.setdefault((name, member.seed), (path, member))
         if other != path:
             raise UserError(f"{path} and {other} are both of {_run(name, member.seed)}; an ensemble counts it once")
+    if len(names) == 1:
+        return [list(found.values())]
     seeds = dict.fromkeys(seed for _, seed in found)
     for seed, name in product(seeds, names):
         if (name, seed) not in found:

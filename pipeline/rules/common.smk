@@ -168,12 +168,14 @@ def validation_of_seeds(wildcards):
 def _files_of_split(wildcards, split):
     config = experiment_preset(wildcards)
     by_phrases = _phrase_models(wildcards)
+    # Of an ensemble of one experiment the seeds are the members.
+    seeds = config.seeds if len(config.ensemble_of) == 1 else SETTINGS.seeds or config.seeds
     names = {
         name: f"{split}_sentences" if name in by_phrases else split for name in config.ensemble_of or [wildcards.experiment]
     }
     return [
         f"runs/{wildcards.dataset}_{name}/seed-{seed}/{file}.h5"
-        for seed in SETTINGS.seeds or config.seeds
+        for seed in seeds
         for name, file in names.items()
     ]
 

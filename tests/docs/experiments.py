@@ -37,7 +37,8 @@ def _rows(presets: dict[str, dict[str, object]]) -> Iterator[str]:
         base, rows, members = settings.get("extends"), settings.get("rows", []), settings.get("ensemble_of", [])
         assert isinstance(rows, list)
         assert isinstance(members, list)
-        made_of = f"ensemble of {' and '.join(f'`{member}`' for member in members)}" if members else ""
+        named = " and ".join(f"`{member}`" for member in members)
+        made_of = f"ensemble of {'the seeds of ' if len(members) == 1 else ''}{named}" if members else ""
         yield f"| `{name}` | {settings['about']} | {f'`{base}`' if base else made_of} | {', '.join(rows)} |"
 
 

@@ -273,6 +273,7 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
         "presets:\n"
         "  duo: { about: Two., title: Duo, rows: [vsepp 1.6], seeds: [0, 1], ensemble_of: [plain, english] }\n"
         "  later: { extends: duo, seeds: [7] }\n"
+        "  twice: { about: Two seeds., seeds: [0, 1], ensemble_of: [plain] }\n"
     )
     (cafe / "datasets" / "home.yaml").write_text(
         "experiment: { tip: 1, protocols: [full] }\nexperiments: { later: { seeds: [8] } }"
@@ -280,12 +281,16 @@ def test_an_ensemble_has_members_and_of_a_data_set_s_changes_those_that_it_can_h
     duo, later = (presets.load_plan(name, "home") for name in ("duo", "later"))
     assert (duo.ensemble_of, duo.seeds, duo.rows, duo.protocols) == (["plain", "english"], [0, 1], ["vsepp 1.6"], ["full"])
     assert (later.ensemble_of, later.seeds, later.rows) == (["plain", "english"], [8], [])
+    assert presets.load_plan("twice", "home").ensemble_of == ["plain"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ensemble_of: [plain]", "an ensemble has two members at least: ensemble_of: .a, b.$"),
+        (
+            "ensemble_of: [plain]",
+            r"an ensemble has two members at least: ensemble_of: \[a, b\], or \[a\] with seeds: \[0, 1\]$",
+        ),
         ("ensemble_of: []", "an ensemble has two members at least"),
         ("ensemble_of: [plain, plain]", "an ensemble counts every member once, and ensemble_of names one twice$"),
         ("ensemble_of: plain", "ensemble_of: Input should be a valid list$"),

@@ -61,7 +61,7 @@ ROWS = [
     *(f"todnet 1.{row}" for row in range(1, 7)),
     *(f"todnet 4.{row}" for row in range(1, 8)),
     *(f"todnet 5.{row}" for row in (7, 10, 12, 13, 14)),
-    *(f"todnet 6.{row}" for row in (1, 2, 9)),
+    *(f"todnet 6.{row}" for row in (1, 2, 9, 13, 14)),
 ]
 
 

@@ -119,6 +119,16 @@ def test_an_ensemble_is_a_row_of_tables_and_its_members_are_made_for_it(tmp_path
 
 
 @pytest.mark.slow
+def test_the_seeds_of_an_ensemble_of_one_experiment_are_its_members(tmp_path: Path, snakemake: Workflow) -> None:
+    (tmp_path / "presets" / "experiments").mkdir(parents=True)
+    (tmp_path / "presets" / "experiments" / "twice.yaml").write_text("seeds: [0, 1]\nensemble_of: [vsepp]\n")
+    answer = snakemake("--dry-run", "results/demo_twice.json", "--config", "seeds=[3]")
+    assert answer.returncode == 0, answer.stderr
+    files = "runs/demo_vsepp/seed-0/test.h5 runs/demo_vsepp/seed-1/test.h5"
+    assert f"vse-eval {files} --ensemble --experiment twice " in answer.stdout + answer.stderr
+
+
+@pytest.mark.slow
 def test_phrases_are_combined_with_sentences_by_a_share_that_validation_chooses(tmp_path: Path, snakemake: Workflow) -> None:
     answer = snakemake("--dry-run", "results/tables/twobranch_5.csv", "--config", "dataset=demo")
     assert answer.returncode == 0, answer.stderr

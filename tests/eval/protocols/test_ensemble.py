@@ -90,9 +90,13 @@ def test_tables_call_an_ensemble_by_the_names_that_its_members_were_given(tmp_pa
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a file of an experiment and a seed; the preset ``duo`` is an ensemble of ``vsepp`` and ``vse0``."""
+    """Writes a file of an experiment and a seed; the preset ``duo`` is an ensemble of ``vsepp`` and ``vse0``.
+
+    ``twice`` is one of two seeds of ``vsepp``.
+    """
     (tmp_path / "experiments").mkdir()
     (tmp_path / "experiments" / "duo.yaml").write_text("title: Both\nseeds: [0, 1]\nensemble_of: [vsepp, vse0]\n")
+    (tmp_path / "experiments" / "twice.yaml").write_text("seeds: [0, 1]\nensemble_of: [vsepp]\n")
     monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
 
     def write(experiment: str, seed: int | None, name: str = "", **changes: Any) -> Path:
@@ -147,6 +151,17 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
     assert [[path for path, _ in members] for members in members_by_seed(of_one)] == [of_one]
     mixed = [write("vsepp", 0), write("vse0", 5), write("order0", None)]
     assert [[path for path, _ in members] for members in members_by_seed(mixed)] == [mixed]
+
+
+def test_a_preset_of_one_experiment_averages_its_seeds(write: Callable[..., Path], tmp_path: Path) -> None:
+    files = [write("vsepp", seed) for seed in (0, 1)]
+    result = read_result(evaluate(files, tmp_path / "r.json", together=True, experiment="twice"))
+    assert (result.experiment, [(member.experiment, member.seed) for member in result.ensemble]) == (
+        "twice",
+        [("vsepp", 0), ("vsepp", 1)],
+    )
+    unnamed = read_result(evaluate(files, tmp_path / "unnamed.json", together=True))
+    assert result.protocols == unnamed.protocols
 
 
 def test_what_is_no_ensemble_of_a_preset_or_lacks_a_seed_is_named(

@@ -142,6 +142,7 @@ def test_the_experiments_of_a_table_are_those_of_its_rows() -> None:
     ablation = [("coco", f"todnet_vsepp{row}") for row in rows]
     assert experiments_of("todnet_4") == [ablation[0], both[0], *ablation[1:]]
     scan = ["scan_t2i_lse", "scan_i2t_avg", "todnet_dsve", "todnet_bert", "scan_t2i_avg_i2t_lse"]
+    scan += ["todnet_dsve_two", "todnet_bert_two"]
     assert experiments_of("todnet_6") == [("coco", name) for name in scan]
     phrases = ["cca"]
     phrases += [f"embedding{variant}" for variant in ("_linear_truth_single", "_truth_single", "_truth", "", "_sampling")]
