@@ -90,10 +90,6 @@ def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMembe
     return ArchiveMember(info.orig_filename, info.file_size, is_file, is_folder, partial(archive.open, info))
 
 
-def _tar_member(tar: tarfile.TarFile, info: tarfile.TarInfo) -> ArchiveMember:
-    return ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info))
-
-
 def _checked(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
