@@ -1,8 +1,8 @@
 """TOD-Net: scores of all images with all captions in both directions, and a training step, against a loop over targets.
 
-Claims: 1,000 images x 5,000 captions of 1,024 numbers through networks of width 1,024 take minutes on two cores, in bf16 less than
-half as long, and under 2 GB; scores take at most 0.75 of the time of the loop, at more than 0.9 of the speed of matrix products
-of their own shapes (networks of width 256: at more than 0.3, as what is no product counts there).
+Claims: 1,000 images x 5,000 captions of 1,024 numbers through networks of width 1,024 take minutes on two cores, in bf16 less
+than half as long, and under 2 GB; scores take at most 0.75 of the time of the loop, at more than 0.9 of the speed of matrix
+products of their own shapes (networks of width 256: at more than 0.3, as what is no product counts there).
 No code of the authors is public, so the loop is what their equations say: target by target, every vector of the other side
 beside the target goes through each network, and the target itself goes with it. The times of both are those of the first
 blocks, as the column ``extrapolated`` says, in a process of its own. Vectors are random unit vectors, and the networks'
