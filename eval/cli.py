@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import click
 
@@ -164,26 +166,25 @@ def eval_command(
     elif comparing:
         lines = _compare(files, out, protocol, cross_check, samples, unfinished)
     else:
-        lines = _evaluate(
-            files,
-            out,
-            protocol,
-            cross_check,
-            samples,
-            ensemble,
-            index,
-            index_parameters,
-            unfinished,
-            experiment,
-            rerank,
-            alpha,
-            save,
-            per_query,
-            trec,
-            TREC_DEPTH if trec_depth is None else trec_depth,
-            _recalls(ks or ""),
-            cxc,
-        )
+        asked = {
+            "protocol": protocol,
+            "cross_check": cross_check,
+            "bootstrap": samples,
+            "together": ensemble,
+            "index": index,
+            "index_parameters": index_parameters,
+            "unfinished": unfinished,
+            "experiment": experiment,
+            "rerank": rerank,
+            "alpha": alpha,
+            "save": save,
+            "per_query": per_query,
+            "trec": trec,
+            "trec_depth": TREC_DEPTH if trec_depth is None else trec_depth,
+            "ks": _recalls(ks or ""),
+            "cxc": cxc,
+        }
+        lines = _evaluate(files, out, asked)
     *for_people, last = lines
     for line in for_people:
         click.echo(printable(line), err=out is not None or comparing)
@@ -231,57 +232,19 @@ def _of_phrases(
     return [phrase_line(result), *([str(out)] if out else [])]
 
 
-def _evaluate(
-    files: tuple[Path, ...],
-    out: Path | None,
-    protocol: tuple[str, ...],
-    cross_check: bool,
-    samples: int,
-    ensemble: bool,
-    index: str | None,
-    index_parameters: str,
-    unfinished: bool,
-    experiment: str | None,
-    rerank: tuple[int, ...],
-    alpha: float | None,
-    save: Path | None,
-    per_query: Path | None,
-    trec: Path | None,
-    trec_depth: int,
-    ks: list[int],
-    cxc: Path | None,
-) -> list[str]:
-    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
+def _evaluate(files: tuple[Path, ...], out: Path | None, asked: Mapping[str, Any]) -> list[str]:
+    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was.
+
+    ``asked`` are arguments of :func:`vse.eval.protocols.evaluate.evaluate`.
+    """
     from vse.eval.files.results import read_result
     from vse.eval.protocols.evaluate import evaluate
     from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
 
     with TemporaryDirectory() as folder:
-        file = out or Path(folder, "result.json")
-        result = read_result(
-            evaluate(
-                files,
-                file,
-                protocol,
-                cross_check,
-                samples,
-                ensemble,
-                index,
-                index_parameters,
-                unfinished,
-                experiment,
-                rerank,
-                alpha,
-                save,
-                per_query,
-                trec,
-                trec_depth,
-                ks,
-                cxc,
-            )
-        )
+        result = read_result(evaluate(files, out or Path(folder, "result.json"), **asked))
     lines = [summary_line(result, name) for name in result.protocols]
-    tried = [*([index_line(result.index)] if index else []), *map(rerank_line, result.rerank)]
+    tried = [*([index_line(result.index)] if result.index else []), *map(rerank_line, result.rerank)]
     tried += [combination_line(result.combination)] if result.combination else []
     return [*lines, *tried, *([str(out)] if out else [])]
 
