@@ -24,6 +24,7 @@ from vse.pipeline.errors import UserError
 log = logging.getLogger(__name__)
 ALPHAS = tuple(k / 10 for k in range(11))
 Member = tuple[Path, Embeddings]
+Matrices = dict[str, NDArray[np.float32]]
 _NAMES: tuple[Literal["scores", "scores_i2t", "scores_t2i"], ...] = ("scores", "scores_i2t", "scores_t2i")
 
 
@@ -88,8 +89,9 @@ def share_of_phrases(by_seed: Sequence[Sequence[Member]], alpha: float | None) -
     sums = np.zeros(len(ALPHAS))
     for members in both:
         sentences, phrases = (_validation_file(*member) for member in members)
+        nearness = _nearness(sentences[1])
         for k, one in enumerate(ALPHAS):
-            ranks = ranks_from_blocks(*combined_scores(sentences, phrases, one).score_blocks())
+            ranks = ranks_from_blocks(*combined_scores(sentences, phrases, one, nearness).score_blocks())
             sums[k] += metrics(ranks)["rsum"]
     validated = dict(zip(ALPHAS, (sums / len(both)).tolist(), strict=True))
     best = max(ALPHAS, key=lambda one: validated[one])
@@ -97,12 +99,12 @@ def share_of_phrases(by_seed: Sequence[Sequence[Member]], alpha: float | None) -
     return Share(best, validated)
 
 
-def combined_scores(sentences: Member, phrases: Member, alpha: float) -> Embeddings:
+def combined_scores(sentences: Member, phrases: Member, alpha: float, nearness: Matrices | None = None) -> Embeddings:
     """The image-sentence model's embeddings with the scores of Eq. 8 (n_images, n_captions) in place of its own.
 
     d is the Euclidean distance of embeddings that are compared by inner products, and of any other model its score with a
-    minus. Where a caption has no phrase, or an image no region, D = d. The whole matrix is held, or two if the scores of the
-    image-sentence model depend on the direction.
+    minus; ``nearness`` is -d, if it is known. Where a caption has no phrase, or an image no region, D = d. The whole matrix
+    is held, or two if the scores of the image-sentence model depend on the direction.
     """
     same_split(*sentences, *phrases)
     (_, model), (_, of_phrases) = sentences, phrases
@@ -111,13 +113,23 @@ def combined_scores(sentences: Member, phrases: Member, alpha: float) -> Embeddi
     assert of_phrases.n_regions is not None
     alone = (of_phrases.n_regions == 0)[:, None] | (of_phrases.n_phrases == 0)
     by_phrases = np.asarray(of_phrases.scores[:], np.float32)
-    i2t, t2i = model.score_blocks()
-    held = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     found: dict[str, Any] = dict.fromkeys(_NAMES)
-    for name, blocks in held.items():
-        scores = _nearness(model, _dense(blocks))
+    for name, scores in (nearness or _nearness(model)).items():
         found[name] = np.where(alone, scores, (1 - alpha) * scores + alpha * by_phrases).astype(np.float32)
     return replace(model, images=None, captions=None, pooled_images=None, pooled_captions=None, **found)
+
+
+def _nearness(model: Embeddings) -> Matrices:
+    """-d of all pairs, or those of each direction, by the name of the scores whose place they take."""
+    i2t, t2i = model.score_blocks()
+    if t2i is not None:
+        return {"scores_i2t": _dense(i2t), "scores_t2i": _dense(t2i)}
+    scores = _dense(i2t)
+    if model.vectors is None or model.similarity != "cosine":
+        return {"scores": scores}
+    images, captions = (np.einsum("nd,nd->n", side, side) for side in model.vectors)
+    squares: NDArray[np.float32] = (images[:, None] + captions - 2 * scores).clip(min=0)
+    return {"scores": -np.sqrt(squares)}
 
 
 def _dense(blocks: ScoreBlocks) -> NDArray[np.float32]:
@@ -128,16 +140,6 @@ def _dense(blocks: ScoreBlocks) -> NDArray[np.float32]:
         scores[rows] = blocks.score(rows, None)
     dense: NDArray[np.float32] = scores.numpy()
     return dense
-
-
-def _nearness(model: Embeddings, scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    """-d of all pairs."""
-    if model.vectors is None or model.similarity != "cosine":
-        return scores
-    images, captions = (np.einsum("nd,nd->n", side, side) for side in model.vectors)
-    squares: NDArray[np.float32] = (images[:, None] + captions - 2 * scores).clip(min=0)
-    nearness: NDArray[np.float32] = -np.sqrt(squares)
-    return nearness
 
 
 def _validation_file(path: Path, run: Embeddings) -> Member:
