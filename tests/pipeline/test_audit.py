@@ -48,23 +48,10 @@ def data(folder: Path, name: str, splits: Mapping[str, str], seeds: Mapping[str,
     return folder / "dataset.json"
 
 
-@pytest.fixture
-def checked(capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """The lines that ``vse-data audit`` prints."""
-
-    def run(*arguments: object) -> list[str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["audit", *map(str, arguments)])
-        assert stop.value.code == 0
-        return capsys.readouterr().out.splitlines()
-
-    return run
-
-
-def test_shared_images_are_counted_by_pairs_of_splits(tmp_path: Path, checked: Callable[..., list[str]]) -> None:
+def test_shared_images_are_counted_by_pairs_of_splits(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "one", {"10001_a.jpg": "train", "10002_a.jpg": "train", "10003_a.jpg": "test", "x.jpg": "val"})
     two = data(tmp_path / "b", "two", {"10003.jpg": "train", "10002.jpg": "train", "10001.jpg": "test", "x.jpg": "val"})
-    lines = checked(one, "--against", two)
+    lines = audited(one, "--against", two)
     assert lines[0].startswith(f"{one}: data set 'one'")
     assert f"{two}: data set 'two'" in lines
     start = lines.index(f"3 images of {one} are in {two}, too")
@@ -75,11 +62,11 @@ def test_shared_images_are_counted_by_pairs_of_splits(tmp_path: Path, checked: C
     ]
 
 
-def test_photos_of_other_names_are_known_by_their_bytes(tmp_path: Path, checked: Callable[..., list[str]]) -> None:
+def test_photos_of_other_names_are_known_by_their_bytes(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "mine", {"holiday.png": "val", "dog.png": "train"}, {"holiday.png": 7})
     two = data(tmp_path / "b", "mine", {"DSC_1.png": "test", "dog.png": "train"}, {"DSC_1.png": 7})
     (tmp_path / "b" / "images" / "dog.png").write_bytes((tmp_path / "a" / "images" / "dog.png").read_bytes() + b"\0")
-    lines = checked(one, "--against", two)
+    lines = audited(one, "--against", two)
     start = lines.index(f"1 images of {one} are in {two}, too")
     assert lines[start : start + 2] == [
         f"1 images of {one} are in {two}, too",
@@ -87,11 +74,11 @@ def test_photos_of_other_names_are_known_by_their_bytes(tmp_path: Path, checked:
     ]
 
 
-def test_without_image_files_names_are_compared(tmp_path: Path, checked: Callable[..., list[str]]) -> None:
+def test_without_image_files_names_are_compared(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "one", {"10001_a.jpg": "train", "x.jpg": "val"})
     two = data(tmp_path / "b", "two", {"10001_b.jpg": "train", "x.jpg": "val"})
     one.write_text(json.dumps({**json.loads(one.read_text()), "pictures": False}))
-    lines = checked(one, "--against", two)
+    lines = audited(one, "--against", two)
     start = lines.index(f"1 images of {one} are in {two}, too")
     assert lines[start : start + 2] == [
         f"1 images of {one} are in {two}, too",
@@ -99,28 +86,28 @@ def test_without_image_files_names_are_compared(tmp_path: Path, checked: Callabl
     ]
 
 
-def test_photos_that_look_alike_are_counted_across_splits(tmp_path: Path, checked: Callable[..., list[str]]) -> None:
+def test_photos_that_look_alike_are_counted_across_splits(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     splits = {"a.jpg": "test", "b.jpg": "train", "c.jpg": "train", "d.jpg": "val", "e.jpg": "train"}
     one = data(tmp_path / "a", "one", splits, {"a.jpg": 7, "b.jpg": 7, "c.jpg": 7, "d.jpg": 8})
-    assert checked(one)[-2:] == [
+    assert audited(one)[-2:] == [
         f"2 pairs of photos across the splits of {one} look alike (perceptual hash)",
         "        2 in train and test, e.g. b.jpg and a.jpg  <- trained on in one, tested on in the other",
     ]
     two = data(tmp_path / "b", "two", {"f.jpg": "test", "g.jpg": "train"}, {"f.jpg": 8})
-    assert checked(one, "--against", two)[-2:] == [
+    assert audited(one, "--against", two)[-2:] == [
         f"1 pairs of photos of {one} and {two} look alike (perceptual hash)",
         "        1 in val and test, e.g. d.jpg and f.jpg",
     ]
 
 
-def test_of_a_data_set_without_image_files_no_photos_are_compared(tmp_path: Path, checked: Callable[..., list[str]]) -> None:
+def test_of_a_data_set_without_image_files_no_photos_are_compared(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "one", {"a.jpg": "train"})
     one.write_text(json.dumps({**json.loads(one.read_text()), "pictures": False}))
-    assert checked(one)[-1] == f"{one} has no image files, so no photos are compared"
-    assert checked(one, "--no-look-alikes")[-1] == f"0 texts of captions are the same across the splits of {one}"
+    assert audited(one)[-1] == f"{one} has no image files, so no photos are compared"
+    assert audited(one, "--no-look-alikes")[-1] == f"0 texts of captions are the same across the splits of {one}"
 
 
-def test_the_other_data_set_is_checked_too(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_the_other_data_set_is_audited_too(tmp_path: Path, fails: Callable[..., str]) -> None:
     one, two = data(tmp_path / "a", "one", {"a.jpg": "train"}), data(tmp_path / "b", "two", {"a.jpg": "train"})
     (tmp_path / "b" / "images" / "a.jpg").unlink()
     assert f"{two}: 1 of 1 image files are missing" in fails(main, "audit", one, "--against", two)

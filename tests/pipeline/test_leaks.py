@@ -27,19 +27,11 @@ def data(folder: Path, images: Mapping[str, tuple[str, Sequence[str]]], name: st
     return folder / "dataset.json"
 
 
-@pytest.fixture
-def audited(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """The lines that ``vse-data audit`` prints, in a folder where no published data set is at hand."""
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder where no published data set is at hand."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-
-    def run(*arguments: object) -> list[str]:
-        with pytest.raises(SystemExit) as stop:
-            main(["audit", *map(str, arguments)])
-        assert stop.value.code == 0
-        return capsys.readouterr().out.splitlines()
-
-    return run
 
 
 def test_equal_captions_are_counted_across_splits(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
