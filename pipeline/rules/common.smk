@@ -173,11 +173,7 @@ def _files_of_split(wildcards, split):
     names = {
         name: f"{split}_sentences" if name in by_phrases else split for name in config.ensemble_of or [wildcards.experiment]
     }
-    return [
-        f"runs/{wildcards.dataset}_{name}/seed-{seed}/{file}.h5"
-        for seed in seeds
-        for name, file in names.items()
-    ]
+    return [f"runs/{wildcards.dataset}_{name}/seed-{seed}/{file}.h5" for seed in seeds for name, file in names.items()]
 
 
 def _phrase_models(wildcards):
