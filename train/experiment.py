@@ -82,6 +82,8 @@ class ExperimentConfig(ExperimentPlan):
             raise ValueError(f"solver: {self.solver.name} reads cached features and starts from nothing")
         if not self.solver.uses_loss and self.adversary is not None:
             raise ValueError(f"solver: {self.solver.name} has no steps that an adversary could make harder")
+        if self.adversary is not None and self.train.accumulate > 1:
+            raise ValueError("an adversary takes a step for each batch, so it goes with train.accumulate: 1")
         if self.solver.reads_phrases and (self.images.source != "cache" or self.adversary is not None):
             raise ValueError(f"solver: {self.solver.name} reads cached regions, and has no adversary")
         if self.truth_feature is not None and not self.solver.reads_phrases:

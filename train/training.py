@@ -300,7 +300,7 @@ def _run(
             solver.run_epoch(save)
             if first:
                 if _is_best(solver):
-                    best_sha256 = folder.save_best(solver.model.state_dict())
+                    best_sha256 = folder.save_best(solver.best_weights())
                 _save_epoch(folder, solver, save)
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():

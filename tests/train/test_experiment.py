@@ -59,6 +59,13 @@ REFUSED = {
         [*CCA, "solver.regularization=[-1]"],
         "solver.regularization.0: .* greater than or equal to 0",
     ),
+    "an optimiser that is not there": (["train.optimizer=sgd"], "train.optimizer: Input should be 'adam' or 'adamw'"),
+    "a running mean of nothing": (["train.ema=1"], "train.ema: .* less than 1"),
+    "weights that are not there": (["train.undecayed=[bias]"], "train.undecayed.0: Input should be 'words', 'embeddings'"),
+    "an adversary and an update for several batches": (
+        ["adversary=ace", "train.accumulate=2"],
+        "an adversary takes a step for each batch, so it goes with train.accumulate: 1",
+    ),
     "another solver": (["solver=adam"], "solver: unknown solver 'adam'"),
     "a misspelt setting": (["loss.margn=1"], "^unknown setting 'loss.margn' .did you mean 'loss.margin'"),
     "a wrong value": (["loss.same_image=drop"], "loss.same_image: Input should be 'keep' or 'mask'"),

@@ -84,6 +84,11 @@ class Loss(Settings, ABC):
     lambda3: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among images")
     lambda4: float = Field(0.0, ge=0, description="weight of those among captions")
 
+    @property
+    def averages(self) -> bool:
+        """Whether the cost of a batch is a mean over its queries, not a sum."""
+        return False
+
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
         """What training minimises, with a similarity that compares embeddings; ``compiled`` by torch.compile, if it can be."""

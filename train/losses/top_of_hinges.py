@@ -21,6 +21,10 @@ class TopOfHinges(RankingLoss):
     name: Literal["top"] = "top"
     distinct_candidates: ClassVar = True
 
+    @property
+    def averages(self) -> bool:
+        return self.reduction == "mean_topk"
+
     def cost(
         self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
     ) -> Float[Tensor, ""]:

@@ -45,7 +45,7 @@ class PhraseGradientSettings(PhraseSettings, SamplingSettings):
 
 
 class PhraseTrainer(GradientSolver, PhraseSolver):
-    """Training on batches of region-phrase pairs, with Adam."""
+    """Training on batches of region-phrase pairs."""
 
     task: PhraseTask
     out_of_memory = _OUT_OF_MEMORY
@@ -73,17 +73,18 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             yield self.step(batch, loss)
 
     def step(self, batch: Numbers, loss: Loss) -> tuple[Tensor, Tensor]:
-        """One update; the loss of the batch, and what it would be if all embeddings were equal."""
+        """One batch, and its update; the loss of the batch, and what it would be if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
-        self.optimizer.zero_grad(set_to_none=True)
+        self.start_step()
         if isinstance(loss, RankingLoss):
             cost = self._triplet_cost(self._triplets.batch(batch, rng), loss)
         else:
             assert isinstance(loss, PairLoss)
             cost = self._pair_cost(self._pairs.batch(batch, rng), loss)
-        cost.loss.backward()  # type: ignore[no-untyped-call]
-        self.take_step()
+        self.weighed(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
+        if self.ends_update():
+            self.take_step()
         return cost.loss.detach().double(), cost.collapsed.double()
 
     def _triplet_cost(self, batch: TripletBatch, loss: RankingLoss) -> Cost:

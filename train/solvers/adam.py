@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = (
 
 
 class GradientSettings(SolverSettings):
-    """Gradient descent by Adam (VSE++ paper, section 3.2); its settings are the group ``train``."""
+    """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; its settings are the group ``train``."""
 
     name: Literal["gradient"] = "gradient"
 
@@ -42,7 +42,7 @@ class GradientSettings(SolverSettings):
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Training by gradients, with Adam.
+    """Training by gradients.
 
     An adversary, if the experiment has one, is a second player: it makes each batch harder, and in the same step its own Adam
     updates its weights by its own objective.
@@ -125,7 +125,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         return [*super().watched_losses(), of_adversary]
 
     def step(self, batch: Numbers, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """One update; the loss of the batch, and what it would be if all embeddings were equal.
+        """One batch, and its update; the loss of the batch, and what it would be if all embeddings were equal.
 
         ``batch`` holds the numbers of all its pairs, ``seen`` what the model reads of the images of this process's share.
         """
@@ -135,19 +135,20 @@ class Trainer(GradientSolver, RetrievalSolver):
         images, captions = (self.processes.gathered(side, len(batch)) for side in (images, captions))
         texts = self.pairs.text_of[batch] if self.task.loss.lambda3 else batch
         pairs = Batch(images, captions, self.pairs.image_of[batch], texts, pair_of=batch)
-        self.optimizer.zero_grad(set_to_none=True)
+        self.start_step()
         with autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext():
             if self.adversary is None:
                 cost = objective(pairs, self.step_seed(0))
             else:
                 cost, adversary_loss, measures = self.adversary.play(pairs, self.model, objective, self.step_seed(0))
         if self.adversary is None:
-            cost.loss.backward()  # type: ignore[no-untyped-call]
+            self.weighed(cost.loss, self.task.loss_of(self.progress.epoch)).backward()  # type: ignore[no-untyped-call]
         else:
             self._set_both_gradients(cost.loss, adversary_loss, list(self.adversary.parameters()))
             self._measure({**measures, "loss": adversary_loss.detach()}, len(batch))
-        self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
-        self.take_step()
+        if self.ends_update():
+            self.processes.sum_gradients(self.model.parameters(), whole=self.model.similarity.parameters())
+            self.take_step()
         if self.adversary is not None:
             self._step_adversary()
         if self.listing and cost.rankings is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,6 +35,8 @@ from vse.train.run.processes import Processes
 from vse.train.solvers.encode import encode, ranks
 from vse.train.solvers.negatives import HardNegatives
 
+Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
+
 
 class WarmupConfig(Settings):
     """Another loss for the first epochs (the curriculum of the VSE++ paper, section 3.6); the paper's runs have none."""
@@ -54,6 +56,14 @@ class TrainConfig(Settings):
         default_factory=list, description="epochs at whose end it decays; none: after every decay_after epochs"
     )
     decay: float = Field(0.1, gt=0, le=1)
+    schedule: Literal["step", "cosine"] = Field(
+        "step",
+        description="of learning rates: step, the decays above; cosine, from the full rate down to 0 along half a cosine over "
+        "all updates of the training, after those of the warm-up (Loshchilov and Hutter, ICLR 2017)",
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="so many first updates, in which learning rates rise from 0 in equal steps; with either schedule"
+    )
     learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
         default_factory=dict,
         description="learning rates of their own, which decay likewise, by the dotted name of a part of the model: "
@@ -64,8 +74,28 @@ class TrainConfig(Settings):
         description="parts by the same names -> how many epochs pass before they are trained, or always; until then they are "
         "in evaluation mode",
     )
+    optimizer: Literal["adam", "adamw"] = Field(
+        "adam",
+        description="adam adds weight decay to gradients; adamw takes the share learning rate x weight decay of a weight from "
+        "it in each update (Loshchilov and Hutter, ICLR 2019)",
+    )
     weight_decay: float = Field(
-        0.0, ge=0, description="of weights but word embeddings, added to gradients (1e-3 in the two-branch PyTorch port)"
+        0.0, ge=0, description="of the weights that are not undecayed (1e-3 in the two-branch PyTorch port)"
+    )
+    undecayed: list[Undecayed] = Field(
+        default=["words"],
+        description="weights that do not decay: words, the embeddings of words and tokens; embeddings, all of them; biases; "
+        "norms, the weights and biases of normalisations; vectors, all one-dimensional weights, biases and norms among them",
+    )
+    ema: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="validate, and keep as the best, a running mean of the weights, of which each update leaves this share, "
+        "e.g. 0.999; none: the weights themselves",
+    )
+    accumulate: PositiveInt = Field(
+        1, description="batches whose gradients make one update; negatives are those of each batch by itself"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
@@ -233,11 +263,19 @@ class Solver(ABC):
         self.model.load_state_dict(state["model"])
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """The weights that a validation is of, which are kept if it is the best."""
+        return self.model.state_dict()
+
+    def with_best_weights(self) -> AbstractContextManager[None]:
+        """In this block the model has these weights."""
+        return nullcontext()
+
     @contextmanager
     def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
-        """In this block a signal ends the run at once: what was done in it will be done again."""
+        """A block that validates: a signal ends the run at once, and what was done in it will be done again."""
         try:
-            with self.interruption.interruptible():
+            with self.with_best_weights(), self.interruption.interruptible():
                 yield
         except StopNow:
             save()

@@ -1,4 +1,4 @@
-"""Epochs of gradient steps by Adam, with validation, and the state that a bit-exact resume needs; whatever a step is of."""
+"""Epochs of gradient steps by Adam or AdamW, with validation, and the state that a bit-exact resume needs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor, nn
 
 from vse.features.hardware import deterministic_algorithms, memory_guard
 from vse.pipeline.progress import progress_bar
+from vse.train.losses.base import Loss
 from vse.train.run.interruption import TrainingFailed
+from vse.train.solvers.averaged_weights import AveragedWeights
 from vse.train.solvers.base import Progress, Solver, Task
 from vse.train.solvers.schedule import Schedule
 
@@ -23,13 +26,15 @@ log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
+_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 Numbers = NDArray[np.int64]
 
 
 class GradientSolver(Solver):
-    """Epochs of batches, a step of Adam for each.
+    """Epochs of batches, an update for each, or for every ``train.accumulate`` of them.
 
-    A subclass says what the batches of an epoch are, and what a step does.
+    A subclass says what the batches of an epoch are, and what a step does: it calls :meth:`start_step`, adds the gradients of
+    a batch to those that are there, and calls :meth:`take_step` if it :meth:`ends_update`.
 
     Attributes
     ----------
@@ -43,7 +48,10 @@ class GradientSolver(Solver):
         self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
         self.schedule = Schedule(self.settings, self.model)
-        self.optimizer = torch.optim.Adam(self.schedule.groups(), fused=True)
+        self.optimizer = _OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
+        keeps = self.settings.ema is not None and self.processes.first
+        self.averaged = AveragedWeights(self.model, self.settings.ema) if keeps and self.settings.ema is not None else None
+        self._sizes: list[int] = []  # pairs of each batch of the running epoch
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Numbers]:
@@ -51,7 +59,7 @@ class GradientSolver(Solver):
 
     @abstractmethod
     def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a step for each of the batches of the running epoch that are left.
+        """Take a step for each of the batches of the running epoch that are left, see :meth:`start_step`.
 
         Of each the loss, and what it would be if all embeddings were equal.
         """
@@ -77,12 +85,15 @@ class GradientSolver(Solver):
 
         What an epoch draws depends on the seed, the epoch, the pair and the step alone.
         """
-        return {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
+        averaged = {} if self.averaged is None else {"averaged": self.averaged.state()}
+        return {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict(), **averaged}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` gave."""
         super().restore(state)
         self.optimizer.load_state_dict(state["optimizer"])
+        if self.averaged is not None:
+            self.averaged.restore(state["averaged"])
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def described(self, row: Mapping[str, float]) -> str:
@@ -91,10 +102,11 @@ class GradientSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Train the rest of an epoch and validate; adds its row to the progress."""
         progress = self.progress
-        learning_rate = self.schedule.start_epoch(progress.epoch, self.optimizer)
+        self.schedule.start_epoch(progress.epoch, self.optimizer)
         with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
+        learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
         row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self.measured()}
         if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
@@ -107,11 +119,47 @@ class GradientSolver(Solver):
         self._totals.zero_()
         self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
+    def best_weights(self) -> Mapping[str, Tensor]:
+        """The weights or, if they are averaged, their running mean."""
+        return super().best_weights() if self.averaged is None else self.averaged.weights
+
+    def with_best_weights(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averaged is None else self.averaged.in_place()
+
+    @property
+    def n_updates(self) -> int:
+        """Updates of the running epoch; of the last one there may be fewer batches than of the others."""
+        return max(1, -(-len(self._sizes) // self.settings.accumulate))
+
+    def start_step(self) -> None:
+        """Forget the gradients of the last update, unless the batch at hand adds to them."""
+        if self.progress.step % self.settings.accumulate == 0:
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def ends_update(self) -> bool:
+        """Whether the batch at hand is the last one of its update."""
+        done = self.progress.step + 1
+        return done % self.settings.accumulate == 0 or done == len(self._sizes)
+
+    def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
+        """What the batch at hand adds to the cost of its update, as if all batches of the update were one.
+
+        Costs that are sums add up; those that are means count by their share of the pairs.
+        """
+        if self.settings.accumulate == 1 or not loss.averages:
+            return cost
+        first = self.progress.step - self.progress.step % self.settings.accumulate
+        return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))
+
     def take_step(self) -> None:
-        """Step against the gradients that are there, clipped."""
+        """Update the weights against the gradients that are there, clipped."""
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        update = self.progress.step // self.settings.accumulate
+        self.schedule.set_rates(self.optimizer, self.progress.epoch, update, self.n_updates)
         self.optimizer.step()
+        if self.averaged is not None:
+            self.averaged.update()
 
     def step_seed(self, stream: int) -> int:
         """A seed for what the next step draws, by the seed, the epoch, the step and the use that is made of it."""
@@ -122,6 +170,9 @@ class GradientSolver(Solver):
         """The steps of the epoch that are left."""
         progress = self.progress
         batches = self.batches(progress.epoch)
+        self._sizes = [len(batch) for batch in batches]
+        if progress.epoch == progress.step == 0:
+            self.schedule.check_warmup(self.n_updates)
         left = batches[progress.step :]
         self.model.train()
         before, saved, started = progress.seconds, time.monotonic(), time.perf_counter()
@@ -135,6 +186,7 @@ class GradientSolver(Solver):
         ) as bar:
             for batch, losses in zip(left, self.updates(left), strict=True):
                 self._totals += torch.stack(losses)
+                updated = self.ends_update()
                 progress.step += 1
                 progress.pairs += len(batch)
                 progress.seconds = before + time.perf_counter() - started
@@ -142,6 +194,8 @@ class GradientSolver(Solver):
                 if progress.step % _LOOK == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
                     bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
+                if not updated:  # a checkpoint has no gradients
+                    continue
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
                     save()

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.models.build import Model
 from vse.train.solvers.base import TrainConfig
 
+log = logging.getLogger(__name__)
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
 
 class Schedule:
     """The schedule of :class:`vse.train.solvers.base.TrainConfig` for a model.
 
-    It depends on the epoch alone, so a resume needs nothing of it. :class:`UserError` if the settings name what the model does
-    not have, or leave nothing to train in the first epoch.
+    It depends on the epoch and the update alone, so a resume needs nothing of it. :class:`UserError` if the settings name what
+    the model does not have, or leave nothing to train in the first epoch.
     """
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
@@ -34,7 +41,7 @@ class Schedule:
 
     def groups(self) -> list[dict[str, Any]]:
         """The weights that are trained at any time, for an optimiser: by learning rate, and by whether they decay."""
-        undecayed = {id(weight) for weight in self.model.caption_encoder.undecayed()}
+        undecayed = self._undecayed()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
         own = self.settings.learning_rates
@@ -60,9 +67,52 @@ class Schedule:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
         return settings.decay ** (epoch // settings.decay_after)
 
-    def start_epoch(self, epoch: int, optimizer: Optimizer) -> float:
-        """Set the learning rates of an epoch (from 0), and hold what waits; returns the rate of what has none of its own."""
+    def factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+        """What learning rates are multiplied by in an update (from 0) of the ``n_updates`` of an epoch (from 0)."""
+        settings = self.settings
+        before = epoch * n_updates + update
+        rising = (before + 1) / settings.warmup_steps if before < settings.warmup_steps else 1.0
+        if settings.schedule == "step":
+            return rising * self.decay(epoch)
+        falling = max(0, before - settings.warmup_steps) / max(1, settings.epochs * n_updates - settings.warmup_steps)
+        return rising * (1 + math.cos(math.pi * falling)) / 2
+
+    def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
+        """The learning rate, in such an update, of what has none of its own."""
+        return self.settings.learning_rate * self.factor(epoch, update, n_updates)
+
+    def check_warmup(self, n_updates: int) -> None:
+        """Warn if all updates are warm-up."""
+        settings = self.settings
+        if 0 < settings.epochs * n_updates <= settings.warmup_steps:
+            log.warning(
+                "train.warmup_steps: all %d updates are warm-up, and the full learning rate is never used",
+                settings.epochs * n_updates,
+            )
+
+    def start_epoch(self, epoch: int, optimizer: Optimizer) -> None:
+        """Hold what waits in an epoch (from 0), and set its first learning rates."""
         self.model.hold(*self.frozen(epoch))
+        self.set_rates(optimizer, epoch)
+
+    def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
+        """Set the learning rates of an update, see :meth:`factor`."""
+        factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-            group["lr"] = rate * self.decay(epoch)
-        return self.settings.learning_rate * self.decay(epoch)
+            group["lr"] = rate * factor
+
+    def _undecayed(self) -> set[int]:
+        """The weights that do not decay."""
+        kinds = self.settings.undecayed
+        chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
+        for module in self.model.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                is_a = {
+                    "embeddings": isinstance(module, nn.Embedding),
+                    "biases": "bias" in name,
+                    "norms": isinstance(module, _NORMS),
+                    "vectors": weight.ndim <= 1,
+                }
+                if any(is_a.get(kind, False) for kind in kinds):
+                    chosen.add(id(weight))
+        return chosen

@@ -31,6 +31,14 @@ CASES = {
         "train.sampling=neighbourhood",
         "train.learning_rate=2e-5",  # Adam makes much of the rounding of a gradient that is almost 0
     ],
+    "three batches an update, a running mean of weights": [
+        "train.batch_size=34",  # 8 batches, of which the last update has 2
+        "train.accumulate=3",
+        "train.ema=0.8",
+        "train.schedule=cosine",
+        "train.optimizer=adamw",
+        "train.weight_decay=0.1",
+    ],
     "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
 }
@@ -51,6 +59,7 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
         ("order embeddings", 2),
         ("two linear branches, neighbourhood sampling", 2),
         ("similarity network", 2),
+        ("three batches an update, a running mean of weights", 2),
         ("fine-tuning", 2),
     ],
 )
@@ -61,6 +70,7 @@ def test_losses_gradients_and_updates_are_those_of_one_process(name: str, proces
     one, several = state(tmp_path / "one"), state(tmp_path / "several")
     assert_close(one["rows"], several["rows"])
     assert_close(one["model"], several["model"])
+    assert_close(one.get("averaged"), several.get("averaged"))
     assert_close(one["optimizer"]["state"], several["optimizer"]["state"])  # running means of gradients and of their squares
     assert log.count("epoch 2: loss") == 1, "the first process alone writes and logs"
 

@@ -65,6 +65,21 @@ OPTIONS = {
         "train.decay_at=[1, 2]",
         "train.weight_decay=0.01",
     ],
+    "AdamW, a cosine, a running mean of weights": [
+        "train.optimizer=adamw",
+        "train.weight_decay=0.1",
+        "train.undecayed=[vectors, embeddings]",
+        "train.schedule=cosine",
+        "train.warmup_steps=5",
+        "train.ema=0.9",
+    ],
+    "three batches an update, batch norms in a running mean": [
+        *BRANCHES,
+        ON_WORDS,
+        "train.accumulate=3",
+        "train.ema=0.9",
+        "train.warmup_steps=2",
+    ],
     "SRUs with dropout": ["model.caption_encoder={name: sru, layers: 2}", "loss.mirrored_positive=true"],
     "SRUs in bf16": ["model.caption_encoder={name: sru, layers: 2, states: last}", "train.precision=bf16"],
     "a transformer that waits, with dropout": [
