@@ -17,6 +17,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
         "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "pooled": "vse.train.models.encoders.pooled:Pooled",
+        "gpo": "vse.train.models.encoders.gpo:Gpo",
         "weldon": "vse.train.models.encoders.weldon:Weldon",
     },
 )
@@ -30,6 +31,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "linear": "vse.train.models.encoders.linear:Linear",
         "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
+        "gpo": "vse.train.models.encoders.gpo:Gpo",
     },
 )
 

@@ -16,6 +16,8 @@ from vse.features.transformer import TINY, Transformer, layers_of, read_transfor
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind, padded
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+from vse.train.models.generalised_pooling import GeneralisedPooling
+from vse.train.models.size_augmentation import WordAugmentation
 
 _TOGETHER = 32  # captions that a processor reads at once
 
@@ -36,8 +38,17 @@ class Bert(EncoderSettings):
     states: Literal["pooled", "all"] = Field(
         "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
     )
-    pooling: Literal["mean", "first"] = Field(
-        "mean", description="of the last layer's outputs: their mean over a caption's tokens, or that of the first token"
+    pooling: Literal["mean", "first", "gpo"] = Field(
+        "mean",
+        description="of the last layer's outputs: their mean over a caption's tokens, that of the first token, or generalised "
+        "pooling of what the linear map makes of them (VSE-infinity)",
+    )
+    size_augmentation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the words that is drawn in each step of a training; of these half become the mask, a tenth "
+        "random tokens, and the rest are left out (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
         0, ge=0, description="so many layers, from the first, and the embeddings below them stay as they are; 0: none of them"
@@ -49,7 +60,7 @@ class Bert(EncoderSettings):
 
     @model_validator(mode="after")
     def _pools(self) -> Bert:
-        if self.states == "all" and self.pooling == "first":
+        if self.states == "all" and self.pooling != "mean":
             raise ValueError("pooling goes with states: pooled; states: all keeps the vector of every token")
         return self
 
@@ -78,6 +89,9 @@ class BertEncoder(Encoder):
         self.dim = dim
         self.linear = xavier_linear(int(self.network.config.hidden_size), dim)
         self.states, self.pooling = settings.states, settings.pooling
+        self.gpo = GeneralisedPooling() if settings.pooling == "gpo" else None
+        share = settings.size_augmentation
+        self.augmentation = _augmentation(transformer, share) if share else None
         embeddings, layers = layers_of(self.network, transformer.name)
         n_frozen = settings.frozen_layers
         if n_frozen > len(layers):
@@ -90,6 +104,8 @@ class BertEncoder(Encoder):
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
         """On a processor captions of like lengths are read together, which spares it half of the padding."""
+        if self.augmentation is not None:
+            tokens, mask = self.augmentation(tokens, mask)
         if tokens.device.type != "cpu" or len(tokens) <= _TOGETHER:
             return self._read(tokens, mask)
         lengths = mask.sum(1)
@@ -107,6 +123,8 @@ class BertEncoder(Encoder):
             return self.linear(states), mask
         if self.pooling == "first":
             return (self.linear(states[:, 0]),)
+        if self.gpo is not None:
+            return (self.gpo(self.linear(states), mask),)
         weights = mask / mask.sum(1, keepdim=True)
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
@@ -119,6 +137,18 @@ class BertEncoder(Encoder):
 
     def undecayed(self) -> list[Tensor]:
         return [self.network.get_input_embeddings().weight]
+
+
+def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
+    """The augmentation of a transformer's tokens; pieces of a word, such as WordPiece's, share its fate."""
+    tokenizer = transformer.tokenizer
+    number_of = tokenizer.get_vocab()
+    masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
+    if masked is None:
+        raise UserError(f"size_augmentation: {transformer.name} has no token that stands for a masked one; 0 does without")
+    special = {*tokenizer.encode("").ids, transformer.padding, masked}
+    pieces = [number for token, number in number_of.items() if token.startswith("##")]
+    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.padding, pieces)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,8 +19,8 @@ class RecurrentSettings(WordReaderSettings):
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     bidirectional: bool = Field(
         False,
-        description="with states: all, the mean of that state and of the one that a second network has there, which reads "
-        "captions from their end (SCAN)",
+        description="with states: all or pooled, the mean of the state after a word and of the one that a second network has "
+        "there, which reads captions from their end (SCAN)",
     )
 
     def build(self, sizes: Sizes) -> Encoder:
@@ -32,7 +32,7 @@ class RecurrentSettings(WordReaderSettings):
     @model_validator(mode="after")
     def _fits(self) -> RecurrentSettings:
         if self.states == "last" and self.bidirectional:
-            raise ValueError("bidirectional goes with states: all")
+            raise ValueError("bidirectional goes with states: all or pooled")
         return self
 
 

@@ -11,9 +11,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from vse.pipeline.vocabulary import END, PAD, START, UNKNOWN
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 from vse.train.models.encoders.branch import Branch, LayersSettings
+from vse.train.models.generalised_pooling import GeneralisedPooling
+from vse.train.models.size_augmentation import WordAugmentation
 
 _RANGE = 0.1  # of word embeddings that start from nothing
 
@@ -22,8 +25,17 @@ class WordReaderSettings(EncoderSettings):
     """What recurrent encoders of words share."""
 
     takes: ClassVar = (Kind.WORDS,)
-    states: Literal["last", "all"] = Field(
-        "last", description="last: a caption is the state after its last word; all: the set of the states after each word"
+    states: Literal["last", "all", "pooled"] = Field(
+        "last",
+        description="last: a caption is the state after its last word; all: the set of the states after each word; pooled: "
+        "one vector of that set, by generalised pooling (VSE-infinity)",
+    )
+    size_augmentation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the words that is drawn in each step of a training; of these half become <unk>, a tenth another "
+        "word, and the rest are left out (VSE-infinity: 0.2)",
     )
     head: LayersSettings | None = Field(None, description="layers from the last state to the embedding; none: the state is it")
     words: str | None = Field(
@@ -34,7 +46,7 @@ class WordReaderSettings(EncoderSettings):
     train_words: bool = Field(True, description="train word embeddings that start from a file; others always are")
 
     def gives(self, kind: Kind) -> Kind:
-        return Kind.VECTORS if self.states == "last" else Kind.SETS
+        return Kind.SETS if self.states == "all" else Kind.VECTORS
 
     def word_file(self) -> Path | None:
         return Path(self.words) if self.words else None
@@ -51,7 +63,7 @@ class WordReaderSettings(EncoderSettings):
 
 
 class WordReader(Encoder):
-    """Word embeddings, a network over them, and layers on its last state, if there are any.
+    """Word embeddings, a network over them, and layers on its last state, or on the pooled ones, if there are any.
 
     Word embeddings start as U(-0.1, 0.1). The last state is the one after ``<end>`` (VSE++ paper, section 3).
     """
@@ -64,6 +76,9 @@ class WordReader(Encoder):
         self.head = None if settings.head is None else Branch(sizes.dim, settings.head)
         self.dim = sizes.dim if self.head is None else self.head.dim
         self.states = settings.states
+        self.pooling = GeneralisedPooling() if settings.states == "pooled" else None
+        share = settings.size_augmentation
+        self.augmentation = WordAugmentation(share, sizes.input_dim, (PAD, START, END), UNKNOWN, PAD) if share else None
         self._train_words = settings.train_words
 
     def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
@@ -76,11 +91,18 @@ class WordReader(Encoder):
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
         """``words`` are padded after ``lengths`` words; ``lengths`` lie on the CPU."""
+        if self.augmentation is not None and self.training:
+            words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
+            lengths = mask.sum(1).cpu()
         packed = pack_padded_sequence(words, lengths, batch_first=True, enforce_sorted=False)
-        if self.states == "all":
+        if self.states != "last":
             states, _ = pad_packed_sequence(packed._replace(data=self.after_each(packed)), batch_first=True)
-            return states, torch.arange(states.shape[1], device=states.device) < lengths.to(states.device)[:, None]
-        state = self.after_last(packed)
+            mask = _mask(lengths, states.shape[1], states.device)
+            if self.pooling is None:
+                return states, mask
+            state = self.pooling(states, mask)
+        else:
+            state = self.after_last(packed)
         return (state,) if self.head is None else self.head(state)
 
     def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
@@ -94,3 +116,8 @@ class WordReader(Encoder):
 
     def undecayed(self) -> list[Tensor]:
         return [self.words.weight]
+
+
+def _mask(lengths: Tensor, longest: int, device: torch.device) -> Bool[Tensor, "n longest"]:
+    """Which places of padded captions have a word."""
+    return torch.arange(longest, device=device) < lengths.to(device)[:, None]

@@ -114,6 +114,30 @@ def test_a_head_reads_the_last_state(name: str) -> None:
     torch.testing.assert_close(encoder(padded(), LENGTHS), encoder.head(*plain(padded(), LENGTHS)))
 
 
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("name", SLOW)
+def test_pooled_states_are_one_vector_by_generalised_pooling(name: str, bidirectional: bool) -> None:
+    settings = {"bidirectional": bidirectional}
+    encoder, plain = made(name, states="pooled", **settings), made(name, states="all", **settings)
+    assert encoder.pooling is not None
+    for extra, value in ((0, 0), (3, 13)):
+        (pooled,) = encoder(padded(extra, value), LENGTHS)
+        torch.testing.assert_close(pooled, encoder.pooling(*plain(padded(), LENGTHS)))
+
+
+@pytest.mark.parametrize("states", ["last", "all", "pooled"])
+def test_words_are_masked_and_left_out_in_training_alone(states: str) -> None:
+    encoder, plain = made("gru", states=states, size_augmentation=0.6), made("gru", states=states)
+    words, lengths = padded().repeat(30, 1), LENGTHS.repeat(30)
+    changed = encoder(words, lengths)
+    if states == "all":
+        assert changed[1].sum() < lengths.sum()
+    else:
+        assert len(changed[0].unique(dim=0)) > 3
+    torch.testing.assert_close(encoder.eval()(words, lengths), plain(words, lengths))
+    assert encoder.state_dict().keys() == plain.state_dict().keys()
+
+
 def test_a_head_does_not_go_with_all_states() -> None:
     with pytest.raises(ValidationError, match="states: all gives a state per word, and a head reads the last one alone"):
         Gru.model_validate({"states": "all", "head": {"widths": [4]}})
@@ -123,6 +147,7 @@ def test_words_become_vectors_or_sets() -> None:
     assert Gru.takes == (Kind.WORDS,)
     assert Gru().gives(Kind.WORDS) == Kind.VECTORS
     assert Gru(states="all").gives(Kind.WORDS) == Kind.SETS
+    assert Gru(states="pooled").gives(Kind.WORDS) == Kind.VECTORS
 
 
 def test_word_embeddings_start_between_minus_and_plus_a_tenth_and_do_not_decay() -> None:
