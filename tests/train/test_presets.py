@@ -30,7 +30,8 @@ from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
-from vse.train.models.encoders.recurrent import Lstm
+from vse.train.models.encoders.gpo import Gpo
+from vse.train.models.encoders.recurrent import Gru, Lstm
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
 from vse.train.phrases.phrase_trainer import PhraseGradientSettings
@@ -270,6 +271,34 @@ def test_the_small_form_of_bert_trains_the_last_layers_of_minilm() -> None:
     assert (found.feature, found.loss, found.train.precision) == (base.feature, base.loss, "bf16")
     assert found.train.frozen == {"caption_encoder.network": 1}
     assert found.train.learning_rates == {"caption_encoder.network": 2e-5}
+
+
+@pytest.mark.parametrize("name", ["vse_infty", "vse_infty_bert", "vse_infty_effnet"])
+def test_vse_infinity_is_that_of_the_authors_code(name: str) -> None:
+    found = load_experiment(name)
+    small = name.endswith("effnet")
+    assert found.feature == ("effnet_grid" if small else "regions")
+    assert found.model.image_encoder == Gpo(residual=True, size_augmentation=0.2)
+    captions = {
+        "vse_infty_bert": Bert(model="google-bert/bert-base-uncased", pooling="gpo", size_augmentation=0.2),
+    }.get(name, Gru(states="pooled", bidirectional=True, size_augmentation=0.2))
+    assert found.model.caption_encoder == captions
+    assert (found.model.dim, found.model.word_dim, found.model.similarity.name) == (1024, 300, "cosine")
+    assert found.loss == MaxOfHinges(margin=0.2)
+    assert (found.warmup.loss, found.warmup.epochs) == ("sum", 1)
+    train = found.train
+    assert (train.optimizer, train.weight_decay, train.undecayed) == ("adamw", 1e-4, [])
+    assert (train.learning_rate, train.batch_size, train.clip, train.decay) == (5e-4, 128, 2.0, 0.1)
+    assert (train.epochs, train.decay_after) == ((12, 8) if small else (25, 15))
+    assert train.learning_rates == ({"caption_encoder.network": 5e-5} if name.endswith("bert") else {})
+    assert load_experiment(name, "coco").train.restval == (not small)
+
+
+def test_the_rows_of_papers_are_trained_by_adam_with_steps() -> None:
+    papers = {"optimizer": "adam", "undecayed": ["words"], "schedule": "step", "warmup_steps": 0, "ema": None, "accumulate": 1}
+    for name in EXPERIMENTS:
+        if load_experiment(name).rows:
+            assert load_experiment(name).train.model_dump(include=set(papers)) == papers, name
 
 
 def test_dsve_loc_is_that_of_the_authors_code() -> None:

@@ -43,7 +43,7 @@ class GeneralisedPooling(nn.Module):
         sizes = mask.sum(1)
         weights = self.weights(sizes, mask.shape[1])
         by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
-        highest = by_dim.sort(2, descending=True, stable=True).values
+        highest = by_dim.sort(dim=2, descending=True, stable=True).values
         beyond = torch.arange(mask.shape[1], device=mask.device) >= sizes[:, None]
         return (highest.masked_fill(beyond[:, None], 0) * weights[:, None]).sum(2)
 

@@ -71,6 +71,6 @@ class WordAugmentation(nn.Module):
         kept = mask & ~(may & (drawn >= _CHANGED) & (drawn < 1))
         kept = kept | (mask & ~kept.any(1, keepdim=True))
         lengths = kept.sum(1)
-        order = (~kept).byte().argsort(1, stable=True)[:, : int(lengths.max())]
+        order = (~kept).byte().argsort(dim=1, stable=True)[:, : int(lengths.max())]
         left = torch.arange(order.shape[1], device=words.device) < lengths[:, None]
         return changed.gather(1, order).masked_fill(~left, self.padding), left

@@ -63,7 +63,7 @@ def slow_pooling(pooling: GeneralisedPooling, members: list[Tensor]) -> Tensor:
     weights = slow_weights(pooling, len(members))
     numbers = []
     for dim in range(len(members[0])):
-        highest = sorted((member[dim] for member in members), key=float, reverse=True)
+        highest = sorted((member[dim] for member in members), key=Tensor.item, reverse=True)
         numbers.append(sum(weight * number for weight, number in zip(weights, highest, strict=True)))
     return torch.stack(numbers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,34 @@ def test_a_caption_is_the_mean_over_its_tokens_mapped_or_its_first_token_or_the_
     for k, states in enumerate(slow):
         assert mask[k].sum() == len(states)
         torch.testing.assert_close(sets[k, : len(states)], states)
+
+
+def test_a_caption_is_its_mapped_tokens_by_generalised_pooling(folder: Path) -> None:
+    encoder = made(folder, pooling="gpo")
+    assert encoder.gpo is not None
+    torch.testing.assert_close(encoder(*read(folder))[0], encoder.gpo(*made(folder, states="all")(*read(folder))))
+
+
+def test_words_are_masked_and_left_out_in_training_alone_and_special_tokens_stay(folder: Path) -> None:
+    captions = [" ".join(WORDS[:6])] * 40
+    encoder = made(folder, states="all", size_augmentation=0.6)
+    tokens, mask = read(folder, captions)
+    torch.testing.assert_close(encoder(tokens, mask), made(folder, states="all")(tokens, mask))
+    encoder.train()
+    assert encoder.augmentation is not None
+    changed, left = encoder.augmentation(tokens, mask)
+    tokenizer = read_transformer(str(folder)).tokenizer
+    assert left.sum() < mask.sum()
+    assert (changed == tokenizer.token_to_id("[MASK]")).any()
+    for own, there in zip(changed, left, strict=True):
+        assert [tokenizer.id_to_token(int(own[there][end])) for end in (0, -1)] == ["[CLS]", "[SEP]"]
+
+
+def test_a_tokenizer_without_a_mask_cannot_mask_words(folder: Path) -> None:
+    transformer = read_transformer(str(folder))
+    nameless = replace(transformer, tokenizer_json=transformer.tokenizer_json.replace("[MASK]", "[HOLE]"))
+    with pytest.raises(UserError, match="size_augmentation: .*bert has no token that stands for a masked one; 0 does without"):
+        Bert(size_augmentation=0.2).build(Sizes(Kind.TOKENS, nameless.tokenizer.get_vocab_size(), DIM, 99, nameless))
 
 
 def test_many_captions_of_many_lengths_are_as_each_by_itself(folder: Path) -> None:
