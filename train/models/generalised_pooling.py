@@ -29,7 +29,7 @@ class GeneralisedPooling(nn.Module):
 
     def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
         """Theta of sets of these sizes, each at least 1; 0 beyond the size."""
-        different, which = sizes.unique(return_inverse=True)
+        different, which = torch.unique(sizes, return_inverse=True)
         encoded = rank_encodings(longest, self.logit.weight).expand(len(different), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
             packed = pack_padded_sequence(encoded, different.cpu(), batch_first=True, enforce_sorted=False)

@@ -47,7 +47,7 @@ class GpoEncoder(Encoder):
         self.dim = dim
         self.size_augmentation = settings.size_augmentation
         self.linear = xavier_linear(input_dim, dim)
-        self.residual = ResidualLayers(input_dim, max(1, dim // 2), dim) if settings.residual else None
+        self.residual = _ResidualLayers(input_dim, max(1, dim // 2), dim) if settings.residual else None
         self.pooling = GeneralisedPooling()
 
     def forward(self, vectors: Float[Tensor, "n longest input_dim"], mask: Bool[Tensor, "n longest"]) -> Encoded:
@@ -62,7 +62,7 @@ class GpoEncoder(Encoder):
         return (self.pooling(sets, mask),)
 
 
-class ResidualLayers(nn.Module):
+class _ResidualLayers(nn.Module):
     """Two layers with batch normalisation and ReLU between them, of vectors without any padding."""
 
     def __init__(self, input_dim: int, hidden: int, dim: int) -> None:
