@@ -16,7 +16,7 @@ from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
-from vse.train.losses.base import Loss
+from vse.train.losses.base import Loss, Play
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
 from vse.train.solvers import SOLVERS
@@ -73,6 +73,15 @@ class ExperimentConfig(ExperimentPlan):
                 raise ValueError(
                     f"loss.lambda3 and lambda4 compare unit vectors of one side, not by {self.model.similarity.name}"
                 )
+        self.loss.check_play(
+            Play(
+                self.model.similarity,
+                compiled=self.train.compile,
+                adversary=self.adversary is not None,
+                phrases=self.solver.reads_phrases,
+                warmup=self.warmup.loss if self.warmup.epochs else None,
+            )
+        )
         unknown = [part for part in self.start_parts if part not in PARTS]
         if unknown:
             raise ValueError(f"start_parts: {unknown[0]!r} is none of {', '.join(PARTS)}")

@@ -54,9 +54,12 @@ def prepare_task(
     val = Pairs(images_of(dataset, ["val"], inputs.evaluated, captioned=True))
     if len(pairs) < 2:
         raise UserError(f"{dataset.path}: one training caption has no negatives; at least two are needed")
-    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.ranks):
-        name = experiment.loss.name if experiment.solver.uses_loss else experiment.solver.name
-        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} ranks nothing")
+    if log_negatives and not (experiment.solver.uses_loss and experiment.loss.lists_negatives):
+        name, ranks = experiment.solver.name, False
+        if experiment.solver.uses_loss:
+            name, ranks = experiment.loss.name, experiment.loss.ranks
+        fault = "with loss.block keeps no scores" if ranks else "ranks nothing"
+        raise UserError(f"--log-negatives lists what a ranking loss finds hardest; {name} {fault}")
     check_one_space(experiment.model, inputs.cache, inputs.captions)
     if inputs.base is not None:
         vocabulary = inputs.base.vocabulary()

@@ -345,11 +345,15 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
     if not folder.has_best(best_sha256):
         raise UserError(f"{folder.best_file}: was changed while the run was trained; --overwrite trains again")
     files = {**record["files"], folder.best_file.name: sha256_file(folder.best_file)}
-    timing = {
+    timing: dict[str, Any] = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],
         "best_rsum": progress.best["rsum"],
         "train_seconds": round(sum(row["seconds"] for row in progress.rows), 1),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
+    learned = {name: round(value, 6) for name, value in solver.learned().items()}
+    if learned:
+        log.info("the loss has learned: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
+        timing["learned"] = learned
     write_json(folder.record_file, {**record, "state": "finished", "files": files, **timing})

@@ -23,6 +23,7 @@ LOSSES: Registry[Loss] = Registry(
         "top": "vse.train.losses.top_of_hinges:TopOfHinges",
         "spectrum": "vse.train.losses.spectrum_of_hinges:SpectrumOfHinges",
         "infonce": "vse.train.losses.infonce:InfoNce",
+        "sigmoid": "vse.train.losses.sigmoid:Sigmoid",
         "logistic": "vse.train.losses.logistic:Logistic",
     },
 )

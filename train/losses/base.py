@@ -5,17 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
-from pydantic import Field, PositiveInt
-from torch import Tensor
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
 
 from vse.pipeline.config import Settings
 from vse.train.kinds import Encoded
-from vse.train.models.similarities.base import Similarity
+from vse.train.losses.learned_scale import LearnedScale
+from vse.train.models.similarities.base import Similarity, SimilaritySettings
 
 Numbers = NDArray[np.int64]
 
@@ -59,17 +60,39 @@ class Cost(NamedTuple):
 Objective = Callable[[Batch, int], Cost]
 
 
+@dataclass(frozen=True)
+class Play:
+    """What a loss is used with.
+
+    similarity : the model's
+    compiled : whether it is to be compiled
+    adversary : whether there is one
+    phrases : whether regions are matched with phrases
+    warmup : the loss of the first epochs, if they have one of their own
+    """
+
+    similarity: SimilaritySettings
+    compiled: bool = False
+    adversary: bool = False
+    phrases: bool = False
+    warmup: str | None = None
+
+
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
-    ``ranks`` says whether it compares the candidates of a query, so that a hardest negative exists.
+    ``ranks`` says whether it compares the candidates of a query, so that a hardest negative exists; ``several_positives``
+    whether a query may have more positives than one.
     """
 
     ranks: ClassVar[bool]
+    several_positives: ClassVar[bool] = False
     name: str
     margin: float = Field(0.2, ge=0, description="alpha of the hinges; m of the two-branch paper")
-    same_image: Literal["keep", "mask"] = Field(
-        "keep", description="whether other captions of the same image count as negatives (keep, as in the VSE++ paper)"
+    same_image: Literal["keep", "mask", "positive"] = Field(
+        "keep",
+        description="whether other captions of the same image count as negatives (keep, as in the VSE++ paper), do not count "
+        "(mask), or are positives too (positive: of infonce and sigmoid)",
     )
     k: PositiveInt | None = Field(
         10, description="top and the neighbourhood terms: the highest so many hinges count; none: all"
@@ -84,11 +107,41 @@ class Loss(Settings, ABC):
     lambda3: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among images")
     lambda4: float = Field(0.0, ge=0, description="weight of those among captions")
 
+    @model_validator(mode="after")
+    def _positives(self) -> Self:
+        if self.same_image == "positive" and not self.several_positives:
+            raise ValueError(f"same_image: positive goes with infonce and sigmoid, not with {self.name} (mask does)")
+        return self
+
     @property
     def averages(self) -> bool:
         """Whether the cost of a batch is a mean over its queries, not a sum."""
         return False
 
+    @property
+    def lists_negatives(self) -> bool:
+        """Whether its costs come with the rankings of a batch, of which hard negatives can be listed."""
+        return self.ranks
+
+    def check_play(self, play: Play) -> None:
+        """:class:`ValueError` if it cannot be used so."""
+
+    @property
+    def own_rate(self) -> float | None:
+        """The learning rate of what the loss itself learns; None: that of the model."""
+        return None
+
+    def weights(self) -> LearnedScale | None:
+        """What the loss itself learns, at its start; None if it learns nothing."""
+        return None
+
     @abstractmethod
-    def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
-        """What training minimises, with a similarity that compares embeddings; ``compiled`` by torch.compile, if it can be."""
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+        """What training minimises.
+
+        Parameters
+        ----------
+        similarity : compares embeddings
+        compiled : by torch.compile, if it can be
+        weights : what :meth:`weights` gave, as far as it is learned; None: settings stay as they are
+        """

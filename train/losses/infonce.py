@@ -1,29 +1,62 @@
-"""InfoNCE, the yardstick of today's models."""
+"""InfoNCE, by which CLIP learns."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from vse.train.losses.ranking import RankingLoss
+from vse.train.losses.contrastive import ContrastiveLoss, ScoreBlock
+
+_MASKED = -1e30  # a logit that counts for nothing, and whose differences are finite
+_CLIP = 0.07  # the first temperature of CLIP
 
 
-class InfoNce(RankingLoss):
-    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018).
+class InfoNce(ContrastiveLoss):
+    """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018), in both directions.
 
-    It is taken in both directions, as by Radford et al. (2021). The margin is not used.
+    If it is learned, the temperature starts at 0.07 unless another is set, and the logits are the scores times 100 at most
+    (CLIP: Radford et al., 2021, section 2.3). With ``same_image: positive`` a query has the mean of the cross entropies of its
+    positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
     """
 
     name: Literal["infonce"] = "infonce"
-    temperature: float = Field(0.1, ge=1e-6, description="divides the scores")
+    least_temperature: float = Field(0.01, ge=1e-6, description="of a learned temperature: it is held there")
 
-    def cost(
-        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    @model_validator(mode="before")
+    @classmethod
+    def _as_clip(cls, content: Any) -> Any:
+        if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
+            return {**content, "temperature": _CLIP}
+        return content
+
+    @property
+    def held_at(self) -> float:
+        return self.least_temperature
+
+    def of_logits(
+        self, logits: Float[Tensor, "n m"], positives: Bool[Tensor, "n m"], negatives: Bool[Tensor, "n m"]
     ) -> Float[Tensor, ""]:
-        candidates = negatives.scatter(1, positives[:, None], True)
-        logits = (scores / self.temperature).masked_fill(~candidates, -torch.inf)
-        return -logits.log_softmax(1).gather(1, positives[:, None]).sum()
+        logs = logits.masked_fill(~(positives | negatives), -torch.inf).log_softmax(1)
+        return -(logs.masked_fill(~positives, 0).sum(1) / positives.sum(1)).sum()
+
+    def of_block(self, block: ScoreBlock) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
+        logits, own, same = block
+        if self.same_image == "positive":
+            positives = logits.masked_fill(~same, 0).sum(1) / same.sum(1)
+        else:
+            positives = logits.gather(1, own[:, None])[:, 0]
+        if self.same_image == "mask":
+            logits = logits.masked_fill(same.scatter(1, own[:, None], False), _MASKED)
+        both = (self.lambda1 + self.lambda2) * positives.sum()
+        return self.lambda1 * logits.logsumexp(1).sum() - both, logits.logsumexp(0)
+
+    def of_columns(self, columns: Float[Tensor, "n_blocks m"]) -> Float[Tensor, ""]:
+        return self.lambda2 * columns.logsumexp(0).sum()
+
+    def of_equal(self, n_same: Int[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        left_out = n_same - 1 if self.same_image == "mask" else torch.zeros_like(n_same)
+        return (self.lambda1 + self.lambda2) * (len(n_same) - left_out).log().sum()

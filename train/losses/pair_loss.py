@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from vse.train.losses.base import Batch, Cost, Loss, Numbers, Objective
 from vse.train.models.similarities.base import Similarity
@@ -23,7 +23,7 @@ class PairLoss(Loss):
     def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
         """The cost of pairs with ``labels`` +1 (positive) or -1 (negative), summed over them."""
 
-    def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         """The cost of the batch's pairs and of as many negative ones, drawn by the seed."""
 
         def cost(batch: Batch, seed: int) -> Cost:

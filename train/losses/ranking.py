@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from vse.train.kinds import Encoded, select
 from vse.train.losses.base import Batch, Cost, Loss, Objective, Ranking
@@ -37,19 +37,27 @@ class RankingLoss(Loss):
         negatives : which candidates count as negatives of a query
         """
 
-    def of_rankings(self, images: Ranking, captions: Ranking) -> Float[Tensor, ""]:
-        """The weighted costs of images as queries and of captions as queries."""
-        return self.lambda1 * self.cost(*images) + self.lambda2 * self.cost(*captions)
+    def of_direction(self, ranking: Ranking, weights: nn.Module | None = None) -> Float[Tensor, ""]:
+        """The cost of one direction, by what the loss has learned, if it learns anything."""
+        return self.cost(*ranking)
 
-    def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
+    def of_rankings(self, images: Ranking, captions: Ranking, weights: nn.Module | None = None) -> Float[Tensor, ""]:
+        """The weighted costs of images as queries and of captions as queries."""
+        return self.lambda1 * self.of_direction(images, weights) + self.lambda2 * self.of_direction(captions, weights)
+
+    def equal_scores(self, scores: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
+        """What the scores would be if all embeddings were equal; 0, unless the loss is not the same for any number."""
+        return torch.zeros_like(scores)
+
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         """The cost of both directions and the neighbourhood constraints of a batch."""
         of_rankings = torch.compile(self.of_rankings) if compiled else self.of_rankings
 
         def cost(batch: Batch, seed: int) -> Cost:
-            rankings = rankings_of(batch, similarity, self.same_image == "mask", self.distinct_candidates)
-            loss = of_rankings(*rankings)
+            rankings = rankings_of(batch, similarity, self.same_image != "keep", self.distinct_candidates)
+            loss = of_rankings(*rankings, weights)
             with torch.no_grad():
-                collapsed = of_rankings(*(one._replace(scores=torch.zeros_like(one.scores)) for one in rankings))
+                collapsed = of_rankings(*(one._replace(scores=self.equal_scores(one.scores)) for one in rankings), weights)
             for weight, side, own, others in _sides(self, batch):
                 first, neighbours, outside = related(own, others)
                 chosen = select(side, first)

@@ -107,7 +107,9 @@ class Trainer(GradientSolver, RetrievalSolver):
 
     def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
-        objective = self.task.loss_of(epoch).objective(self.model.similarity, self.settings.compile)
+        loss = self.task.loss_of(epoch)
+        learned = self.loss_weights if loss is self.task.loss else None  # a warm-up keeps its settings
+        objective = loss.objective(self.model.similarity, self.settings.compile, learned)
         shares = [self.processes.share(batch) for batch in batches]
         stream = self.task.images.of_pairs(shares, self.pairs.image_of, self.task.seed, epoch)
         if self.adversary is not None and self.progress.step == 0:

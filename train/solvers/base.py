@@ -148,7 +148,10 @@ class Task:
         if epoch >= self.warmup.epochs:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
-        return LOSSES[self.warmup.loss].model_validate({**shared, "name": self.warmup.loss})
+        warmup = LOSSES[self.warmup.loss]
+        if self.loss.same_image == "positive" and not warmup.several_positives:
+            shared["same_image"] = "mask"
+        return warmup.model_validate({**shared, "name": self.warmup.loss})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +283,10 @@ class Solver(ABC):
         except StopNow:
             save()
             raise self.interrupted() from None
+
+    def learned(self) -> dict[str, float]:
+        """Numbers that the loss has learned so far, by name."""
+        return {}
 
     def validates(self, epoch: int) -> bool:
         """Whether the model is validated after an epoch (from 1)."""

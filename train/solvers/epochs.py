@@ -48,10 +48,14 @@ class GradientSolver(Solver):
         self.epochs, self.patience = self.settings.epochs, self.settings.early_stop
         self._totals = torch.zeros(2, dtype=torch.float64, device=self.device)  # the epoch's loss, and the collapsed loss
         self.schedule = Schedule(self.settings, self.model)
-        self.optimizer = _OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
-        keeps = self.settings.ema is not None and self.processes.first
-        self.averaged = AveragedWeights(self.model, self.settings.ema) if keeps and self.settings.ema is not None else None
+        ema = self.settings.ema if self.processes.first else None
+        self.averaged = None if ema is None else AveragedWeights(self.model, ema)
         self._sizes: list[int] = []  # pairs of each batch of the running epoch
+        learned = task.loss.weights()
+        self.loss_weights = None if learned is None else learned.to(self.device)
+        if self.loss_weights is not None:
+            self.schedule.add_loss(self.loss_weights, task.loss.own_rate)
+        self.optimizer = _OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Numbers]:
@@ -85,8 +89,12 @@ class GradientSolver(Solver):
 
         What an epoch draws depends on the seed, the epoch, the pair and the step alone.
         """
-        averaged = {} if self.averaged is None else {"averaged": self.averaged.state()}
-        return {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict(), **averaged}
+        state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
+        if self.averaged is not None:
+            state["averaged"] = self.averaged.state()
+        if self.loss_weights is not None:
+            state["loss_weights"] = self.loss_weights.state_dict()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from what :meth:`state` gave."""
@@ -94,10 +102,16 @@ class GradientSolver(Solver):
         self.optimizer.load_state_dict(state["optimizer"])
         if self.averaged is not None:
             self.averaged.restore(state["averaged"])
+        if self.loss_weights is not None:
+            self.loss_weights.load_state_dict(state["loss_weights"])
         self._totals.copy_(torch.tensor(state["totals"], dtype=torch.float64))
 
     def described(self, row: Mapping[str, float]) -> str:
-        return f"loss {row['loss']:.3g}, {row['pairs_per_s']:.0f} pairs/s"
+        learned = "".join(f"{name} {row[name]:.4g}, " for name in self.learned())
+        return f"loss {row['loss']:.3g}, {learned}{row['pairs_per_s']:.0f} pairs/s"
+
+    def learned(self) -> dict[str, float]:
+        return {} if self.loss_weights is None else self.loss_weights.values()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Train the rest of an epoch and validate; adds its row to the progress."""
@@ -107,7 +121,7 @@ class GradientSolver(Solver):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()
         learning_rate = self.schedule.rate(progress.epoch, self.n_updates - 1, self.n_updates)
-        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self.measured()}
+        row = {"epoch": progress.epoch + 1, "learning_rate": learning_rate, "loss": loss, **self.learned(), **self.measured()}
         if self.processes.first and self.validates(progress.epoch + 1):
             with self.stoppable(save):
                 row |= self.validate()
@@ -152,7 +166,7 @@ class GradientSolver(Solver):
         return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))
 
     def take_step(self) -> None:
-        """Update the weights against the gradients that are there, clipped."""
+        """Update the weights against the gradients that are there; those of the model are clipped."""
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         update = self.progress.step // self.settings.accumulate
@@ -160,6 +174,8 @@ class GradientSolver(Solver):
         self.optimizer.step()
         if self.averaged is not None:
             self.averaged.update()
+        if self.loss_weights is not None:
+            self.loss_weights.bound()
 
     def step_seed(self, stream: int) -> int:
         """A seed for what the next step draws, by the seed, the epoch, the step and the use that is made of it."""

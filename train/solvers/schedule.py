@@ -34,10 +34,15 @@ class Schedule:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
         self._rates: list[float] = []  # of the groups, before any decay
+        self._of_loss: tuple[nn.Module, float] | None = None
         model.hold(*self.frozen(0))
         if not any(weight.requires_grad for weight in model.parameters()):
             raise UserError("train.frozen: nothing of the model is left to train in epoch 1")
         model.hold()
+
+    def add_loss(self, weights: nn.Module, rate: float | None) -> None:
+        """What the loss learns is trained as well, without weight decay; at the usual learning rate, if it has none."""
+        self._of_loss = weights, rate or self.settings.learning_rate
 
     def groups(self) -> list[dict[str, Any]]:
         """The weights that are trained at any time, for an optimiser: by learning rate, and by whether they decay."""
@@ -54,6 +59,10 @@ class Schedule:
                 chosen = [w for key, w in weights.items() if rates[key] == rate and (key not in undecayed) == decays]
                 groups.append({"params": chosen, "lr": rate, "weight_decay": self.settings.weight_decay if decays else 0.0})
                 self._rates.append(rate)
+        if self._of_loss is not None:
+            learned, rate = self._of_loss
+            groups.append({"params": list(learned.parameters()), "lr": rate, "weight_decay": 0.0})
+            self._rates.append(rate)
         return groups
 
     def frozen(self, epoch: int) -> list[str]:

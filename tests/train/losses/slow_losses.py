@@ -15,6 +15,7 @@ from vse.train.losses.ranking import RankingLoss
 from vse.train.models.similarities.base import Scores, Similarity
 
 RANKING = [name for name in LOSSES if LOSSES[name].ranks]
+RELATIVE = [name for name in RANKING if name != "sigmoid"]  # which compare scores with each other, not each with a bias
 
 
 def ranking_loss(name: str, **settings: Any) -> RankingLoss:
@@ -59,12 +60,20 @@ def _infonce(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
     return -torch.log(likely[0] / sum(likely, start=0 * positive))
 
 
+def _sigmoid(loss: Any, positive: Tensor, negatives: list[Tensor]) -> Tensor:
+    """Eq. 1 of the SigLIP paper, of the pairs that a query is in."""
+    labelled = [(positive, 1), *((negative, -1) for negative in negatives)]
+    costs = [torch.log(1 + torch.exp(-z * (score / loss.temperature + loss.bias))) for score, z in labelled]
+    return sum(costs, start=0 * positive)
+
+
 _SLOW: dict[str, Callable[[Any, Tensor, list[Tensor]], Tensor]] = {
     "max": _max,
     "sum": _sum,
     "top": _top,
     "spectrum": _spectrum,
     "infonce": _infonce,
+    "sigmoid": _sigmoid,
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.train.losses.slow_losses import RANKING, ranking_loss, slow_query
+from tests.train.losses.slow_losses import RANKING, RELATIVE, ranking_loss, slow_query
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.losses.ranking import Ranking, RankingLoss, negative_pairs
 
@@ -24,6 +24,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "top": [{"k": k} for k in (1, 3, 10, None)],
     "spectrum": [{"temperature": temperature} for temperature in (0.03, 0.5, 20)],
     "infonce": [{"temperature": temperature} for temperature in (0.05, 1.0)],
+    "sigmoid": [{"temperature": 0.1}, {"temperature": 1.0, "bias": 0.5}],
 }
 CASES = [(name, settings) for name in RANKING for settings in SETTINGS[name]]
 
@@ -191,7 +192,7 @@ def test_equal_scores_cost_what_their_number_says_at_any_temperature(temperature
     assert float(infonce) == pytest.approx(n * math.log(n)), "a blind guess"
 
 
-@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("name", RELATIVE)
 def test_a_query_without_negatives_costs_nothing(name: str) -> None:
     ranking = square(5)._replace(negatives=torch.zeros(5, 5, dtype=torch.bool))
     cost, gradient = with_gradient(ranking_loss(name).cost(*ranking), ranking.scores)

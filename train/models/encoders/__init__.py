@@ -14,6 +14,8 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     "image encoder",
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
+        "mlp": "vse.train.models.encoders.mlp:Mlp",
+        "residual": "vse.train.models.encoders.residual:Residual",
         "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "pooled": "vse.train.models.encoders.pooled:Pooled",
@@ -29,6 +31,8 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "sru": "vse.train.models.encoders.sru:Sru",
         "bert": "vse.train.models.encoders.bert:Bert",
         "linear": "vse.train.models.encoders.linear:Linear",
+        "mlp": "vse.train.models.encoders.mlp:Mlp",
+        "residual": "vse.train.models.encoders.residual:Residual",
         "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "gpo": "vse.train.models.encoders.gpo:Gpo",

@@ -1,0 +1,159 @@
+"""What the losses of today's models share: a temperature that may be learned, several positives, and blocks of scores."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from vse.train.kinds import select
+from vse.train.losses.base import Batch, Cost, Objective, Play, Ranking
+from vse.train.losses.learned_scale import LearnedScale, in_full_precision
+from vse.train.losses.ranking import RankingLoss
+from vse.train.models.similarities.base import Similarity
+
+
+class ScoreBlock(NamedTuple):
+    """Some images of a batch with all its captions.
+
+    logits : (b, n)
+    own : (b,) the column of the caption that each image is paired with
+    same : (b, n) whether a caption is one of the image itself
+    """
+
+    logits: Float[Tensor, "b n"]
+    own: Int[Tensor, " b"]
+    same: Bool[Tensor, "b n"]
+
+
+class ContrastiveLoss(RankingLoss):
+    """A loss of logits: scores over a temperature.
+
+    With ``block`` it is the same loss, to rounding, and so are its gradients; but of the n x n scores of a batch only so many
+    rows are held at once, and computed once more in the backward pass.
+    """
+
+    several_positives: ClassVar = True
+    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; if it is learned, where it starts")
+    learned: bool = Field(False, description="whether the temperature is learned")
+    learning_rate: float | None = Field(
+        None, gt=0, description="of what is learned, which has no weight decay; none: train.learning_rate"
+    )
+    block: PositiveInt | None = Field(
+        None,
+        description="so many images at a time are compared with all captions of a batch, for large batches of single vectors: "
+        "memory is for block x batch_size scores, not for all, and the loss is the same; none: all at once",
+    )
+
+    @property
+    def lists_negatives(self) -> bool:
+        return self.block is None
+
+    def check_play(self, play: Play) -> None:
+        if play.phrases:
+            for wrong, setting in (
+                (self.learned, "learned: false"),
+                (self.block is not None, "block: null"),
+                (self.same_image == "positive", "same_image: mask"),
+            ):
+                if wrong:
+                    raise ValueError(f"with phrases the loss {self.name} takes {setting}")
+        if self.block is None:
+            return
+        if play.similarity.ranked_by is None:
+            raise ValueError(f"loss.block compares single vectors, not by {play.similarity.name}, which scores pair by pair")
+        for wrong, what in (
+            (play.adversary, "an adversary"),
+            (play.compiled, "train.compile"),
+            (bool(self.lambda3 or self.lambda4), "lambda3 and lambda4"),
+        ):
+            if wrong:
+                raise ValueError(f"loss.block does not go with {what}")
+        if play.warmup is not None:
+            raise ValueError(f"loss.block bounds no memory of the warm-up loss {play.warmup}; warmup.epochs: 0 leaves it out")
+
+    @property
+    def first_bias(self) -> float | None:
+        """What is added to the logits, before it is learned; None: nothing."""
+        return None
+
+    @property
+    def held_at(self) -> float | None:
+        """The temperature below which none is learned; None: any may be."""
+        return None
+
+    @property
+    def own_rate(self) -> float | None:
+        return self.learning_rate
+
+    def weights(self) -> LearnedScale | None:
+        return LearnedScale(self.temperature, self.first_bias, self.held_at) if self.learned else None
+
+    def logits(self, scores: Float[Tensor, "n m"], weights: nn.Module | None = None) -> Float[Tensor, "n m"]:
+        """Scores over the temperature, as it is learned or else as it is set."""
+        if weights is not None:
+            learned: Tensor = weights(scores)
+            return learned
+        return in_full_precision(scores) / self.temperature + (self.first_bias or 0)
+
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        return self.of_direction(Ranking(scores, positives, negatives))
+
+    def of_direction(self, ranking: Ranking, weights: nn.Module | None = None) -> Float[Tensor, ""]:
+        own = torch.zeros_like(ranking.negatives).scatter(1, ranking.positives[:, None], True)
+        positives = ~ranking.negatives if self.same_image == "positive" else own
+        return self.of_logits(self.logits(ranking.scores, weights), positives, ranking.negatives)
+
+    @abstractmethod
+    def of_logits(
+        self, logits: Float[Tensor, "n m"], positives: Bool[Tensor, "n m"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        """The cost of one direction, summed over its queries, each of which has one positive or more."""
+
+    @abstractmethod
+    def of_block(self, block: ScoreBlock) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
+        """What a block costs in both directions, and what else of its columns :meth:`of_columns` needs."""
+
+    @abstractmethod
+    def of_columns(self, columns: Float[Tensor, "n_blocks m"]) -> Float[Tensor, ""]:
+        """What is to be added to the costs of all blocks."""
+
+    @abstractmethod
+    def of_equal(self, n_same: Int[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """The loss of a batch whose logits all have this value; of each pair it is said how many are of the same image."""
+
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
+        if self.block is None:
+            return super().objective(similarity, compiled, weights)
+        size = self.block
+
+        def cost(batch: Batch, seed: int) -> Cost:
+            return self._by_blocks(batch, similarity, weights, size)
+
+        return cost
+
+    def _by_blocks(self, batch: Batch, similarity: Similarity, weights: nn.Module | None, size: int) -> Cost:
+        """The cost of a batch; the backward pass computes the scores of each block again (Chen et al., 2016)."""
+        image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
+        numbers = torch.arange(len(image_of), device=image_of.device)
+
+        def of_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            scores = similarity(select(batch.images, rows), batch.captions)
+            assert isinstance(scores, Tensor)
+            same = image_of[rows][:, None] == image_of
+            return *self.of_block(ScoreBlock(self.logits(scores, weights), rows, same)), scores.detach().sum()
+
+        parts = [checkpoint(of_rows, rows, use_reentrant=False, preserve_rng_state=False) for rows in numbers.split(size)]
+        costs, columns, sums = (torch.stack(part) for part in zip(*parts, strict=True))
+        _, which, counts = image_of.unique(return_inverse=True, return_counts=True)
+        with torch.no_grad():
+            mean = self.logits(sums.sum()[None, None] / len(image_of) ** 2, weights)[0, 0]
+            collapsed = self.of_equal(counts[which], mean)
+        return Cost(costs.sum() + self.of_columns(columns), collapsed)

@@ -1,0 +1,45 @@
+"""A head of several layers on vectors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal
+
+from pydantic import Field, PositiveInt
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from vse.train.kinds import Encoded, Kind
+from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
+
+
+class Mlp(EncoderSettings):
+    """Linear maps with GELU and dropout between them, into the joint space; of sets, of each vector by itself.
+
+    One hidden layer is the projection head of SimCLR (Chen et al., 2020, section 4.2), with GELU (Hendrycks and Gimpel, 2016)
+    for ReLU. Unlike ``branch`` it has no batch normalisation, so that several processes may train it.
+    """
+
+    name: Literal["mlp"] = "mlp"
+    takes: ClassVar = (Kind.VECTORS, Kind.SETS)
+    hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="outputs of the layers before the last")
+    dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
+
+    def build(self, sizes: Sizes) -> Encoder:
+        return MlpEncoder(sizes.input_dim, self, sizes.dim)
+
+
+class MlpEncoder(Encoder):
+    """The layers; a mask passes through."""
+
+    def __init__(self, input_dim: int, settings: Mlp, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.linears = nn.ModuleList(xavier_linear(*sizes) for sizes in pairwise([input_dim, *settings.hidden, dim]))
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def forward(self, vectors: Tensor, *mask: Tensor) -> Encoded:
+        *hidden, last = self.linears
+        for layer in hidden:
+            vectors = self.dropout(gelu(layer(vectors)))
+        return last(vectors), *mask
