@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -32,6 +32,15 @@ class InfoNce(ContrastiveLoss):
         if isinstance(content, dict) and content.get("learned") is True and "temperature" not in content:
             return {**content, "temperature": _CLIP}
         return content
+
+    @model_validator(mode="after")
+    def _is_not_below(self) -> Self:
+        if self.learned and self.temperature < self.least_temperature:
+            raise ValueError(
+                f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}, at which a learned "
+                "one is held"
+            )
+        return self
 
     @property
     def held_at(self) -> float:

@@ -168,6 +168,7 @@ def batches(draw: st.DrawFn) -> Pairs:
     return Pairs(draw(st.lists(st.integers(1, 4), min_size=1, max_size=6)), draw(st.integers(0, 10**6)))
 
 
+@pytest.mark.slow
 @given(
     pairs=batches(),
     name=st.sampled_from(NAMES),

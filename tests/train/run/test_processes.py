@@ -39,6 +39,10 @@ CASES = {
         "train.optimizer=adamw",
         "train.weight_decay=0.1",
     ],
+    "infonce by blocks, temperature learned": [
+        "loss={name: infonce, learned: true, same_image: positive, block: 12}",
+        "train.batch_size=50",
+    ],
     "similarity network": ["model.similarity=network", "model.similarity.widths=[6]", "loss.name=logistic"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "train.batch_size=34"],
 }
@@ -58,6 +62,7 @@ def arguments(cache: Path, out: Path, sets: list[str]) -> list[object]:
         ("sum of hinges, masked", 3),
         ("order embeddings", 2),
         ("two linear branches, neighbourhood sampling", 2),
+        ("infonce by blocks, temperature learned", 2),
         ("similarity network", 2),
         ("three batches an update, a running mean of weights", 2),
         ("fine-tuning", 2),

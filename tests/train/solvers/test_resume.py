@@ -34,6 +34,14 @@ OPTIONS = {
     "order embeddings": ["model.similarity=order", "model.absolute=true", "loss.name=sum"],
     "bf16": ["train.precision=bf16"],
     "infonce, masked": ["loss.name=infonce", "loss.same_image=mask"],
+    "infonce, temperature learned, several positives": ["loss={name: infonce, learned: true, same_image: positive}"],
+    "sigmoid by blocks in bf16, MLP and residual heads": [
+        "loss={name: sigmoid, block: 10, learning_rate: 0.1}",
+        "model.image_encoder={name: residual, width: 9, dropout: 0.2}",
+        "model.caption_encoder={name: mlp, hidden: [9], dropout: 0.2}",
+        "caption_feature=tfidf",
+        "train.precision=bf16",
+    ],
     "features read from the disk": ["train.features_in_memory=false"],
     "pictures, threads": ["images.source=pictures", "images.workers=3"],
     "fine-tuning": ["images.source=pictures", "images.finetune=true", "images.workers=0", "train.learning_rate=1e-3"],
@@ -92,8 +100,8 @@ OPTIONS = {
 
 
 def listed(sets: list[str]) -> int:
-    """How many hard negatives are listed: a loss of single pairs finds none."""
-    return 0 if "loss.name=logistic" in sets else 3
+    """How many hard negatives are listed: a loss of single pairs finds none, and one by blocks keeps no scores."""
+    return 0 if "loss.name=logistic" in sets or any("block" in setting for setting in sets) else 3
 
 
 def train_with_stops(cache: Path, sets: list[str], out: Path, stops: list[int]) -> None:
