@@ -27,10 +27,13 @@ from vse.pipeline import presets
 from vse.pipeline.presets import changed_fields
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.losses.infonce import InfoNce
 from vse.train.losses.max_of_hinges import MaxOfHinges
+from vse.train.losses.sigmoid import Sigmoid
 from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.gpo import Gpo
+from vse.train.models.encoders.mlp import Mlp
 from vse.train.models.encoders.recurrent import Gru, Lstm
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
@@ -122,6 +125,29 @@ def test_an_experiment_on_minilm_differs_from_its_base_in_its_captions(base: str
     before = load_experiment(base).caption_feature
     changes = changed_fields(load_experiment(base).content(), load_experiment(name).content())
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
+
+
+def test_heads_of_today_differ_in_their_layers_and_in_their_loss() -> None:
+    base = load_experiment("infonce_minilm_effnet")
+    assert (base.feature, base.caption_feature, base.model.image_encoder.name) == ("effnet", "minilm", "linear")
+    assert base.loss == InfoNce(learned=True, temperature=0.07, same_image="positive")
+    layers, sigmoid = (load_experiment(name) for name in ("infonce_mlp_minilm_effnet", "sigmoid_minilm_effnet"))
+    assert [layers.model.image_encoder, layers.model.caption_encoder] == [Mlp(dropout=0.3)] * 2
+    assert (layers.loss, layers.train) == (base.loss, base.train)
+    assert sigmoid.loss == Sigmoid(temperature=0.1, bias=-10, same_image="positive")
+    assert (sigmoid.model, sigmoid.train) == (base.model, base.train)
+
+
+def test_infonce_on_words_differs_from_vse_plus_plus_in_its_loss() -> None:
+    changes = changed_fields(load_experiment("vsepp_effnet").content(), load_experiment("infonce_effnet").content())
+    assert {change.partition(".")[0].partition(":")[0] for change in changes} == {"loss", "name"}
+
+
+@pytest.mark.parametrize(
+    "name", ["infonce_minilm_effnet", "infonce_mlp_minilm_effnet", "sigmoid_minilm_effnet", "infonce_effnet"]
+)
+def test_contrastive_heads_have_no_warm_up_on_the_demo(name: str) -> None:
+    assert load_experiment(name, "demo").warmup.epochs == 0
 
 
 def test_the_embedding_networks_are_those_of_the_paper() -> None:
