@@ -9,7 +9,18 @@ from typing import Any
 
 import click
 
-from vse.eval.defaults import COMPARED, IOU, PHRASE, PROTOCOLS, RECALLS, SAMPLES, TABLES, TREC_DEPTH, published_tables
+from vse.eval.defaults import (
+    COMPARED,
+    IOU,
+    LADDER_COSTS,
+    PHRASE,
+    PROTOCOLS,
+    RECALLS,
+    SAMPLES,
+    TABLES,
+    TREC_DEPTH,
+    published_tables,
+)
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
@@ -253,18 +264,35 @@ def _evaluate(files: tuple[Path, ...], out: Path | None, asked: Mapping[str, Any
 @click.argument("name", type=click.Choice([*TABLES, *published_tables()]))
 @click.argument("results", nargs=-1, type=_FILE)
 @click.option("--dataset", help="Of a published table: take our results on this data set, not on that of each row.")
-@click.option("--out", type=_FILE, help="The table to write, .csv or .tex.  [default: none, it is printed]")
-def table_command(name: str, results: tuple[Path, ...], dataset: str | None, out: Path | None) -> None:
+@click.option(
+    "--cost",
+    type=click.Choice(LADDER_COSTS),
+    help="Of a ladder: the cost against which rsum is weighed, in seconds or MB.  [default: total_s]",
+)
+@click.option(
+    "--out", type=_FILE, help="The table to write, .csv or .tex; a ladder's picture .svg or .png.  [default: printed]"
+)
+def table_command(name: str, results: tuple[Path, ...], dataset: str | None, cost: str | None, out: Path | None) -> None:
     """Make a table of result files.
 
-    summary has a row per result and protocol; significance one per metric of files that vse-eval --compare wrote. Any
-    other NAME is a published table, printed numbers and ours side by side; what no result was given for stays blank.
+    summary has a row per result and protocol; ladder one per result, with its costs and the best trade-offs marked;
+    significance one per metric of files that vse-eval --compare wrote. Any other NAME is a published table, printed numbers
+    and ours side by side; what no result was given for stays blank.
     """
     if out is not None:
         check_out(out, results)
     if name in TABLES and (dataset or not results):
         raise UserError(f"{name} takes no --dataset" if results else f"{name} needs result files")
-    if name == "summary":
+    if cost is not None and name != "ladder":
+        raise UserError(f"--cost is of a ladder, and {name} is none; leave it out")
+    if name == "ladder":
+        from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
+        from vse.eval.tables.summary import as_text
+
+        cost = cost or "total_s"
+        table = ladder(results, cost)
+        click.echo(as_text(ladder_cells(table, cost)) if out is None else write_ladder(table, out, cost))
+    elif name == "summary":
         from vse.eval.tables.summary import as_text, summary, summary_cells, write_summary
 
         table = summary(results)

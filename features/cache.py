@@ -27,15 +27,17 @@ from vse.features.shards import (
     Shard,
     finished_shard,
     joined_notes,
+    read_manifest,
     read_record,
     read_rows,
+    seconds_of,
     shard_path,
     shard_slice,
     shards_folder,
     write_attributes,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.files import sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
 from vse.pipeline.input_files import is_name, is_path, reading
 
@@ -75,7 +77,8 @@ class FeatureCache:
     """An opened and checked cache. No file stays open; :class:`vse.features.reader.FeatureReader` reads the rows.
 
     ``shards`` holds, for each shard, where its arrays lie, by name. With ``offsets`` (n + 1,) the cache is one of
-    regions: row k has regions ``offsets[k]:offsets[k + 1]``, and ``row_shape`` is the shape of one region.
+    regions: row k has regions ``offsets[k]:offsets[k + 1]``, and ``row_shape`` is the shape of one region. ``seconds`` is how
+    long its rows took to make, None if that is not known.
     """
 
     path: Path
@@ -91,6 +94,13 @@ class FeatureCache:
     dtype: np.dtype[Any]
     shards: tuple[Mapping[str, Stored], ...]
     skipped: frozenset[int]
+    seconds: float | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Its size on the disk, that of its shards included."""
+        files = [self.path, *(shard["features"].path for shard in self.shards)]
+        return sum(file.stat().st_size for file in files)
 
     @property
     def dim(self) -> int:
@@ -167,7 +177,8 @@ def merge_shards(
     said = more([shards_folder(cache) / shard.file for shard in shards])
     content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said)
     entries = [{"file": s.file, "sha256": s.sha256, "bytes": s.bytes, "rows": s.rows} for s in shards]
-    write_json(shards_folder(cache) / "manifest.json", {"key": key, "shard_key": shards[0].identity.key, "shards": entries})
+    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": seconds_of(cache, shards), "shards": entries}
+    write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 
 
@@ -178,7 +189,7 @@ def open_cache(path: Path) -> FeatureCache:
     """
     attributes, arrays, shape, dtype = _read_head(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")
-    manifest = _read_manifest(path)
+    manifest = read_manifest(path)
     if manifest["key"] != attributes["key"]:
         raise UserError(f"{path}: its shards were made with other settings; run vse-extract again")
     folder = shards_folder(path)
@@ -207,13 +218,14 @@ def open_cache(path: Path) -> FeatureCache:
         dtype=dtype,
         shards=shards,
         skipped=frozenset(int(i) for i in arrays["skipped_ids"]),
+        seconds=manifest.get("seconds"),
     )
 
 
 def verify_cache(path: Path) -> FeatureCache:
     """Open a cache, re-hash every shard, compare ids and sources; :class:`UserError` names what is broken."""
     cache = open_cache(path)
-    for shard, entry in zip(cache.shards, _read_manifest(path)["shards"], strict=True):
+    for shard, entry in zip(cache.shards, read_manifest(path)["shards"], strict=True):
         file = shard["features"].path
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
@@ -336,23 +348,6 @@ def _integers(file: h5py.File, name: str) -> Ids:
 def _check_offsets(offsets: Ids | None) -> None:
     if offsets is not None and (not len(offsets) or offsets[0] != 0 or (np.diff(offsets) < 0).any()):
         raise ValueError("its offsets do not ascend from 0")
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest beside a cache's shards, with the fields that are read from it."""
-    file = shards_folder(path) / "manifest.json"
-    manifest: dict[str, Any] = read_json(file)
-    try:
-        texts = [manifest["key"], manifest["shard_key"], *(entry["sha256"] for entry in manifest["shards"])]
-        counts = [entry[name] for entry in manifest["shards"] for name in ("bytes", "rows")]
-        files = [entry["file"] for entry in manifest["shards"]]
-        sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
-        sound = sound and bool(files) and all(map(is_name, files))
-    except (TypeError, KeyError):
-        sound = False
-    if not sound:
-        raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
-    return manifest
 
 
 def _locate(

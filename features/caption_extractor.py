@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ from vse.features.rows import Item, Rows, ids_of
 from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_json, write_bytes
+from vse.pipeline.files import sha256_json, write_bytes, write_json
 from vse.pipeline.locks import only_writer
 from vse.pipeline.phrase_lists import mentions
 from vse.pipeline.presets import changed_fields
@@ -105,9 +106,12 @@ def fit_encoder(
             _refuse_other(out, fitted, inputs)
             log.info("%s: fitted, kept", out)
             return out
+        started = time.perf_counter()
         tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, words, device).tensors().items()}
         if watched is not None:
             watched.check()
+        # Beside the encoder, whose bytes are the same each time.
+        write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 2)})
         return _write(out, config, inputs, tensors)
 
 

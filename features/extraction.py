@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,10 @@ def extract_shards(
                 continue
             extractor.part = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.described, len(mine))
+            started = time.perf_counter()
             rows = extractor.extract(mine, skip_bad)
             _check_kind(extractor, rows)
-            shards.write_shard(path, identity, rows, extractor.notes)
+            shards.write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 2))
             if n_shards > 1 and (bounds := _bounds(dataset, extractor.config.content(), [path], {item.id for item in mine})):
                 log.info("%s: %s", path, described_bounds(bounds["upper_bound"]))
     return shards.shards_folder(out) if only is None else shards.shard_path(out, only, n_shards)

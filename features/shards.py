@@ -22,6 +22,7 @@ from vse.features.rows import FORMAT, VERSION, Identity, Rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, required_data
+from vse.pipeline.input_files import is_name
 from vse.pipeline.presets import changed_fields
 
 RAGGED = ("boxes", "scores")  # beside features: one entry per region
@@ -33,7 +34,8 @@ PAGE = 4096
 class Shard:
     """A finished shard's record.
 
-    ``notes`` (library versions, where the weights came from) are no part of the identity: an upgrade makes no cache stale.
+    ``notes`` (library versions, where the weights came from) are no part of the identity: an upgrade makes no cache stale. Nor
+    are the ``seconds`` that the rows took, which are not known of imported ones.
     """
 
     file: str
@@ -44,6 +46,7 @@ class Shard:
     skipped: Sequence[Mapping[str, Any]] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
 
 
 def shards_folder(cache: Path) -> Path:
@@ -56,12 +59,28 @@ def shard_path(cache: Path, index: int, n_shards: int) -> Path:
     return shards_folder(cache) / f"shard-{index:05d}-of-{n_shards:05d}.h5"
 
 
+def fit_record_path(cache: Path) -> Path:
+    """``features/demo_hglmm.encoder.json``: how long the encoder beside a cache of captions took to fit."""
+    return cache.with_suffix(".encoder.json")
+
+
+def seconds_of(cache: Path, shards: Sequence[Shard]) -> float | None:
+    """How long all shards of a cache took, and the fit of its encoder if there is one; None if that is not known of all."""
+    record = fit_record_path(cache)
+    fitted = read_json(record) if record.is_file() else {"seconds": 0.0}
+    seconds = [*(shard.seconds for shard in shards), fitted.get("seconds") if isinstance(fitted, dict) else None]
+    known = [value for value in seconds if isinstance(value, (int, float))]
+    return round(sum(known), 2) if len(known) == len(seconds) else None
+
+
 def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
     """Rows of shard ``index``: consecutive, and as even as whole rows allow."""
     return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
 
 
-def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None) -> Shard:
+def write_shard(
+    path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None, seconds: float | None = None
+) -> Shard:
     """Write one shard, then its record; :class:`UserError` if a feature is not finite."""
     _check(path, rows)
     record = path.with_suffix(".json")
@@ -83,6 +102,7 @@ def write_shard(path: Path, identity: Identity, rows: Rows, notes: Mapping[str, 
         skipped=rows.skipped,
         counts=rows.counts,
         notes=notes or {},
+        seconds=seconds,
     )
     write_json(record, asdict(shard))
     return shard
@@ -118,6 +138,24 @@ def read_record(path: Path) -> Shard | None:
         return shard
     except ValueError:
         raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest beside a cache's shards, with the fields that are read from it."""
+    file = shards_folder(path) / "manifest.json"
+    manifest: dict[str, Any] = read_json(file)
+    try:
+        texts = [manifest["key"], manifest["shard_key"], *(entry["sha256"] for entry in manifest["shards"])]
+        counts = [entry[name] for entry in manifest["shards"] for name in ("bytes", "rows")]
+        files = [entry["file"] for entry in manifest["shards"]]
+        sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
+        sound = sound and bool(files) and all(map(is_name, files))
+        sound = sound and isinstance(manifest.get("seconds"), (int, float, type(None)))
+    except (TypeError, KeyError):
+        sound = False
+    if not sound:
+        raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
+    return manifest
 
 
 def joined_notes(shards: Sequence[Shard]) -> dict[str, Any]:

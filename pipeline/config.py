@@ -137,6 +137,7 @@ class WorkflowConfig(Settings):
     skip_bad: bool = False
     seeds: list[Seed] | None = Field(None, min_length=1, description="seeds to run instead of those of the experiments")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
+    ladder: str | None = Field(None, description="the ladder of results/tables/ladder_<dataset>; none: the data set's own")
     dataset: str | None = Field(
         None, description="published tables show our metrics on this data set, not on those of their rows"
     )

@@ -29,7 +29,7 @@ _MOST_NODES = 100_000  # of a YAML text, those that aliases repeat counted each 
 _LARGEST = 2**63 - 1
 _DEEPEST = 50  # nested lists and mappings
 _MOST_LAYERS = 50  # presets that extend one another
-_OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
+OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
     if not isinstance(base, str):
         raise UserError(f"{preset.path}: extends: takes the name of a preset, not {base!r}")
     inherited = preset_layers(kind, base, (*extended_by, preset))
-    return [*({key: layer[key] for key in layer if key not in _OF_ITS_OWN} for layer in inherited), own]
+    return [*({key: layer[key] for key in layer if key not in OF_ITS_OWN} for layer in inherited), own]
 
 
 def read_yaml(path: Path) -> Any:

@@ -12,14 +12,17 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from vse.pipeline.composed import Composed
 from vse.pipeline.config import OF_ENSEMBLES, DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.ladders import LadderConfig
 from vse.pipeline.parts import Registry, default_part, group_of, registry_of
+from vse.pipeline.preset_files import OF_ITS_OWN, parse_yaml, preset_layers, read_yaml
 from vse.pipeline.preset_files import described_presets as described_presets
 from vse.pipeline.preset_files import known_presets as known_presets
-from vse.pipeline.preset_files import parse_yaml, preset_layers, read_yaml
 
 _Schema = TypeVar("_Schema", bound=Settings)
+_BOUND = ("ensemble_of", "backbone", "start_from", "truth_feature")  # to caches or runs that other features do not fit
 _FIXED = ("name", "extractor", "ensemble_of")  # of a preset as a whole: no setting
 
 
@@ -36,7 +39,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
     plan = validated(ExperimentPlan, "experiment", name, experiment_settings(name, dataset, sets, ExperimentPlan))
     known = known_presets("experiments")
     for member in plan.ensemble_of:
-        if member not in known:
+        if not is_experiment(member):
             raise UserError(f"experiment {name!r}: ensemble_of: unknown experiment {member!r}{did_you_mean(member, known)}")
         if "ensemble_of" in read_preset("experiments", member):
             raise UserError(f"experiment {name!r}: ensemble_of: {member!r} is an ensemble itself; name its members instead")
@@ -44,6 +47,26 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
         if base in known and "ensemble_of" in read_preset("experiments", str(base)):
             raise UserError(f"experiment {name!r}: {key}: {base!r} is an ensemble, which has no weights")
     return plan
+
+
+def load_ladder(name: str) -> LadderConfig:
+    """The ladder ``name``; :class:`UserError` if one of its experiments is none."""
+    ladder = validated(LadderConfig, "ladder", name, read_preset("ladders", name))
+    for experiment in ladder.experiments:
+        if experiment not in known_presets("experiments"):
+            near = did_you_mean(experiment, known_presets("experiments"))
+            raise UserError(f"ladder {name!r}: unknown experiment {experiment!r}{near}")
+    return ladder
+
+
+def is_experiment(name: str) -> bool:
+    """Whether ``name`` is that of an experiment: of a preset, or composed of one and of features."""
+    made = Composed.of(name)
+    if made is None or made.experiment not in known_presets("experiments"):
+        return made is None and name in known_presets("experiments")
+    if made.ladder is None:
+        return True
+    return made.ladder in known_presets("ladders") and made.experiment in load_ladder(made.ladder).experiments
 
 
 def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
@@ -58,10 +81,11 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
     """The settings of a preset by name or path, on top of those of the presets that it ``extends``."""
+    made = Composed.of(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
-    for layer in preset_layers(kind, name):
+    for layer in preset_layers(kind, name if made is None else made.experiment):
         content = merged(content, layer, schema)
-    return content
+    return content if made is None else _composed(made, content, schema)
 
 
 def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], schema: type[Settings]) -> dict[str, Any]:
@@ -77,8 +101,28 @@ def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], sch
         if "ensemble_of" in content:
             of_all = {key: value for key, value in of_all.items() if key in OF_ENSEMBLES}
         content = merged(content, of_all, schema, lenient=True)
+        made = Composed.of(name)
+        if made is not None:
+            content = _composed(made, merged(content, changes.experiments.get(made.experiment, {}), schema), schema)
         content = merged(content, changes.experiments.get(content["name"], {}), schema)
     return with_sets(schema, content, sets)
+
+
+def _composed(made: Composed, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
+    """The settings of a composed experiment on top of those of its ``base``.
+
+    :class:`UserError` if that reads more than a feature of images and one of captions, or something else.
+    """
+    for key in _BOUND:
+        if base.get(key):
+            raise UserError(f"experiment {made.name!r}: {made.experiment} has {key}, so it takes no other features")
+    content = {key: value for key, value in base.items() if key not in OF_ITS_OWN}
+    if made.ladder is not None:
+        ladder = load_ladder(made.ladder)
+        if made.experiment not in ladder.experiments:
+            raise UserError(f"experiment {made.name!r}: the ladder {made.ladder!r} has no {made.experiment}")
+        content = merged(content, ladder.settings(made.experiment), schema)
+    return {**content, **made.reads(), "name": made.name}
 
 
 def merged(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from vse.pipeline.composed import Composed
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.input_files import is_path
 from vse.pipeline.presets import known_presets, load_plan
@@ -30,6 +31,7 @@ _SUFFIXES = (".csv", ".h5", ".html", ".json", ".tex")
 _NAMED = (  # patterns in which {dataset} stands for that of data sets' names
     (r"features/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)-\d+_(images|captions)\.h5", "experiments"),
     (r"features/(?P<dataset>{dataset})_(?P<feature>(?![^/.]*-\d+_(?:images|captions)\.)[^/.]+)\.h5", "features"),
+    (r"results/tables/(?:ladder|summary)_(?P<dataset>[^/.]+)\.(csv|svg)", ""),
     (r"results/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)\.(json|html)", "experiments"),
     (r"runs/(?P<dataset>{dataset})_(?P<experiment>[^/.]+)/.*", "experiments"),
     (r"data/(?P<dataset>[^/]+)/dataset\.json", ""),
@@ -67,7 +69,7 @@ def _check(target: str) -> None:
             dataset, *others = match.groupdict().values()
             _check_name("datasets", dataset)
             for name in others:
-                _check_name(kind, name)
+                _check_names(kind, name)
             if kind == "experiments":
                 _check_experiment(dataset, others[0], run=folder != "results")
 
@@ -77,6 +79,15 @@ def _check_experiment(dataset: str, name: str, run: bool) -> None:
     if run and plan.ensemble_of:
         members = " and ".join(f"runs/{dataset}_{member}" for member in plan.ensemble_of)
         raise UserError(f"{name} is an ensemble and has no run but {members}; ask for results/{dataset}_{name}.json")
+
+
+def _check_names(kind: str, name: str) -> None:
+    """That a preset is known or, of a composed experiment, all of its parts are."""
+    made = Composed.of(name) if kind == "experiments" else None
+    _check_name(kind, name if made is None else made.experiment)
+    for feature in (made.feature, made.caption_feature) if made is not None else ():
+        if feature is not None:
+            _check_name("features", feature)
 
 
 def _check_name(kind: str, name: str) -> None:

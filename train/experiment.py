@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.errors import UserError
 from vse.pipeline.parts import part_of
-from vse.pipeline.presets import changed_fields, experiment_settings, known_presets, load_plan, validated
+from vse.pipeline.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
 from vse.train.adversaries import ADVERSARIES
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
@@ -118,7 +118,7 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     """``loss.margin: 0.2 -> 0.1`` for every setting that differs from the preset of the experiment's name, if there is one."""
-    if experiment.name not in known_presets("experiments"):
+    if not is_experiment(experiment.name):
         return []
     preset = load_experiment(experiment.name, dataset)
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS

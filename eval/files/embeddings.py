@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -171,14 +171,20 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     return write_bytes(path, buffer.getbuffer())
 
 
-def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: ScoreBlocks | None = None) -> Path:
+def write_scores(
+    path: Path,
+    embeddings: Embeddings,
+    i2t: ScoreBlocks,
+    t2i: ScoreBlocks | None = None,
+    provenance: Callable[[], str] | None = None,
+) -> Path:
     """Write a file of scores that a model computes, block by block, atomically; returns ``path``.
 
     ``embeddings`` has ids and attributes, ``captions`` if these can be compared, and no scores. The blocks are those that
     :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes, and are asked for in the same order: they become ``scores``, or
     with ``t2i`` ``scores_i2t`` and ``scores_t2i``, as float32 in one piece, so that a reader can map them. No more than a
-    block is held. On an error or an interruption ``path`` stays as it was. :class:`UserError` names the first image row
-    whose scores are not finite.
+    block is held. ``provenance`` is asked for at the end, when all has been computed. On an error or an interruption ``path``
+    stays as it was. :class:`UserError` names the first image row whose scores are not finite.
     """
     directions = {"scores": i2t} if t2i is None else {"scores_i2t": i2t, "scores_t2i": t2i}
     shape = len(embeddings.image_ids), len(embeddings.caption_ids)
@@ -198,6 +204,9 @@ def write_scores(path: Path, embeddings: Embeddings, i2t: ScoreBlocks, t2i: Scor
                 _check_finite(path, name, scores, start)
                 matrices[name][rows] = scores
                 sums[name].add(scores)
+        if provenance is not None:
+            embeddings = replace(embeddings, provenance=provenance())
+            file.attrs["provenance"] = embeddings.provenance
         file.attrs[SUM] = content_sum(sums, _attributes_of(embeddings))
     return path
 

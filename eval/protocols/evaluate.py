@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ def evaluate(
     beside qrels files (see :func:`vse.eval.files.trec.write_trec`).
     """
     check_out(out, files)
-    given = list(files)
+    given, started = list(files), time.perf_counter()
     if per_query is not None:
         check_per_query(per_query, [*given, out])
     if trec is not None:
@@ -152,7 +153,8 @@ def evaluate(
         write_per_query(per_query, answers)
     if trec is not None:
         write_trec(trec, runs, trec_depth)
-    return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured))
+    seconds = round(time.perf_counter() - started, 2)
+    return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured, seconds))
 
 
 def signed_result(
@@ -161,11 +163,15 @@ def signed_result(
     out: Path,
     unfinished: Sequence[Mapping[str, str]],
     measured: Mapping[str, Any],
+    seconds: float | None = None,
 ) -> dict[str, Any]:
     """The content of the result file ``out`` of what was ``measured``: with the model and the split, and signed.
 
-    ``first`` names the model, ``read`` are all files that it was made from.
+    ``first`` names the model, ``read`` are all files that it was made from; what each cost is repeated, and how many
+    ``seconds`` the evaluation took is added, if that is known.
     """
+    costs = [provenance_of(run).get("cost") for run in read]
+    spent = {**({"costs": costs} if any(costs) else {}), **({} if seconds is None else {"evaluation_s": seconds})}
     result = {
         "version": VERSION,
         "dataset": first.dataset,
@@ -174,7 +180,12 @@ def signed_result(
         **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
         **({"unfinished": unfinished} if unfinished else {}),
         **measured,
-        "provenance": {**_provenance(first), "made": made(), "embeddings": [file_reference(run, out) for run in read]},
+        "provenance": {
+            **_provenance(first),
+            **spent,
+            "made": made(),
+            "embeddings": [file_reference(run, out) for run in read],
+        },
     }
     return {**result, "sha256": content_sha256(result)}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vse.eval.files.results import Result, changed_settings_of, changes_suffix
-from vse.pipeline.presets import known_presets, load_plan
+from vse.pipeline.presets import is_experiment, load_plan
 
 ABOUT = ("method", "feature", "run", "settings")
 
@@ -31,7 +31,7 @@ def method_of(result: Result) -> str:
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
     title = config.get("title")
-    if not title and result.experiment in known_presets("experiments"):
+    if not title and is_experiment(result.experiment):
         title = load_plan(result.experiment).title
     return result.shown_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 

@@ -20,7 +20,7 @@ from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
 from vse.eval.tables.summary import NO_INTERVAL, Cells, as_latex, metric_cell, title_of, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
-from vse.pipeline.presets import known_presets, load_plan
+from vse.pipeline.presets import is_experiment, load_plan
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ def _rows_of(result: Result) -> tuple[set[str], list[str]]:
 
     Only the writer of the embeddings knows all settings and their defaults, and notes the ``changed_settings``.
     """
-    preset = load_plan(result.experiment, result.dataset) if result.experiment in known_presets("experiments") else None
+    preset = load_plan(result.experiment, result.dataset) if is_experiment(result.experiment) else None
     config = result.provenance.get("config")
     if not isinstance(config, Mapping) or not isinstance(config.get("rows"), list):
         return set(preset.rows if preset else ()), []

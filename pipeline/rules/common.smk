@@ -1,4 +1,5 @@
 # Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
+import functools
 import json
 import os
 import sys
@@ -180,6 +181,22 @@ def _phrase_models(wildcards):
     """The members of an ensemble that localise phrases: they alone read ground-truth regions."""
     members = experiment_preset(wildcards).ensemble_of
     return [name for name in members if resolved(presets.load_plan, name, wildcards.dataset).truth_feature]
+
+
+@functools.cache
+def ladder_experiments(dataset):
+    """The experiments of a ladder, composed of those that fit together; what does not is said once."""
+    from vse.train.ladder_fit import fitting  # it reads what models take, and imports torch for that
+
+    fits, misfits = resolved(fitting, SETTINGS.ladder or dataset, dataset)
+    for name, why in misfits.items():
+        print(f"{name} is left out: {why}", file=sys.stderr)
+    return fits
+
+
+def ladder_results(wildcards):
+    """The results of all rows of a ladder."""
+    return [f"results/{wildcards.dataset}_{name}.json" for name in ladder_experiments(wildcards.dataset)]
 
 
 def results_of_table(wildcards):

@@ -2,6 +2,7 @@
 
 
 localrules:
+    ladder,
     published_table,
 
 
@@ -58,6 +59,29 @@ rule summary:
         "logs/summary_{dataset}.log",
     shell:
         "vse-table summary {input} --out {output} 2>&1 | tee {log}"
+
+
+# Backbones x text encoders x experiments x seeds of a ladder (config/ladders), with what each cost.
+rule ladder:
+    input:
+        ladder_results,
+    output:
+        table=report(
+            "results/tables/ladder_{dataset}.csv",
+            caption="captions/table.rst",
+            category="Tables",
+            labels={"table": "ladder of {dataset}", "file": "CSV"},
+        ),
+        picture=report(
+            "results/tables/ladder_{dataset}.svg",
+            caption="captions/table.rst",
+            category="Tables",
+            labels={"table": "ladder of {dataset}", "file": "picture"},
+        ),
+    log:
+        "logs/ladder_{dataset}.log",
+    shell:
+        "(vse-table ladder {input} --out {output.table} && vse-table ladder {input} --out {output.picture}) 2>&1 | tee {log}"
 
 
 # A published table with our figures beside the printed ones: results/tables/vsepp_4.csv, say.

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "training": {*_PREPARED_BY, "prepare"},
         "use": {*_PREPARED_BY, "prepare"},
         "cli": {*_PREPARED_BY, "prepare", "training", "use"},
+        "ladder_fit": {*_PREPARED_BY},
         "__main__": {"cli"},
     },
 }

@@ -78,13 +78,9 @@ class Model(nn.Module):
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config = config.for_captions(caption_input.kind)
+        check_fit(config, image_input, caption_input)
         image_settings, caption_settings = config.image_encoder, config.caption_encoder
         assert caption_settings is not None
-        for side, settings, read, compared in (
-            ("image", image_settings, image_input, config.similarity.images),
-            ("caption", caption_settings, caption_input, config.similarity.captions),
-        ):
-            _check_fit(side, settings, read, config.similarity, compared)
         image_sizes, caption_sizes = (
             Sizes(read.kind, read.size, config.dim, config.word_dim, read.transformer) for read in (image_input, caption_input)
         )
@@ -178,7 +174,15 @@ def build_model(config: ModelConfig, image_input: Input, caption_input: Input, c
     return Model(config, image_input, caption_input, cnn)
 
 
-def _check_fit(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
+def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
+    """:class:`UserError` if an encoder cannot read what it is given, or the similarity compares something else."""
+    similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
+    assert captions is not None
+    _check_side("image", config.image_encoder, image_input, similarity, similarity.images)
+    _check_side("caption", captions, caption_input, similarity, similarity.captions)
+
+
+def _check_side(side: str, settings: EncoderSettings, read: Input, similarity: SimilaritySettings, compared: Kind) -> None:
     if read.kind not in settings.takes:
         raise UserError(
             f"the {side} encoder {settings.name!r} reads {' or '.join(settings.takes)}, not the {read.kind} of {read.name}"

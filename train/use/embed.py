@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,6 +139,7 @@ def embed_split(
         raise UserError(
             f"{trained.dataset.path}: no image of the split {split!r} has a caption; vse-search searches such images"
         )
+    started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.provenance(out), **seen}
     if isinstance(trained.split.captions, TokenNumbers):
@@ -147,6 +149,11 @@ def embed_split(
     for side, embedded in (("images", images), ("captions", captions)):
         if not torch.isfinite(embedded.vectors).all():
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
+
+    def said() -> str:
+        cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 2)}
+        return json.dumps({**provenance, "cost": cost}, sort_keys=True)
+
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
     ranked_by, pairwise = similarity.ranked_by, trained.model.pairwise
     embeddings = Embeddings(
@@ -162,14 +169,14 @@ def embed_split(
         experiment=trained.experiment.name,
         seed=trained.record["seed"],
         similarity="cosine" if ranked_by is None else ranked_by,
-        provenance=json.dumps(provenance, sort_keys=True),
+        provenance=said(),
         trained_on=trained.trained_on,
         coco_ids=pairs.coco_ids,
     )
     if not pairwise:
         return write_embeddings(out, embeddings)
-    scores = PairScores(trained.model, images, captions)
-    return write_scores(out, embeddings, *scores.blocks(torch.from_numpy(pairs.image_of)))
+    i2t, t2i = PairScores(trained.model, images, captions).blocks(torch.from_numpy(pairs.image_of))
+    return write_scores(out, embeddings, i2t, t2i, said)
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:

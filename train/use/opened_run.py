@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,30 @@ class OpenedRun:
             "versions": self.record.get("versions", {}),
             "trained": self.record.get("made", {}),
             "embedded": made(),
+            "cost": run_cost(self),
             **({} if state is None else {"unfinished": state}),
         }
+
+
+def run_cost(run: OpenedRun) -> dict[str, Any]:
+    """What a run cost: seconds of the extraction of each cache and of the training, MB of the caches and of the weights.
+
+    None is what is not known: of imported features how long they took, for example.
+    """
+    caches = [cache for cache in (run.cache, run.caption_cache) if cache is not None]
+    trained = run.record["features"]
+    if "eval_features" in run.record:
+        with suppress(UserError):
+            caches.append(open_cache(run.folder.path / str(trained["path"])))
+    seconds = {cache.feature: cache.seconds for cache in caches}
+    sizes = {cache.feature: round(cache.n_bytes / 1e6, 3) for cache in caches}
+    best = run.folder.best_file
+    return {
+        "extraction_s": {str(trained["name"]): None, **seconds},
+        "cache_mb": {str(trained["name"]): None, **sizes},
+        "train_s": run.record.get("train_seconds"),
+        "model_mb": round(best.stat().st_size / 1e6, 3) if best.is_file() else None,
+    }
 
 
 def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False) -> OpenedRun:

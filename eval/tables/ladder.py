@@ -1,0 +1,159 @@
+"""The ladder: results side by side with what each cost, and the best trade-offs marked."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from vse.eval.defaults import LADDER_COSTS
+from vse.eval.files.results import Result, read_result, without_comparisons
+from vse.eval.tables.names import method_of
+from vse.eval.tables.summary import Cells, as_latex, metric_cell, summary, title_of, write_table
+from vse.pipeline.composed import WORDS, Composed
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_text
+
+log = logging.getLogger(__name__)
+_PROTOCOL = "full"
+_METRICS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
+_SAME = ["dataset", "split", "protocol"]  # of rows that are compared
+BEST = "best"
+
+
+def ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
+    """A row per result, the highest rsum first: what was read, the metrics, the cost, and whether it is a best trade-off.
+
+    Metrics are those of the whole split, with 95% intervals over its images (``_low``, ``_high``) and, with several seeds,
+    the standard deviation over these (``_std``). Of the costs, in seconds and in MB, ``extraction_s`` is of both caches and
+    ``train_s`` and ``eval_s`` are of one seed, the mean of all; ``total_s`` is their sum. Unknown ones are NaN. ``best`` is
+    ``yes`` for rows on the Pareto front of rsum against ``cost``, one of :data:`vse.eval.defaults.LADDER_COSTS`, among
+    those of one data set and split. :class:`UserError` if a result has no metrics of the whole split.
+    """
+    paths = without_comparisons(results)
+    if not paths:
+        raise UserError("no result among the files, so there is no ladder")
+    table = pd.concat([_row(path) for path in paths], ignore_index=True)
+    table[BEST] = ""
+    for _, rows in table.groupby(_SAME):
+        front = pareto_front(rows[cost].to_numpy(float), rows["rsum"].to_numpy(float))
+        table.loc[rows.index[front], BEST] = "yes"
+    if not (table[BEST] == "yes").any():
+        log.warning("no result says its %s, so no trade-off is marked; runs of earlier versions noted no costs", cost)
+    return table.sort_values([*_SAME, "rsum"], ascending=[True, True, True, False], kind="stable", ignore_index=True)
+
+
+def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which points no other one beats: none costs at most as much and is worth at least as much, and is better in one.
+
+    ``cost`` and ``value`` are (n,); a point of which one is NaN is not on the front and beats nobody. Equal points are on the
+    front together.
+    """
+    known = np.isfinite(cost) & np.isfinite(value)
+    front = np.zeros(len(cost), bool)
+    best, best_cost = -math.inf, math.inf
+    for k in np.lexsort((-value, cost)):  # the cheapest first, of equal cost the most valuable first
+        if known[k] and (value[k] > best or (value[k] == best and cost[k] == best_cost)):
+            front[k] = True
+            best, best_cost = value[k], cost[k]
+    return front
+
+
+def write_ladder(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
+    """Write what :func:`ladder` returned as ``.csv``, ``.tex``, or a picture (``.svg``, ``.png``); returns ``out``."""
+    if out.suffix in (".svg", ".png"):
+        from vse.eval.tables.ladder_chart import write_chart  # matplotlib takes a second to import
+
+        return write_chart(table, out, cost)
+    if out.suffix not in (".csv", ".tex"):
+        raise UserError(f"{out}: a ladder is written as .csv, .tex, .svg or .png")
+    return write_text(out, as_latex(ladder_cells(table, cost))) if out.suffix == ".tex" else write_table(table, out)
+
+
+def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
+    """What is shown of a ladder to people: the best trade-offs have a star."""
+    texts = ["method", "captions", "images", *(name for name in _SAME if table[name].nunique() > 1)]
+    lines = []
+    for row in table.to_dict("records"):
+        metrics = [metric_cell(row[name], 1, row.get(f"{name}_std", math.nan)) for name in _METRICS]
+        costs = [cost_cell(row[name]) for name in LADDER_COSTS]
+        lines.append(["*" if row[BEST] else "", *(str(row[name]) for name in texts), *metrics, *costs])
+    titles = [("", name) for name in ("", *texts)] + [title_of(name) for name in _METRICS]
+    titles += [("", f"{name.removesuffix(unit)} {unit[1:]}") for name in LADDER_COSTS for unit in (name[name.rindex("_") :],)]
+    same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _SAME if table[name].nunique() == 1)
+    notes = [same, f"* no other row has a higher rsum for as much or less {cost}"]
+    return Cells(lines, titles, 1 + len(texts), notes)
+
+
+def cost_cell(value: float) -> str:
+    """A number of seconds or MB as a table prints it, to three digits; blank if it is not known."""
+    if math.isnan(value):
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _row(path: Path) -> pd.DataFrame:
+    """The row of one result."""
+    result, rows = read_result(path), summary([path])
+    whole = rows[rows["protocol"] == _PROTOCOL]
+    if whole.empty:
+        raise UserError(f"{path}: has no metrics of the whole split, which a ladder compares (vse-eval --protocol full)")
+    row = whole.iloc[0].to_dict()
+    described = {name: row.pop(name) for name in [*_SAME, "n_images", "n_captions", "seeds", "run", "settings"]}
+    metrics = {
+        name: row[name] for name in row if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRICS
+    }
+    images, captions = _read_by(result)
+    named = {"method": method_of(result), "captions": captions, "images": images, "experiment": row["experiment"]}
+    return pd.DataFrame([{**named, **described, **metrics, **costs_of(result)}])
+
+
+def _read_by(result: Result) -> tuple[str, str]:
+    """The features of images and of captions that a model reads."""
+    config = result.provenance.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    made = Composed.of(result.experiment)
+    images = config.get("backbone") or config.get("feature") or (made.feature if made else "")
+    captions = config.get("caption_feature") or (made.caption_feature if made else None)
+    if not config and not made:
+        return "", ""
+    return str(images), str(captions or WORDS)
+
+
+def costs_of(result: Result) -> dict[str, float]:
+    """The costs of a result by their names; what is not known is NaN. Those of a seed are means over all seeds."""
+    costs = result.provenance.get("costs")
+    costs = [one if isinstance(one, Mapping) else {} for one in costs] if isinstance(costs, list) and costs else [{}]
+    n_seeds = len(result.seeds)
+    evaluation = _number(result.provenance.get("evaluation_s"))
+    spent = {
+        "extraction_s": _of_caches(costs, "extraction_s"),
+        "train_s": sum(_number(one.get("train_s")) for one in costs) / n_seeds,
+        "eval_s": (sum(_number(one.get("embed_s")) for one in costs) + evaluation) / n_seeds,
+    }
+    sizes = {
+        "cache_mb": _of_caches(costs, "cache_mb"),
+        "model_mb": sum(_number(one.get("model_mb")) for one in costs) / n_seeds,
+    }
+    return {**spent, "total_s": sum(spent.values()), **sizes}
+
+
+def _of_caches(costs: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The sum over the caches that are read, each counted once, by the members of an ensemble, too."""
+    by_feature: dict[str, float] = {}
+    for one in costs:
+        of_caches = one.get(name)
+        for feature, value in of_caches.items() if isinstance(of_caches, Mapping) else [("", None)]:
+            by_feature[str(feature)] = _number(value)
+    return sum(by_feature.values())
+
+
+def _number(value: object) -> float:
+    known = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    return float(value) if known else math.nan  # type: ignore[arg-type]
