@@ -6,7 +6,7 @@ the experiment as the ladder ``f8k`` sets it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from vse.pipeline.input_files import is_name
 
@@ -27,18 +27,18 @@ class Composed(NamedTuple):
         of_ladder = "" if self.ladder is None else f"@{self.ladder}"
         return f"{self.experiment}{of_ladder}+{self.caption_feature or WORDS}+{self.feature}"
 
-    @classmethod
-    def of(cls, name: str) -> Self | None:
-        """The parts of ``name``; None if it is not composed of three."""
-        parts = name.split("+")
-        if len(parts) != 3 or name.endswith((".yaml", ".yml")):
-            return None
-        base, captions, feature = parts
-        experiment, at, ladder = base.partition("@")
-        if not all(map(is_name, (experiment, captions, feature, ladder or "none"))) or (at and not ladder):
-            return None
-        return cls(experiment, None if captions == WORDS else captions, feature, ladder if at else None)
-
     def reads(self) -> dict[str, str | None]:
         """The settings of an experiment that say what is read."""
         return {"feature": self.feature, "eval_feature": None, "caption_feature": self.caption_feature}
+
+
+def composed_of(name: str) -> Composed | None:
+    """The parts of ``name``; None if it is not composed of three."""
+    parts = name.split("+")
+    if len(parts) != 3 or name.endswith((".yaml", ".yml")):
+        return None
+    base, captions, feature = parts
+    experiment, at, ladder = base.partition("@")
+    if not all(map(is_name, (experiment, captions, feature, ladder or "none"))) or (at and not ladder):
+        return None
+    return Composed(experiment, None if captions == WORDS else captions, feature, ladder if at else None)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from vse.pipeline.composed import Composed
+from vse.pipeline.composed import Composed, composed_of
 from vse.pipeline.config import OF_ENSEMBLES, DatasetConfig, ExperimentPlan, Settings, WorkflowConfig
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.ladders import LadderConfig
@@ -61,7 +61,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 def is_experiment(name: str) -> bool:
     """Whether ``name`` is that of an experiment: of a preset, or composed of one and of features."""
-    made = Composed.of(name)
+    made = composed_of(name)
     if made is None or made.experiment not in known_presets("experiments"):
         return made is None and name in known_presets("experiments")
     if made.ladder is None:
@@ -81,7 +81,7 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
     """The settings of a preset by name or path, on top of those of the presets that it ``extends``."""
-    made = Composed.of(name) if kind == "experiments" else None
+    made = composed_of(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in preset_layers(kind, name if made is None else made.experiment):
         content = merged(content, layer, schema)
@@ -101,7 +101,7 @@ def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], sch
         if "ensemble_of" in content:
             of_all = {key: value for key, value in of_all.items() if key in OF_ENSEMBLES}
         content = merged(content, of_all, schema, lenient=True)
-        made = Composed.of(name)
+        made = composed_of(name)
         if made is not None:
             content = _composed(made, merged(content, changes.experiments.get(made.experiment, {}), schema), schema)
         content = merged(content, changes.experiments.get(content["name"], {}), schema)

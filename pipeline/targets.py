@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from vse.pipeline.composed import Composed
+from vse.pipeline.composed import composed_of
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.input_files import is_path
 from vse.pipeline.presets import known_presets, load_plan
@@ -83,7 +83,7 @@ def _check_experiment(dataset: str, name: str, run: bool) -> None:
 
 def _check_names(kind: str, name: str) -> None:
     """That a preset is known or, of a composed experiment, all of its parts are."""
-    made = Composed.of(name) if kind == "experiments" else None
+    made = composed_of(name) if kind == "experiments" else None
     _check_name(kind, name if made is None else made.experiment)
     for feature in (made.feature, made.caption_feature) if made is not None else ():
         if feature is not None:

@@ -16,7 +16,7 @@ from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.results import Result, read_result, without_comparisons
 from vse.eval.tables.names import method_of
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, summary, title_of, write_table
-from vse.pipeline.composed import WORDS, Composed
+from vse.pipeline.composed import WORDS, composed_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
 
@@ -118,7 +118,7 @@ def _read_by(result: Result) -> tuple[str, str]:
     """The features of images and of captions that a model reads."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
-    made = Composed.of(result.experiment)
+    made = composed_of(result.experiment)
     images = config.get("backbone") or config.get("feature") or (made.feature if made else "")
     captions = config.get("caption_feature") or (made.caption_feature if made else None)
     if not config and not made:

@@ -1,0 +1,120 @@
+"""Names that put an experiment together with features, and what they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vse.pipeline.composed import Composed, composed_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets import is_experiment, load_plan
+
+WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
+
+
+@given(WORD, st.none() | WORD.filter(lambda text: text != "words"), WORD, st.none() | WORD)
+def test_a_name_is_made_of_its_parts_and_read_back(
+    experiment: str, captions: str | None, feature: str, ladder: str | None
+) -> None:
+    made = Composed(experiment, captions, feature, ladder)
+    assert composed_of(made.name) == made
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["vsepp", "", "+", "++", "vsepp+words", "vsepp+words+fc7+x", "vsepp@+words+fc7", "@a+b+c", "a/b+words+c", "a+b+c.yaml"],
+)
+def test_what_has_no_three_parts_is_composed_of_nothing(name: str) -> None:
+    assert composed_of(name) is None
+    assert is_experiment(name) == (name == "vsepp")
+
+
+def test_it_is_the_experiment_that_reads_other_features() -> None:
+    base, made = load_plan("vsepp_effnet"), load_plan("vsepp_effnet+tfidf+resnet")
+    assert (made.name, made.feature, made.caption_feature) == ("vsepp_effnet+tfidf+resnet", "resnet", "tfidf")
+    others = base.content() | {"name": made.name, "feature": "resnet", "caption_feature": "tfidf"}
+    assert made.content() == others
+    assert made.seeds == base.seeds
+
+
+def test_neither_a_row_of_a_paper_nor_its_title_is_inherited() -> None:
+    made = load_plan("vsepp+words+resnet")
+    assert (made.rows, made.title, made.about) == ([], "", "")
+
+
+def test_features_for_validation_are_those_for_training() -> None:
+    assert load_plan("vsepp_rc").eval_feature == "fc7"
+    assert load_plan("vsepp_rc+words+resnet").eval_feature is None
+
+
+def test_captions_are_read_as_words_if_the_name_says_so() -> None:
+    assert load_plan("vsepp_minilm_effnet").caption_feature == "minilm"
+    assert load_plan("vsepp_minilm_effnet+words+effnet").caption_feature is None
+
+
+def test_a_data_set_changes_it_as_the_experiment_itself() -> None:
+    changed = load_plan("twobranch+tfidf+effnet", "demo").content()
+    assert changed["train"]["batch_size"] == load_plan("twobranch", "demo").content()["train"]["batch_size"] == 128
+    assert (changed["feature"], changed["caption_feature"]) == ("effnet", "tfidf")
+
+
+def test_a_data_set_may_change_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "datasets").mkdir()
+    preset = "experiments: { vsepp: { train: { epochs: 3, batch_size: 8 } }, vsepp+words+resnet: { train: { epochs: 4 } } }\n"
+    (tmp_path / "datasets" / "mine.yaml").write_text(preset)
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    assert load_plan("vsepp+words+resnet", "mine").content()["train"] == {"epochs": 4, "batch_size": 8}
+    assert load_plan("vsepp+words+fc7", "mine").content()["train"] == {"epochs": 3, "batch_size": 8}
+
+
+def test_a_ladder_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ladders").mkdir()
+    ladder = """
+features: [fc7, resnet]
+experiments:
+  vsepp: { title: Mine, settings: { train: { epochs: 2 }, loss: { margin: 0.1 } }, seeds: [4] }
+  vse0:
+seeds: [1, 2]
+"""
+    (tmp_path / "ladders" / "own.yaml").write_text(ladder)
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    made = load_plan("vsepp@own+words+resnet")
+    assert (made.title, made.seeds, made.feature) == ("Mine", [4], "resnet")
+    assert made.content()["train"] == {"epochs": 2}
+    assert made.content()["loss"] == {"name": "max", "margin": 0.1}
+    assert (load_plan("vse0@own+words+fc7").title, load_plan("vse0@own+words+fc7").seeds) == ("", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vspp+words+fc7", "unknown experiment 'vspp' .did you mean 'vsepp'"),
+        ("vsepp@dmo+words+fc7", "unknown ladder 'dmo' .did you mean 'demo'"),
+        ("vse0@demo+words+fc7", "the ladder 'demo' has no vse0"),
+        ("vsepp_ft+words+resnet", "vsepp_ft has start_from, so it takes no other features"),
+        ("todnet_vsepp+words+resnet", "todnet_vsepp has backbone, so it takes no other features"),
+        ("phrase_cca+tfidf+resnet", "phrase_cca has truth_feature, so it takes no other features"),
+        ("twobranch_phrases+tfidf+resnet", "twobranch_phrases has ensemble_of, so it takes no other features"),
+    ],
+)
+def test_what_cannot_read_other_features_is_refused(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_plan(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("vsepp+words+anything", True),
+        ("vspp+words+fc7", False),
+        ("vsepp@demo+words+fc7", True),
+        ("vsepp@nowhere+words+fc7", False),
+        ("vse0@demo+words+fc7", False),
+        ("clip+of+others", False),
+    ],
+)
+def test_a_result_of_any_name_can_be_looked_up(name: str, known: bool) -> None:
+    assert is_experiment(name) == known

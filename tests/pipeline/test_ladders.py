@@ -1,0 +1,81 @@
+"""Presets of ladders: what they hold, and what is refused of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets import known_presets, load_ladder
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of presets of the user's, and in it the file of the ladder ``own``, to be written."""
+    (tmp_path / "ladders").mkdir()
+    monkeypatch.setenv("VSE_PRESETS", str(tmp_path))
+    return tmp_path / "ladders" / "own.yaml"
+
+
+@pytest.mark.parametrize("name", known_presets("ladders"))
+def test_every_ladder_that_ships_names_what_there_is(name: str) -> None:
+    ladder = load_ladder(name)
+    assert ladder.about
+    assert set(ladder.features) <= set(known_presets("features"))
+    assert {*ladder.caption_features} - {"words"} <= set(known_presets("features"))
+    assert all(ladder.changes(experiment).title for experiment in ladder.experiments)
+
+
+def test_a_ladder_is_every_combination(write: Path) -> None:
+    write.write_text("features: [fc7, resnet]\ncaption_features: [words, tfidf]\nexperiments: { vsepp: , vse0: }\n")
+    names = [made.name for made in load_ladder("own").combinations()]
+    expected = [
+        f"{experiment}@own+{captions}+{feature}"
+        for experiment in ("vsepp", "vse0")
+        for feature in ("fc7", "resnet")
+        for captions in ("words", "tfidf")
+    ]
+    assert names == expected
+
+
+def test_an_experiment_may_read_some_of_the_features_alone(write: Path) -> None:
+    experiments = "{ vsepp: { features: [resnet], caption_features: [tfidf] }, vse0: }"
+    write.write_text(f"features: [fc7, resnet]\ncaption_features: [words, tfidf]\nexperiments: {experiments}\n")
+    names = [made.name for made in load_ladder("own").combinations()]
+    assert [name for name in names if name.startswith("vsepp")] == ["vsepp@own+tfidf+resnet"]
+    assert len(names) == 5
+
+
+def test_a_ladder_may_extend_another(write: Path) -> None:
+    write.write_text("extends: demo\nseeds: [7]\n")
+    assert (load_ladder("own").seeds, load_ladder("own").features) == ([7], load_ladder("demo").features)
+
+
+SOUND = {"features": "[fc7]", "caption_features": "[words]", "experiments": "{ vsepp: }", "seeds": "[0]"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"features": "[]"}, "ladder 'own': features: .* at least 1 item"),
+        ({"features": "[fc7, fc7]"}, "ladder 'own': features: 'fc7' is given twice"),
+        ({"seeds": "[1, 1]"}, "seeds: 1 is given twice"),
+        ({"seeds": "[-1]"}, "seeds.0: .* greater than or equal to 0"),
+        ({"experiments": "{}"}, "experiments: .* at least 1 item"),
+        ({"experiments": "{ vspp: }"}, "ladder 'own': unknown experiment 'vspp' .did you mean 'vsepp'"),
+        ({"experiments": "{ vsepp: { feature: [fc7] } }"}, "unknown setting 'experiments.vsepp.feature'"),
+        ({"experiments": "{ vsepp: { features: [resnet] } }"}, "vsepp.features: 'resnet' is none of the ladder's features"),
+        ({"experiments": "[vsepp]"}, "experiments: Input should be a valid dictionary"),
+        ({"sedes": "[1]"}, "unknown setting 'sedes' .did you mean 'seeds'"),
+    ],
+)
+def test_a_mistake_is_one_line(changed: dict[str, str], message: str, write: Path) -> None:
+    write.write_text("".join(f"{key}: {value}\n" for key, value in (SOUND | changed).items()))
+    with pytest.raises(UserError, match=message):
+        load_ladder("own")
+
+
+def test_an_unknown_ladder_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="unknown ladder 'dem' .did you mean 'demo'"):
+        load_ladder("dem")
