@@ -122,4 +122,39 @@ def import_tsv_command(files: tuple[Path, ...], dataset: Path, out_features: Pat
     click.echo(import_tsv(files, dataset, out_features, match))
 
 
+@data.command("pack")
+@click.argument("features", type=_FILE, nargs=-1, required=True)
+@click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. demo_bundle, or an archive, demo_bundle.tar.")
+@click.option("--with-dataset", is_flag=True, help="Add the dataset.json that the caches name.")
+@click.option("--notes", type=_FILE, help="Add a text for its readers, on the licence for example.")
+def pack_command(features: tuple[Path, ...], out: Path, with_dataset: bool, notes: Path | None) -> None:
+    """Pack caches of one data set as a bundle that others can fetch and check.
+
+    Each file is listed in bundle.json with its SHA-256. The SHA-256 of that list, which is printed, names the bundle.
+    """
+    from vse.features.bundles import pack
+
+    click.echo(f"{out}: {pack(features, out, with_dataset, notes).described()}")
+
+
+@data.command("fetch-features")
+@click.argument("source")
+@click.option("--out", type=_FILE, default="features", show_default=True, help="Folder to write the caches to.")
+@click.option("--out-data", type=_FILE, help="Folder for its dataset.json.  [default: data/DATASET beside that folder]")
+@click.option("--sha256", help="SHA-256 of the bundle's list, as vse-data pack printed it: no other bundle is taken.")
+@click.option("--check", "checking", is_flag=True, help="Compare all of its files with the list, and write nothing.")
+def fetch_features_command(source: str, out: Path, out_data: Path | None, sha256: str | None, checking: bool) -> None:
+    """Fetch a bundle of caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
+
+    Every file is checked by its SHA-256. What was interrupted is continued when the command is run again.
+    """
+    from vse.features.bundle_fetch import check_bundle, fetch_features
+
+    if checking:
+        click.echo(f"{source}: {check_bundle(source, sha256).described()}")
+        return
+    for path in fetch_features(source, out, out_data, sha256):
+        click.echo(path)
+
+
 main = entry_point(data)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
 
 import requests
 
@@ -89,6 +92,82 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
+
+
+def download_whole(url: str, path: Path) -> Path:
+    """Download ``url``, whose content is checked elsewhere, to ``path``, unless a file of its size is there; returns ``path``.
+
+    As :func:`download`, but that the server alone says how large it is.
+    """
+    n_bytes = size_at(url)
+    if _size(path) != n_bytes:
+        part = path.with_name(f"{path.name}.part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _resume(url, part, n_bytes)
+            part.replace(path)
+        except (ConnectionError, ValueError) as error:
+            raise UserError(f"{url}: {str(error).rstrip('.')}. Run the command again") from None
+        except OSError as error:
+            raise UserError(f"cannot write {part}: {error.strerror or error}") from error
+    return path
+
+
+def read_address(url: str, most_bytes: int) -> bytes:
+    """The content of a small file at an address; :class:`UserError` if it has more than ``most_bytes``."""
+    if (n_bytes := size_at(url)) > most_bytes:
+        raise UserError(f"{url}: {n_bytes} bytes, and no more than {most_bytes} are expected")
+    with TemporaryDirectory() as folder:
+        return download_whole(url, Path(folder, "content")).read_bytes()
+
+
+def size_at(url: str) -> int:
+    """How many bytes a file at an address has; :class:`UserError` if the server cannot be reached or does not say."""
+    with stream_of(url) as answer:
+        length = answer.headers.get("Content-Length", "")
+    if not length.isdigit():
+        raise UserError(f"{url}: the server does not say how large it is; download it, and give its path")
+    return int(length)
+
+
+@contextmanager
+def stream_of(url: str) -> Iterator[Answer]:
+    """A file at an address, to be read once; what breaks while it is read is a :class:`UserError`, too."""
+    reason = ""
+    for attempt in range(ATTEMPTS):
+        try:
+            answer = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
+        except requests.RequestException as error:
+            reason = str(_innermost(error))
+        except ValueError as error:
+            raise UserError(f"{url}: {error}") from None
+        else:
+            if answer.status_code == 200:
+                with answer:
+                    yield Answer(url, answer)
+                return
+            answer.close()
+            reason = f"the server answers {answer.status_code} {answer.reason}"
+            if answer.status_code not in _TRY_AGAIN:
+                break
+        if attempt < ATTEMPTS - 1:
+            time.sleep(PAUSE * 2**attempt)
+    raise UserError(f"{url}: {reason}")
+
+
+class Answer:
+    """What a server sends, as a stream of bytes."""
+
+    def __init__(self, url: str, answer: requests.Response) -> None:
+        self.headers = answer.headers
+        self._url, self._chunks = url, answer.iter_content(_CHUNK)
+
+    def read(self, _: int = -1) -> bytes:
+        """The next bytes; none at the end."""
+        try:
+            return next(self._chunks, b"")
+        except requests.RequestException as error:
+            raise UserError(f"{self._url}: {_innermost(error)}") from None
 
 
 def _resume(url: str, part: Path, n_bytes: int) -> None:

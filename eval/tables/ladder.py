@@ -100,11 +100,11 @@ def cost_cell(value: float) -> str:
 
 def _row(path: Path) -> pd.DataFrame:
     """The row of one result."""
-    result, rows = read_result(path), summary([path])
-    whole = rows[rows["protocol"] == _PROTOCOL]
-    if whole.empty:
+    result = read_result(path)
+    if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, which a ladder compares (vse-eval --protocol full)")
-    row = whole.iloc[0].to_dict()
+    rows = summary([path])
+    row = rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict()
     described = {name: row.pop(name) for name in [*_SAME, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
         name: row[name] for name in row if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRICS

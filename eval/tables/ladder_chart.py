@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -101,7 +103,7 @@ def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
     axes.legend(handles=[*of_images, *of_captions], fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-def _ends(row: dict[str, float]) -> tuple[float, float]:
+def _ends(row: Mapping[Hashable, Any]) -> tuple[float, float]:
     """The ends of a row's whisker."""
     low, high = row.get("rsum_low", np.nan), row.get("rsum_high", np.nan)
     if np.isfinite(low) and np.isfinite(high):
