@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
+import os
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from vse.features.bundles import CHUNK, DATASET, LIST, NOTES, TOP, BundledFile, BundleList, read_list
 from vse.features.cache import open_cache
 from vse.pipeline.archives import BROKEN, opened_archive, unpack
-from vse.pipeline.downloads import download, download_whole, read_address, stream_of
+from vse.pipeline.downloads import Answer, download, download_whole, read_address, stream_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file, written
 from vse.pipeline.input_files import check_input
@@ -84,7 +86,7 @@ class _Bundle(ABC):
         self.where = where.rstrip("/")
 
     @abstractmethod
-    def list(self) -> bytes:
+    def list_bytes(self) -> bytes:
         """The bytes of its list."""
 
     @abstractmethod
@@ -105,7 +107,7 @@ class _Bundle(ABC):
 
 
 class _Folder(_Bundle):
-    def list(self) -> bytes:
+    def list_bytes(self) -> bytes:
         return check_input(Path(self.where, LIST)).read_bytes()
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -126,7 +128,7 @@ class _Folder(_Bundle):
 
 
 class _Archive(_Bundle):
-    def list(self) -> bytes:
+    def list_bytes(self) -> bytes:
         with self._members() as members:
             for name, source in members:
                 if name == LIST:
@@ -170,7 +172,7 @@ class _Archive(_Bundle):
 
 
 class _Address(_Bundle):
-    def list(self) -> bytes:
+    def list_bytes(self) -> bytes:
         return read_address(f"{self.where}/{LIST}", _MOST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
@@ -208,7 +210,7 @@ def _opened(source: str, out: Path) -> Iterator[_Bundle]:
 
 
 def _list_of(bundle: _Bundle, sha256: str | None) -> BundleList:
-    listed = read_list(f"{bundle.where}/{LIST}", bundle.list())
+    listed = read_list(f"{bundle.where}/{LIST}", bundle.list_bytes())
     if sha256 is not None and listed.sha256 != sha256.lower():
         raise UserError(f"{bundle.where}: another bundle, its list has the sha256 {listed.sha256}")
     log.info("%s: %s", bundle.where, listed.described())
@@ -250,12 +252,16 @@ def _move(path: Path, place: Path) -> None:
     """Give a file that is complete its name."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, place)
+        os.replace(path, place)
     except OSError as error:
-        raise UserError(f"cannot write {place}: {error.strerror or error}") from error
+        if error.errno != errno.EXDEV:
+            raise UserError(f"cannot write {place}: {error.strerror or error}") from error
+        with path.open("rb") as source, written(place) as stream:
+            shutil.copyfileobj(source, stream, CHUNK)
+        path.unlink()
 
 
-def _digest(source: IO[bytes], bar: Any, stream: IO[bytes] | None = None) -> tuple[int, str]:
+def _digest(source: IO[bytes] | Answer, bar: Any, stream: IO[bytes] | None = None) -> tuple[int, str]:
     """Size and SHA-256 of what is read, which is written to ``stream`` if there is one."""
     digest, n_bytes = hashlib.sha256(), 0
     while chunk := source.read(CHUNK):

@@ -104,7 +104,7 @@ def _row(path: Path) -> pd.DataFrame:
     if _PROTOCOL not in result.protocols:
         raise UserError(f"{path}: has no metrics of the whole split, which a ladder compares (vse-eval --protocol full)")
     rows = summary([path])
-    row = rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict()
+    row = {str(name): value for name, value in rows[rows["protocol"] == _PROTOCOL].iloc[0].to_dict().items()}
     described = {name: row.pop(name) for name in [*_SAME, "n_images", "n_captions", "seeds", "run", "settings"]}
     metrics = {
         name: row[name] for name in row if name.removesuffix("_low").removesuffix("_high").removesuffix("_std") in _METRICS

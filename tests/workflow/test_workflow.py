@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from vse.features.cache import open_cache
@@ -331,3 +332,62 @@ def test_what_computes_asks_for_a_gpu_and_the_evaluation_stays_on_the_processor(
     jobs = {job.split(":")[0]: job for job in (answer.stdout + answer.stderr).split("\nrule ")[1:]}
     assert {name for name, job in jobs.items() if "gpu=1" in job} == {"extract", "train", "embed"}
     assert "--device cpu" in jobs["evaluate"]
+
+
+LADDER = """
+features: [fc7, other]
+caption_features: [words, tfidf]
+experiments:
+  vsepp: { title: VSE++, settings: { train: { epochs: 1 } } }
+  cca: { title: CCA, seeds: [0] }
+seeds: [0, 1]
+"""
+NETWORKS = (
+    "  fc7: &fc7 { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }\n  other: *fc7\n"
+)
+
+
+@pytest.mark.slow
+def test_a_ladder_is_every_combination_that_fits_with_its_costs(tmp_path: Path, snakemake: Workflow) -> None:
+    for folder, name, preset in (("ladders", "demo", LADDER), ("features", "other", "extends: fc7\n")):
+        (tmp_path / "presets" / folder).mkdir(parents=True)
+        (tmp_path / "presets" / folder / f"{name}.yaml").write_text(preset)
+    demo = DEMO.replace(DEMO.splitlines()[4] + "\n", NETWORKS)
+    targets = ["results/tables/ladder_demo.csv"]
+    done = snakemake(*targets, demo=demo)
+    assert done.returncode == 0, done.stderr
+    assert "cca@demo+words+fc7 is left out: the solver 'cca' reads captions as vectors, not as words" in done.stderr
+    table = pd.read_csv(tmp_path / "results/tables/ladder_demo.csv")
+    rows = sorted(zip(table["method"], table["captions"], table["images"], table["seeds"], strict=True))
+    assert rows == [
+        ("CCA", "tfidf", "fc7", 1),
+        ("CCA", "tfidf", "other", 1),
+        ("VSE++", "tfidf", "fc7", 2),
+        ("VSE++", "tfidf", "other", 2),
+        ("VSE++", "words", "fc7", 2),
+        ("VSE++", "words", "other", 2),
+    ]
+    costs = ["extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb"]
+    assert table[costs].notna().all(axis=None)
+    assert (table["total_s"] >= table["extraction_s"]).all()
+    assert (table["best"] == "yes").any()
+    assert table[["rsum_low", "rsum_high"]].notna().all(axis=None)
+    assert table["rsum_std"].notna().tolist() == (table["seeds"] == 2).tolist()
+    assert "<svg" in (tmp_path / "results/tables/ladder_demo.svg").read_text()
+    run = json.loads((tmp_path / "runs/demo_vsepp@demo+tfidf+other/seed-1/run.json").read_text())
+    assert (run["features"]["name"], run["caption_features"]["name"], run["epochs"]) == ("other", "tfidf", 1)
+    again = snakemake(*targets, demo=demo)
+    assert "Nothing to be done" in again.stderr + again.stdout
+
+
+def test_another_ladder_is_named_by_configuration(tmp_path: Path, snakemake: Workflow) -> None:
+    answer = snakemake("--dry-run", "results/tables/ladder_demo.csv", "--config", "ladder=demoo")
+    assert answer.returncode == 1
+    assert "unknown ladder 'demoo' (did you mean 'demo'" in answer.stderr + answer.stdout
+    (tmp_path / "presets" / "ladders").mkdir(parents=True)
+    (tmp_path / "presets" / "ladders" / "own.yaml").write_text("features: [fc7]\nexperiments: { vsepp: }\nseeds: [5]\n")
+    answer = snakemake("--dry-run", "results/tables/ladder_demo.csv", "--config", "ladder=own")
+    text = answer.stdout + answer.stderr
+    assert answer.returncode == 0, text
+    assert "--experiment vsepp@own+words+fc7 --seed 5" in text
+    assert "vse-table ladder results/demo_vsepp@own+words+fc7.json --out results/tables/ladder_demo.svg" in text

@@ -1,0 +1,88 @@
+"""A real HTTP server on loopback that does what servers and networks do."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+
+from vse.pipeline import downloads
+
+
+@dataclass
+class Server:
+    """Files by name or path, how they are served, and what was asked for and sent."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    ranges: bool = True  # whether a Range is honoured
+    shift: int = 0  # where an answer to a Range starts, beside where it should
+    cuts: list[int | None] = field(default_factory=list)  # bytes after which the next connections are cut; None: not cut
+    codes: list[int] = field(default_factory=list)  # status of the next answers
+    length: bool = True  # whether Content-Length is sent
+    hold: threading.Event | None = None  # a cut connection stays open until this is set
+    reached: threading.Event = field(default_factory=threading.Event)  # a connection has come to its cut
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    sent: int = 0
+    url: str = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Serve one request."""
+        path, wanted = unquote(request.path).removeprefix("/"), request.headers["Range"]
+        name = path if path in self.files else path.rpartition("/")[2]
+        self.asked.append((name, wanted))
+        code = self.codes.pop(0) if self.codes else 200
+        content = self.files.get(name)
+        if content is None or code >= 400:
+            return request.send_error(404 if content is None else code)
+        start, headers = 0, {}
+        if wanted and self.ranges:
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) + self.shift
+            if start >= len(content):
+                return request.send_error(416)
+            code, headers["Content-Range"] = 206, f"bytes {start}-{len(content) - 1}/{len(content)}"
+        request.send_response(code)
+        if self.length:
+            headers["Content-Length"] = str(len(content) - start)
+        for key, value in headers.items():
+            request.send_header(key, value)
+        request.end_headers()
+        cut = self.cuts.pop(0) if self.cuts else None
+        body = content[start:][:cut]
+        request.wfile.write(body)
+        self.sent += len(body)
+        if cut is not None:
+            self.reached.set()
+            if self.hold:
+                self.hold.wait()
+        return None
+
+
+@contextlib.contextmanager
+def served(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[Server]:
+    """A server of some files; clients of it that try again do not wait."""
+    state = Server(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with contextlib.suppress(ConnectionError):  # of a client that has heard enough
+                state.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        state.url = f"http://127.0.0.1:{http.server_port}/"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        if state.hold:
+            state.hold.set()
+        http.shutdown()
+        thread.join()
