@@ -342,9 +342,10 @@ experiments:
   cca: { title: CCA, seeds: [0] }
 seeds: [0, 1]
 """
-NETWORKS = (
-    "  fc7: &fc7 { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }\n  other: *fc7\n"
-)
+NETWORKS = """\
+  fc7: &fc7 { model: squeezenet1_1, layer: features.2, grid: 2, weights: random, resize: 32, crop: 32 }
+  other: *fc7
+"""
 
 
 @pytest.mark.slow
