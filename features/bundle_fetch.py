@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, Any
+from typing import IO, Any, Protocol, runtime_checkable
 from urllib.parse import quote, urlsplit
 
 from vse.features.bundles import CHUNK, DATASET, LIST, NOTES, TOP, BundledFile, BundleList, read_list
 from vse.features.cache import open_cache
 from vse.pipeline.archives import BROKEN, opened_archive, unpack
-from vse.pipeline.downloads import Answer, download, download_whole, read_address, stream_of
+from vse.pipeline.downloads import download, download_whole, read_address, size_at, stream_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file, written
 from vse.pipeline.input_files import check_input
@@ -75,6 +75,11 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
     return [out / cache.file for cache in listed.caches]
 
 
+@runtime_checkable
+class _Readable(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
 class DamagedBundle(UserError):
     """A bundle whose files are not those of its list."""
 
@@ -128,6 +133,10 @@ class _Folder(_Bundle):
 
 
 class _Archive(_Bundle):
+    def __init__(self, where: str, path: Path) -> None:
+        super().__init__(where)
+        self._path = path
+
     def list_bytes(self) -> bytes:
         with self._members() as members:
             for name, source in members:
@@ -140,7 +149,7 @@ class _Archive(_Bundle):
             return
         shutil.rmtree(staged, ignore_errors=True)
         try:
-            unpack(Path(self.where), TOP, staged, max_bytes=Path(self.where).stat().st_size)
+            unpack(self._path, TOP, staged, max_bytes=self._path.stat().st_size)
         except UserError as error:
             raise DamagedBundle(str(error)) from None
         with _progress(files) as bar:
@@ -162,13 +171,13 @@ class _Archive(_Bundle):
     @contextmanager
     def _members(self) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
         """The plain files of the archive by their paths in the bundle, in its order."""
-        path = check_input(Path(self.where))
+        path = check_input(self._path)
         try:
             with opened_archive(path) as members:
                 files = ((member.name.removeprefix(f"{TOP}/"), member.open()) for member in members if member.is_file)
                 yield ((name, source) for name, source in files if source is not None)
         except BROKEN as error:
-            raise DamagedBundle(f"{path}: a damaged archive, or not a zip or tar ({error})") from None
+            raise DamagedBundle(f"{self.where}: a damaged archive, or not a zip or tar ({error})") from None
 
 
 class _Address(_Bundle):
@@ -195,14 +204,14 @@ def _opened(source: str, out: Path) -> Iterator[_Bundle]:
     if not source.startswith(("http://", "https://")):
         if "://" in source:
             raise UserError(f"{source}: neither a folder, a .tar archive nor an http:// or https:// address")
-        yield _Folder(source) if Path(source).is_dir() else _Archive(source)
+        yield _Folder(source) if Path(source).is_dir() else _Archive(source, Path(source))
     elif not (name := urlsplit(source).path.rpartition("/")[2]).endswith(".tar"):
         yield _Address(source)
     else:
         arrived = out / f".{name}"
         with only_writer(arrived):
             try:
-                yield _Archive(str(download_whole(source, arrived)))
+                yield _Archive(source, download_whole(source, arrived, size_at(source)))
             except DamagedBundle:
                 arrived.unlink()
                 raise
@@ -261,7 +270,7 @@ def _move(path: Path, place: Path) -> None:
         path.unlink()
 
 
-def _digest(source: IO[bytes] | Answer, bar: Any, stream: IO[bytes] | None = None) -> tuple[int, str]:
+def _digest(source: _Readable, bar: Any, stream: IO[bytes] | None = None) -> tuple[int, str]:
     """Size and SHA-256 of what is read, which is written to ``stream`` if there is one."""
     digest, n_bytes = hashlib.sha256(), 0
     while chunk := source.read(CHUNK):

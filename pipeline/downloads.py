@@ -94,12 +94,11 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     return path
 
 
-def download_whole(url: str, path: Path) -> Path:
+def download_whole(url: str, path: Path, n_bytes: int) -> Path:
     """Download ``url``, whose content is checked elsewhere, to ``path``, unless a file of its size is there; returns ``path``.
 
-    As :func:`download`, but that the server alone says how large it is.
+    What has arrived is kept, and the next call requests the rest, as of :func:`download`.
     """
-    n_bytes = size_at(url)
     if _size(path) != n_bytes:
         part = path.with_name(f"{path.name}.part")
         try:
@@ -118,7 +117,7 @@ def read_address(url: str, most_bytes: int) -> bytes:
     if (n_bytes := size_at(url)) > most_bytes:
         raise UserError(f"{url}: {n_bytes} bytes, and no more than {most_bytes} are expected")
     with TemporaryDirectory() as folder:
-        return download_whole(url, Path(folder, "content")).read_bytes()
+        return download_whole(url, Path(folder, "content"), n_bytes).read_bytes()
 
 
 def size_at(url: str) -> int:

@@ -403,7 +403,7 @@ def test_two_results_of_one_row_are_refused(result: Results) -> None:
 
 
 def test_the_command_names_its_tables(tmp_path: Path, fails: Callable[..., str]) -> None:
-    assert "'vsepp_9' is not one of 'summary', 'significance', 'ace_1'" in fails(
+    assert "'vsepp_9' is not one of 'summary', 'significance', 'ladder', 'ace_1'" in fails(
         table_main, "vsepp_9", "--out", tmp_path / "t.csv"
     )
     assert "written as .csv or .tex" in fails(table_main, "vsepp_4", "--out", tmp_path / "t.xls")
