@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
@@ -94,7 +93,7 @@ def damage(how: str, path: str, files: dict[str, bytes]) -> None:
         files[path], files[other] = files[other], files[path]
 
 
-def written_again(kind: str, files: dict[str, bytes], source: Path, server: Server) -> None:
+def written_again(files: dict[str, bytes], source: Path, server: Server) -> None:
     """The bundle with these files in all of its places."""
     shutil.rmtree(source)
     for path, content in files.items():
@@ -113,7 +112,7 @@ def test_a_damaged_piece_is_one_line_and_no_cache(
 ) -> None:
     files = files_in(source)
     damage(how, SHARD, files)
-    written_again(kind, files, source, server)
+    written_again(files, source, server)
     where, out = place(kind, source, server), tmp_path / "new"
     line = fails(main, "fetch-features", where, "--out", out)
     assert "shard-0000" in line
@@ -126,43 +125,61 @@ def test_a_damaged_piece_is_one_line_and_no_cache(
 def test_what_was_mended_is_fetched_by_the_next_call(kind: str, source: Path, server: Server, tmp_path: Path) -> None:
     sound, files = files_in(source), files_in(source)
     damage("flipped", SHARD, files)
-    written_again(kind, files, source, server)
+    written_again(files, source, server)
     with pytest.raises(UserError):
         fetch_features(place(kind, source, server), tmp_path / "new")
-    written_again(kind, sound, source, server)
+    written_again(sound, source, server)
     fetch_features(place(kind, source, server), tmp_path / "new")
     assert files_in(tmp_path / "new") == files_in(tmp_path / "made")
 
 
-def test_a_cut_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
-    server.cuts = [None, None, *(7 for _ in range(3)), None, 100]
+CHUNK = 1 << 16  # of a download, which are kept
+
+
+@pytest.fixture
+def large(source: Path, server: Server, tmp_path: Path) -> Path:
+    """A folder of a cache whose shards are several chunks long; the server has its bundle in the other's place."""
+    shutil.rmtree(tmp_path / "made")
+    cache = make(tmp_path / "made", n_rows=9000)
+    shutil.rmtree(source)
+    pack([cache], source)
+    written_again(files_in(source), source, server)
+    return tmp_path / "made"
+
+
+def test_a_cut_connection_goes_on_where_it_was(large: Path, server: Server, tmp_path: Path) -> None:
+    server.cuts = [None, None, CHUNK, CHUNK, None, CHUNK + 1]
     fetch_features(f"{server.url}there", tmp_path / "new")
-    assert files_in(tmp_path / "new") == files_in(tmp_path / "made")
-    assert next(wanted for _, wanted in server.asked if wanted) == "bytes=7-"
+    assert files_in(tmp_path / "new") == files_in(large)
+    assert [wanted for _, wanted in server.asked if wanted] == [f"bytes={n * CHUNK}-" for n in (1, 2, 1)]
 
 
-@pytest.mark.parametrize("kind", ["address", "address of an archive"])
-def test_a_fetch_that_was_given_up_is_continued_by_the_next(kind: str, source: Path, server: Server, tmp_path: Path) -> None:
-    """The server breaks off until the client gives up; what has arrived is not asked for again."""
-    where, out = place(kind, source, server), tmp_path / "new"
-    head = 2 if kind == "address" else 1  # requests before the first that is kept
-    server.cuts = [*(None for _ in range(head)), None, None, *(0 for _ in range(5))]
-    if kind != "address":
-        server.cuts = [None, 1000, *(0 for _ in range(5))]
+def test_pieces_that_arrived_before_a_fetch_was_given_up_are_not_asked_for_again(
+    large: Path, server: Server, tmp_path: Path
+) -> None:
+    """The server sends the list, two files and a part of the third, and breaks off until the client gives up."""
+    out = tmp_path / "new"
+    server.cuts = [None, None, None, None, CHUNK, *(0 for _ in range(5))]
+    with pytest.raises(UserError, match=r"bytes have arrived"):
+        fetch_features(f"{server.url}there", out)
+    assert not list(out.glob("*.h5"))
+    asked = [name for name, _ in server.asked]
+    server.asked.clear()
+    fetch_features(f"{server.url}there", out)
+    assert files_in(out) == files_in(large)
+    assert not {name for name, _ in server.asked} & set(asked[2:4])
+    assert server.asked[2] == (asked[4], f"bytes={CHUNK}-")
+
+
+def test_an_archive_that_arrived_in_part_is_continued_by_the_next_call(large: Path, server: Server, tmp_path: Path) -> None:
+    where, out = f"{server.url}there/bundle.tar", tmp_path / "new"
+    server.cuts = [None, 3 * CHUNK, *(0 for _ in range(5))]
     with pytest.raises(UserError, match=r"bytes have arrived"):
         fetch_features(where, out)
-    assert not list(out.glob("*.h5"))
-    asked = len(server.asked)
-    server.cuts = []
+    server.asked.clear()
     fetch_features(where, out)
-    assert files_in(out) == files_in(tmp_path / "made")
-    later = server.asked[asked:]
-    if kind == "address":
-        first = [name for name, _ in server.asked[head : head + 2]]
-        assert not {name for name, _ in later} & set(first), "two files had arrived"
-    else:
-        assert ("there/bundle.tar", "bytes=1000-") in later
-    assert not [name for name in os.listdir(out) if name.startswith(".")]
+    assert files_in(out) == files_in(large)
+    assert [wanted for _, wanted in server.asked] == [None, f"bytes={3 * CHUNK}-"]
 
 
 def test_an_interruption_between_two_files_is_no_loss(source: Path, tmp_path: Path) -> None:
