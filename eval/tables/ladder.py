@@ -85,7 +85,7 @@ def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:
         costs = [cost_cell(row[name]) for name in LADDER_COSTS]
         lines.append(["*" if row[BEST] else "", *(str(row[name]) for name in texts), *metrics, *costs])
     titles = [("", name) for name in ("", *texts)] + [title_of(name) for name in _METRICS]
-    titles += [("", f"{name.removesuffix(unit)} {unit[1:]}") for name in LADDER_COSTS for unit in (name[name.rindex("_") :],)]
+    titles += [("", name.replace("_", " ").replace("mb", "MB")) for name in LADDER_COSTS]
     same = ", ".join(f"{name} {table[name].iloc[0]}" for name in _SAME if table[name].nunique() == 1)
     notes = [same, f"* no other row has a higher rsum for as much or less {cost}"]
     return Cells(lines, titles, 1 + len(texts), notes)

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vse.eval.tables.ladder import BEST
 from vse.pipeline.errors import UserError
@@ -74,11 +75,16 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
         face = colour if row[BEST] else "white"
         axes.plot(row[cost], row["rsum"], marker, color=colour, markerfacecolor=face, markersize=6, zorder=2)
-    for row in front.to_dict("records"):
+    for row in table.to_dict("records"):
+        size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
         where = (row[cost], row["rsum"])
-        axes.annotate(_short(row["method"]), where, (5, 5), textcoords="offset points", fontsize=8, color=_INK)
-    if (table[cost] > 0).all():
+        axes.annotate(_short(row["method"]), where, (5, 3), textcoords="offset points", fontsize=size, color=colour)
+    low, high = table[cost].min(), table[cost].max()
+    if 0 < 10 * low < high:
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     what, _, unit = cost.rpartition("_")
     axes.set(xlabel=f"{_TITLES[what]}, {_AXES['_' + unit]}", ylabel="rsum")
     facts = table.iloc[0]
@@ -100,7 +106,10 @@ def _legend(axes: Axes, images: list[str], captions: list[str]) -> None:
         Line2D([], [], marker=_MARKERS[k % len(_MARKERS)], linestyle="", color=_QUIET, label=_short(name) or "?")
         for k, name in enumerate(captions)
     ]
-    axes.legend(handles=[*of_images, *of_captions], fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    look = {"fontsize": 8, "frameon": False, "alignment": "left"}
+    of_axes = axes.legend(handles=of_images, title="images", loc="lower left", bbox_to_anchor=(1.0, 0.5), **look)
+    axes.legend(handles=of_captions, title="captions", loc="upper left", bbox_to_anchor=(1.0, 0.48), **look)
+    axes.add_artist(of_axes)  # which the second one replaced
 
 
 def _ends(row: Mapping[Hashable, Any]) -> tuple[float, float]:

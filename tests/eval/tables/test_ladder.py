@@ -220,7 +220,7 @@ def test_latex_and_terminal_show_what_people_compare(tmp_path: Path, capsys: pyt
     with pytest.raises(SystemExit):
         table_main(["ladder", *files, "--out", str(tmp_path / "x.tex")])
     latex = (tmp_path / "x.tex").read_text()
-    assert "model mb" in latex
+    assert "model MB" in latex
     assert "\\toprule" in latex
 
 

@@ -20,7 +20,8 @@ def test_the_picture_names_the_best_and_all_that_was_read(tmp_path: Path) -> Non
     ElementTree.fromstring(drawn)
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert {"fc7", "tfidf", "rsum", "extraction, training and evaluation, seconds"} <= set(texts)
-    assert texts.count("VSE++") == 2, "of three rows two are on the front"
+    assert texts.count("VSE++") == 3, "a name at each point"
+    assert all("$" not in text for text in texts), "numbers at the axes are plain"
     assert any(text.startswith("demo test: ") for text in texts)
 
 
