@@ -36,6 +36,23 @@ class SeedType(click.types.IntParamType):
 SEED = SeedType()
 
 
+def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
+    if allowed:
+        from vse.pipeline.own_code import code_allowed
+
+        context.with_resource(code_allowed())
+
+
+ALLOW_CODE = click.option(
+    "--allow-code",
+    is_flag=True,
+    envvar="VSE_ALLOW_CODE",
+    expose_value=False,
+    callback=_allow_code,
+    help="Run code outside of the package that a run or a preset names. Look at it first.",
+)
+
+
 def entry_point(command: click.Command) -> Callable[..., None]:
     """Turn a click command into the function that the console script calls.
 

@@ -217,7 +217,7 @@ def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool)
     if lenient and unnamed:
         new = {key: value for key, value in new.items() if key in part.model_fields}
     if name != kept.get(registry.key):
-        kept = {key: value for key, value in kept.items() if key in part.model_fields}
+        kept = {key: value for key, value in kept.items() if key in part.model_fields and key != "code_sha256"}
     return merged(kept, {registry.key: name, **new}, part, lenient=lenient)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vse.eval.defaults import QUERIES
-from vse.pipeline.command import SEED, entry_point
+from vse.pipeline.command import ALLOW_CODE, SEED, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
@@ -57,6 +57,7 @@ class _WithExperiments(click.Command):
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard events as well.")
 @click.option("--resume", is_flag=True, help="Continue an unfinished run where it was saved.")
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
+@ALLOW_CODE
 @_DEVICE
 @_THREADS
 def train_command(
@@ -142,6 +143,7 @@ def train_command(
     is_flag=True,
     help="Of a run that localises phrases: how all captions score all images by their phrases, for vse-eval --ensemble.",
 )
+@ALLOW_CODE
 @_DEVICE
 @_THREADS
 def embed_command(
@@ -213,6 +215,7 @@ def embed_command(
 )
 @click.option("--image", type=_FILE, help="A photo of --features in which to find QUERY, a phrase, with a run of phrases.")
 @click.option("--html", type=_FILE, help="Write a report with photos as well.")
+@ALLOW_CODE
 @_DEVICE
 @_THREADS
 def search_command(
@@ -308,6 +311,7 @@ def _find_phrase(run: Path, photo: Path, phrase: str, k: int, places: RunPlaces,
     "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown in each direction."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
+@ALLOW_CODE
 def report_command(
     results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
 ) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.errors import UserError
+from vse.pipeline.own_code import CodeRefused, code_named
 from vse.pipeline.parts import part_of
+from vse.pipeline.preset_files import parse_yaml
 from vse.pipeline.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
 from vse.train.adversaries import ADVERSARIES
 from vse.train.adversaries.base import AdversarySettings
@@ -105,8 +108,14 @@ class ExperimentConfig(ExperimentPlan):
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
     """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top.
 
+    Code of a user's own runs if it is named in ``sets``, or if everything is allowed (:mod:`vse.pipeline.own_code`).
     :class:`UserError` if it is an ensemble, of which nothing is trained.
     """
+    with code_named(list(_values(sets))):
+        return _loaded(name, dataset, sets)
+
+
+def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentConfig:
     content = experiment_settings(name, dataset, sets, ExperimentConfig)
     if "ensemble_of" in content:
         members = " and ".join(load_plan(name, dataset).ensemble_of)
@@ -116,11 +125,21 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     return validated(ExperimentConfig, "experiment", name, content)
 
 
+def _values(sets: Sequence[str]) -> Iterator[object]:
+    """What ``key=value`` settings set; what is no YAML is refused elsewhere."""
+    for item in sets:
+        with suppress(Exception):
+            yield parse_yaml(item.partition("=")[2])
+
+
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
     """``loss.margin: 0.2 -> 0.1`` for every setting that differs from the preset of the experiment's name, if there is one."""
     if not is_experiment(experiment.name):
         return []
-    preset = load_experiment(experiment.name, dataset)
+    try:
+        preset = load_experiment(experiment.name, dataset)
+    except CodeRefused:  # the preset names code that has changed, or that nobody allowed
+        return []
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
     preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
     return changed_fields(preset.content(), experiment.content())

@@ -210,7 +210,7 @@ def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
     """``[margin=0.1]`` for the settings in which a run is not its preset; empty without any."""
     changes = [match.groups() for text in changed_settings_of(provenance) if (match := _CHANGE.match(text))]
-    shown = {key: value for key, value in changes if not key.endswith("feature")}
+    shown = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in shown]
     names = [name if last.count(name) == 1 else key for key, name in zip(shown, last, strict=True)]
     return f"[{', '.join(f'{name}={value}' for name, value in zip(names, shown.values(), strict=True))}]" if names else ""

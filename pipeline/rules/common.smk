@@ -11,6 +11,7 @@ from vse.features.feature_presets import load_feature
 from vse.features.image_state import images_sha256
 from vse.pipeline import presets, sources
 from vse.pipeline.errors import UserError
+from vse.pipeline.own_code import code_sums
 from vse.pipeline.targets import check_targets, dataset_pattern
 
 try:
@@ -95,8 +96,10 @@ def experiment_preset(wildcards):
 
 
 def experiment_settings(wildcards):
-    """Every setting of an experiment, so that a changed one makes its jobs run again."""
-    return json.dumps(experiment_preset(wildcards).content())
+    """Every setting of an experiment, and the code outside of the package, so that a changed one makes its jobs run again."""
+    content = experiment_preset(wildcards).content()
+    sums = code_sums(content)
+    return json.dumps({**content, "code": sums} if sums else content)
 
 
 def published_files(wildcards):

@@ -11,6 +11,7 @@ from vse.train.adversaries.base import AdversarySettings
 
 ADVERSARIES: Registry[AdversarySettings] = Registry(
     "adversary",
+    base=AdversarySettings,
     lazy={
         "ace": "vse.train.adversaries.ace:AceSettings",
         "compositional": "vse.train.adversaries.compositional:CompositionalSettings",

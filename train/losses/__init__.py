@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from vse.pipeline.parts import Registry
 from vse.train.losses.base import Loss
+from vse.train.losses.own_function import loss_of_function
 
 LOSSES: Registry[Loss] = Registry(
     "loss",
+    base=Loss,
+    of_function=loss_of_function,
     lazy={
         "max": "vse.train.losses.max_of_hinges:MaxOfHinges",
         "sum": "vse.train.losses.sum_of_hinges:SumOfHinges",

@@ -2,7 +2,8 @@
 
 ``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
 bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); of a model that reads tokens
-``tokenizer.json`` and ``transformer.json``; ``negatives.csv`` and TensorBoard events if they were asked for.
+``tokenizer.json`` and ``transformer.json``; in ``code/`` copies of a user's own code that the settings name;
+``negatives.csv`` and TensorBoard events if they were asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
 from vse.pipeline.input_files import check_input, is_path, reading, reason_of
+from vse.pipeline.own_code import CodeRefused, code_of_run
+from vse.pipeline.parts import own_codes
 from vse.pipeline.preset_files import read_yaml
 from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.vocabulary import Vocabulary
@@ -78,6 +81,11 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def code_folder(self) -> Path:
+        """Copies of a user's own code that the settings name."""
+        return self.path / "code"
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All files that a training writes, whether they are there or not."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
@@ -85,11 +93,17 @@ class RunFolder:
         return (self.config_file, *texts, *written)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """The settings that the run was made with."""
+        """The settings that the run was made with.
+
+        :class:`vse.pipeline.own_code.CodeRefused` if they name code that may not run, or is not what it was.
+        """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
-            return schema.model_validate(read_yaml(self.config_file))
+            with code_of_run(self.code_folder):
+                return schema.model_validate(read_yaml(self.config_file))
+        except CodeRefused:
+            raise
         except (UserError, ValidationError):
             raise UserError(
                 f"{self.config_file}: not the settings of a run, or of another version of vse; --overwrite trains it again"
@@ -170,15 +184,18 @@ class RunFolder:
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
         events = self.path.glob("events.out.tfevents.*")
-        for old in (*(file for file in self.files if file != self.config_file), *events):
+        codes = self.code_folder.glob("*-*.py")
+        for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
             old.unlink(missing_ok=True)
+        for code in own_codes(settings):
+            write_bytes(self.code_folder / code.copy_name, code.source)
         write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
         write_json(self.record_file, dict(record))
 
     def save_texts(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
         """Write what texts are read with; returns the SHA-256 of each file that was written before training, by its name."""
         vocabulary.save(self.vocabulary_file)
-        written = [self.config_file, self.vocabulary_file]
+        written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
         if transformer is not None:
             saved = {"name": transformer.name, "longest": transformer.longest, "config": dict(transformer.config)}
             write_text(self.tokenizer_file, transformer.tokenizer_json)

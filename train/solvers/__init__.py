@@ -10,6 +10,7 @@ from vse.train.solvers.base import SolverSettings
 
 SOLVERS: Registry[SolverSettings] = Registry(
     "solver",
+    base=SolverSettings,
     lazy={
         "gradient": "vse.train.solvers.adam:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Int
-from pydantic import Field, PositiveInt, SerializeAsAny
+from pydantic import Field, PositiveInt, SerializeAsAny, field_validator
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
@@ -18,6 +18,7 @@ from vse.eval.ranking.metrics import averaged, metrics
 from vse.features.cache import FeatureCache
 from vse.pipeline.config import Settings
 from vse.pipeline.errors import Interrupted
+from vse.pipeline.own_code import is_code
 from vse.pipeline.parts import part_of
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.captions import CaptionInputs
@@ -41,8 +42,15 @@ Undecayed = Literal["words", "embeddings", "biases", "norms", "vectors"]
 class WarmupConfig(Settings):
     """Another loss for the first epochs (the curriculum of the VSE++ paper, section 3.6); the paper's runs have none."""
 
-    loss: str = Field("sum", description="the loss of the first epochs")
+    loss: str = Field("sum", description="the loss of the first epochs, one of the package")
     epochs: int = Field(0, ge=0)
+
+    @field_validator("loss")
+    @classmethod
+    def _is_of_the_package(cls, name: str) -> str:
+        if is_code(name):
+            raise ValueError(f"takes a loss of the package ({', '.join(LOSSES)}); one of your own is the loss of all epochs")
+        return name
 
 
 class TrainConfig(Settings):

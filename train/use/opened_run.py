@@ -69,7 +69,13 @@ class OpenedRun:
         """All that was read of it, or may be: no output may be one of these files, or lie in one of these folders."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         of_caches = [path for cache in caches for path in (cache.path, shards_folder(cache.path), encoder_path(cache.path))]
-        return [*self.folder.files, *of_caches, self.dataset.path, self.dataset.path.parent / "images"]
+        return [
+            *self.folder.files,
+            self.folder.code_folder,
+            *of_caches,
+            self.dataset.path,
+            self.dataset.path.parent / "images",
+        ]
 
     def provenance(self, out: Path) -> dict[str, Any]:
         """What a file that is written with it was made from."""

@@ -7,6 +7,7 @@ from vse.train.data.samplers.base import Sampler
 
 SAMPLERS: Registry[Sampler] = Registry(
     "sampler",
+    base=Sampler,
     lazy={
         "shuffled": "vse.train.data.samplers.shuffled:Shuffled",
         "neighbourhood": "vse.train.data.samplers.neighbourhood_sampling:NeighbourhoodSampling",

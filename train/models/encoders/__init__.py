@@ -12,6 +12,7 @@ from vse.train.models.encoders.base import EncoderSettings
 
 IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
     "image encoder",
+    base=EncoderSettings,
     lazy={
         "linear": "vse.train.models.encoders.linear:Linear",
         "mlp": "vse.train.models.encoders.mlp:Mlp",
@@ -25,6 +26,7 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
     "caption encoder",
+    base=EncoderSettings,
     lazy={
         "gru": "vse.train.models.encoders.recurrent:Gru",
         "lstm": "vse.train.models.encoders.recurrent:Lstm",

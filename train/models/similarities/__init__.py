@@ -11,6 +11,7 @@ from vse.train.models.similarities.base import SimilaritySettings
 
 SIMILARITIES: Registry[SimilaritySettings] = Registry(
     "similarity",
+    base=SimilaritySettings,
     lazy={
         "cosine": "vse.train.models.similarities.cosine:CosineSettings",
         "order": "vse.train.models.similarities.order:OrderSettings",
