@@ -14,6 +14,9 @@ SOLVERS: Registry[SolverSettings] = Registry(
     lazy={
         "gradient": "vse.train.solvers.adam:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
+        "ridge": "vse.train.solvers.ridge:RidgeSettings",
+        "csa": "vse.train.solvers.csa:CsaSettings",
+        "asif": "vse.train.solvers.asif:AsifSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
         "phrases": "vse.train.phrases.phrase_trainer:PhraseGradientSettings",
         "phrases_cca": "vse.train.phrases.phrase_cca:PhraseCcaSettings",

@@ -190,13 +190,18 @@ class CaptionCca(Cca, RetrievalSolver):
 
     def blocks(self) -> Iterator[Block]:
         """Blocks of images with their captions."""
-        pairs = self.pairs
-        ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
-        with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
-            for start in range(0, len(pairs.images), _BLOCK):
-                stop = min(start + _BLOCK, len(pairs.images))
-                numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
-                (images,) = self._images.of_images(np.arange(start, stop))
-                (captions,) = self.task.captions.of(numbers)
-                yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
-                bar.update(stop - start)
+        return blocks_of_pairs(self.task, self._images)
+
+
+def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
+    """All training pairs in blocks of images with their captions, see :func:`covariances`."""
+    pairs = task.pairs
+    ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
+    with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:
+        for start in range(0, len(pairs.images), _BLOCK):
+            stop = min(start + _BLOCK, len(pairs.images))
+            numbers = np.arange(ends[start - 1] if start else 0, ends[stop - 1])
+            (images,) = cached.of_images(np.arange(start, stop))
+            (captions,) = task.captions.of(numbers)
+            yield images.cpu().float(), captions.cpu().float(), pairs.image_of[numbers] - start
+            bar.update(stop - start)

@@ -22,6 +22,8 @@ IMAGE_ENCODERS: Registry[EncoderSettings] = Registry(
         "pooled": "vse.train.models.encoders.pooled:Pooled",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
         "weldon": "vse.train.models.encoders.weldon:Weldon",
+        "weighted": "vse.train.models.encoders.weighted:Weighted",
+        "relative": "vse.train.models.encoders.relative:Relative",
     },
 )
 CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
@@ -38,6 +40,7 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
         "identity": "vse.train.models.encoders.identity:IdentitySettings",
         "branch": "vse.train.models.encoders.branch:BranchSettings",
         "gpo": "vse.train.models.encoders.gpo:Gpo",
+        "relative": "vse.train.models.encoders.relative:Relative",
     },
 )
 

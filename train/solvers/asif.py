@@ -1,0 +1,92 @@
+"""ASIF: images and captions described by their similarities to pairs whose images and captions are known, without training."""
+
+from __future__ import annotations
+
+import logging
+from itertools import product
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+from pydantic import Field, PositiveInt
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
+from vse.train.models.encoders.base import unit_length
+from vse.train.models.encoders.relative import RelativeEncoder
+from vse.train.solvers.base import RetrievalTask, Solver, SolverSettings, Task
+from vse.train.solvers.closed_form import ClosedForm, Point
+
+_BLOCK = 1024  # pairs
+log = logging.getLogger(__name__)
+
+
+class AsifSettings(SolverSettings):
+    """ASIF (Norelli et al., NeurIPS 2023): relative representations with regard to anchors, which are training pairs.
+
+    An image is the vector of its cosines with the images of the ``model.dim`` anchors, a caption that of its cosines with
+    their captions; of each the ``k`` highest stay, to the power ``power``, and the others are 0. Images and captions are
+    compared by the cosine of these vectors (section 2 of the paper; it has k = 800 and power = 8). Both encoders are
+    ``relative``.
+    """
+
+    name: Literal["asif"] = "asif"
+    uses_loss: ClassVar = False
+    reads_words: ClassVar = False
+    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="how many of the highest cosines stay")
+    power: list[Annotated[float, Field(gt=0)]] = Field(
+        default=[4.0, 8.0], min_length=1, description="of the cosines; each is tried with each k, validation decides"
+    )
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, RetrievalTask)
+        return Asif(task, self)
+
+
+class Asif(ClosedForm):
+    """ASIF as a run: an epoch for each k and power."""
+
+    def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
+        encoders = [task.model.image_encoder, task.model.caption_encoder]
+        self._encoders = [encoder for encoder in encoders if isinstance(encoder, RelativeEncoder)]
+        if len(self._encoders) < 2:
+            raise UserError("solver: asif goes with model.image_encoder=relative and model.caption_encoder=relative")
+        if len(task.pairs) < task.model.dim:
+            log.warning("solver: asif: %d training pairs are all that can be anchors, not %d", len(task.pairs), task.model.dim)
+        points = product([k for k in settings.k if k <= task.model.dim] or [task.model.dim], settings.power)
+        super().__init__("asif", task, [{"k": k, "power": power} for k, power in points])
+        self._filled = False
+
+    def fit(self, point: Point) -> None:
+        """Set k and power, and the anchors at first."""
+        if not self._filled:
+            self._fill(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
+        for encoder in self._encoders:
+            encoder.k.fill_(int(point["k"]))
+            encoder.power.fill_(point["power"])
+
+    def _fill(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
+        images, captions = self._encoders
+        for encoder in self._encoders:
+            encoder.anchors.zero_()  # where there are too few pairs: no cosine with these is above 0
+        for start in progress_bar(range(0, len(anchors), _BLOCK), desc="anchors", unit="block"):
+            numbers = anchors[start : start + _BLOCK]
+            (seen,) = self.cached.of_images(self.pairs.image_of[numbers])
+            (read,) = self.task.captions.of(numbers)
+            for encoder, vectors in ((images, seen), (captions, read)):
+                encoder.anchors[start : start + len(numbers)] = unit_length(vectors.float())
+        self._filled = True
+
+
+def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
+    """The numbers of ``n`` pairs drawn at random, in order, of as many different images as there are.
+
+    A second caption of an image is taken when every image has one, and so on.
+    """
+    order = np.random.default_rng(seed).permutation(len(image_of))
+    by_image = order[np.argsort(image_of[order], kind="stable")]
+    _, firsts, counts = np.unique(image_of[by_image], return_index=True, return_counts=True)
+    turn = np.empty(len(image_of), np.int64)
+    turn[by_image] = np.arange(len(image_of)) - np.repeat(firsts, counts)
+    return np.sort(order[np.argsort(turn[order], kind="stable")][:n])
