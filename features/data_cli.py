@@ -157,4 +157,18 @@ def fetch_features_command(source: str, out: Path, out_data: Path | None, sha256
         click.echo(path)
 
 
+@data.command("plan")
+@click.argument("targets", nargs=-1, required=True)
+@click.option("--config", "settings", multiple=True, metavar="KEY=VALUE", help="As of snakemake --config, e.g. seeds=[0,1].")
+@click.option("--rates", type=_FILE, help="Rates of your machine, in the form of config/rates.yaml, which they count before.")
+def plan_command(targets: tuple[str, ...], settings: tuple[str, ...], rates: Path | None) -> None:
+    """Estimate what TARGETS of the workflow take: bytes to download, GB of caches, hours. Nothing is run.
+
+    Run it where snakemake is run. Jobs that are done are left out. What is not known is said.
+    """
+    from vse.features.plan import plan_target
+
+    click.echo(plan_target(targets, settings, rates))
+
+
 main = entry_point(data)

@@ -114,6 +114,9 @@ class DatasetConfig(Settings):
     tokeniser: str | None = Field(
         None, description="letters_and_digits, unicode_words or nltk, which cuts the captions into words; none: tokens stay"
     )
+    splits: dict[str, tuple[PositiveInt, PositiveInt]] = Field(
+        default_factory=dict, description="images and captions of each split as published, for vse-data plan"
+    )
     shards: PositiveInt = Field(4, description="shards of an image feature, each a job of the workflow")
     n_images: PositiveInt | None = Field(None, description="images to draw, for the demo")
     seed: Seed = Field(0, description="seed of the drawing, for the demo")

@@ -13,6 +13,7 @@ from vse.pipeline import presets, sources
 from vse.pipeline.errors import UserError
 from vse.pipeline.own_code import code_sums
 from vse.pipeline.targets import check_targets, dataset_pattern
+from vse.pipeline.workflow_jobs import PLANNING
 
 try:
     SETTINGS = presets.load_workflow(config)
@@ -105,7 +106,7 @@ def experiment_settings(wildcards):
 def published_files(wildcards):
     """An input function without inputs: says what to put where if a data set's published files are not there."""
     config = resolved(presets.load_dataset, wildcards.dataset)
-    if not Path("data", wildcards.dataset, "dataset.json").exists():
+    if os.environ.get(PLANNING) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
         resolved(sources.source_files, config, sources.source_folder(wildcards.dataset))
     return []
 
