@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import click
 
@@ -21,9 +19,9 @@ from vse.eval.defaults import (
     TREC_DEPTH,
     published_tables,
 )
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.pipeline.command import entry_point
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
 from vse.pipeline.plain_text import printable
 
 _FILE = click.Path(path_type=Path)
@@ -138,65 +136,31 @@ def eval_command(
     the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
     two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    given = {
-        "--ensemble": ensemble,
-        "--index": index,
-        "--rerank": rerank,
-        "--per-query": per_query,
-        "--trec": trec,
-        "--k": ks,
-        "--cxc": cxc,
-    }
-    of_one_model = next((option for option, value in given.items() if value), None)
-    if comparing and of_one_model:
-        raise UserError(f"--compare and {of_one_model} do not go together")
-    if experiment is not None and not ensemble:
-        raise UserError("--experiment names the preset of an ensemble: give --ensemble, too")
-    for option, value in (("--alpha", alpha), ("--save", save)):
-        if value is not None and not ensemble:
-            raise UserError(f"{option} is of an ensemble: give --ensemble, too")
-    if index_parameters and not index:
-        raise UserError("--index-parameters are those of an index: name it with --index")
-    if trec_depth is not None and trec is None:
-        raise UserError("--trec-depth is that of run files: name their folder with --trec")
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
-    if 0 < samples < 100 and not comparing:
-        raise UserError(f"--bootstrap {samples}: an interval takes 100 samples at least, or 0 for none")
-    from vse.eval.protocols.phrase_evaluation import check_protocol, of_phrases
+    asked = EvaluationOptions(
+        cross_check=cross_check,
+        bootstrap=samples,
+        unfinished=unfinished,
+        ks=_recalls(ks or ""),
+        cxc=cxc,
+        together=ensemble,
+        experiment=experiment,
+        alpha=alpha,
+        save=save,
+        index=index,
+        index_parameters=index_parameters,
+        rerank=rerank,
+        per_query=per_query,
+        trec=trec,
+        trec_depth=trec_depth,
+    )
+    if comparing and asked.of_embeddings:
+        raise UserError(f"--compare and {asked.of_embeddings} do not go together")
+    (asked if not comparing else replace(asked, bootstrap=0)).check()
     from vse.eval.search.gpu import use_device
 
     use_device(device)
-    phrases = of_phrases(files)
-    check_protocol(files, protocol, phrases)
-    if phrases and of_one_model:
-        raise UserError(f"{files[0]} holds phrase scores, and {of_one_model} is not of these; leave it out")
-    if iou is not None and not phrases:
-        raise UserError(f"--iou is of phrase scores, and {files[0]} holds none; leave it out")
-    if phrases:
-        lines = _of_phrases(files, out, comparing, IOU if iou is None else iou, samples, unfinished)
-    elif comparing:
-        lines = _compare(files, out, protocol, cross_check, samples, unfinished)
-    else:
-        asked = {
-            "protocol": protocol,
-            "cross_check": cross_check,
-            "bootstrap": samples,
-            "together": ensemble,
-            "index": index,
-            "index_parameters": index_parameters,
-            "unfinished": unfinished,
-            "experiment": experiment,
-            "rerank": rerank,
-            "alpha": alpha,
-            "save": save,
-            "per_query": per_query,
-            "trec": trec,
-            "trec_depth": TREC_DEPTH if trec_depth is None else trec_depth,
-            "ks": _recalls(ks or ""),
-            "cxc": cxc,
-        }
-        lines = _evaluate(files, out, asked)
-    *for_people, last = lines
+    *for_people, last = (_compare if comparing else _evaluate)(files, out, protocol, asked, iou)
     for line in for_people:
         click.echo(printable(line), err=out is not None or comparing)
     click.echo(last)
@@ -212,52 +176,25 @@ def _recalls(text: str) -> list[int]:
 
 
 def _compare(
-    files: tuple[Path, ...],
-    out: Path | None,
-    protocol: tuple[str, ...],
-    cross_check: bool,
-    samples: int,
-    unfinished: bool,
+    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], asked: EvaluationOptions, iou: float | None
 ) -> list[str]:
     """Compare two models; returns a line per protocol, and the file that was written."""
     from vse.eval.files.results import read_comparison
-    from vse.eval.tables.significance import compare, difference_lines
+    from vse.eval.tables.significance import compare_files, difference_lines
 
-    written = compare(files, out, protocol, cross_check, samples, unfinished)
+    written = compare_files(files, out, protocol, asked.cross_check, asked.bootstrap, asked.unfinished, iou)
     return [*difference_lines(read_comparison(written)), str(written)]
 
 
-def _of_phrases(
-    files: tuple[Path, ...], out: Path | None, comparing: bool, iou: float, samples: int, unfinished: bool
+def _evaluate(
+    files: tuple[Path, ...], out: Path | None, protocol: tuple[str, ...], asked: EvaluationOptions, iou: float | None
 ) -> list[str]:
-    """Evaluate or compare models that localise phrases; returns a line for people, and the file that was written, if any."""
-    from vse.eval.files.results import read_comparison, read_result
-    from vse.eval.protocols.phrase_evaluation import evaluate_phrases, phrase_line
-    from vse.eval.tables.significance import compare_phrases, difference_lines
+    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was."""
+    from vse.eval.files.results import Result
+    from vse.eval.protocols.phrase_evaluation import evaluate_files, result_lines
 
-    if comparing:
-        written = compare_phrases(files, out, iou, samples, unfinished)
-        return [*difference_lines(read_comparison(written)), str(written)]
-    with TemporaryDirectory() as folder:
-        result = read_result(evaluate_phrases(files, out or Path(folder, "result.json"), iou, samples, unfinished))
-    return [phrase_line(result), *([str(out)] if out else [])]
-
-
-def _evaluate(files: tuple[Path, ...], out: Path | None, asked: Mapping[str, Any]) -> list[str]:
-    """Evaluate a model; returns a line per protocol, index and re-ranking, and the file that was written, if one was.
-
-    ``asked`` are arguments of :func:`vse.eval.protocols.evaluate.evaluate`.
-    """
-    from vse.eval.files.results import read_result
-    from vse.eval.protocols.evaluate import evaluate
-    from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
-
-    with TemporaryDirectory() as folder:
-        result = read_result(evaluate(files, out or Path(folder, "result.json"), **asked))
-    lines = [summary_line(result, name) for name in result.protocols]
-    tried = [*([index_line(result.index)] if result.index else []), *map(rerank_line, result.rerank)]
-    tried += [combination_line(result.combination)] if result.combination else []
-    return [*lines, *tried, *([str(out)] if out else [])]
+    result = Result.model_validate(evaluate_files(files, out, protocol, asked, iou))
+    return [*result_lines(result), *([str(out)] if out else [])]
 
 
 @click.command("vse-table")
@@ -279,36 +216,11 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, cos
     significance one per metric of files that vse-eval --compare wrote. Any other NAME is a published table, printed numbers
     and ours side by side; what no result was given for stays blank.
     """
-    if out is not None:
-        check_out(out, results)
-    if name in TABLES and (dataset or not results):
-        raise UserError(f"{name} takes no --dataset" if results else f"{name} needs result files")
-    if cost is not None and name != "ladder":
-        raise UserError(f"--cost is of a ladder, and {name} is none; leave it out")
-    if name == "ladder":
-        from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
-        from vse.eval.tables.summary import as_text
+    from vse.eval.tables.any_table import make_table
+    from vse.eval.tables.summary import as_text
 
-        cost = cost or "total_s"
-        table = ladder(results, cost)
-        click.echo(as_text(ladder_cells(table, cost)) if out is None else write_ladder(table, out, cost))
-    elif name == "summary":
-        from vse.eval.tables.summary import as_text, summary, summary_cells, write_summary
-
-        table = summary(results)
-        click.echo(as_text(summary_cells(table)) if out is None else write_summary(table, out))
-    elif name == "significance":
-        from vse.eval.tables.significance import significance, significance_cells, write_significance
-        from vse.eval.tables.summary import as_text
-
-        table = significance(results)
-        click.echo(as_text(significance_cells(table)) if out is None else write_significance(table, out))
-    else:
-        from vse.eval.tables.published_table import compared, compared_cells, write_compared
-        from vse.eval.tables.summary import as_text
-
-        table = compared(name, results, dataset)
-        click.echo(as_text(compared_cells(table)) if out is None else write_compared(table, out))
+    made = make_table(name, results, dataset, out, cost)
+    click.echo(as_text(made.cells) if out is None else out)
 
 
 eval_main = entry_point(eval_command)

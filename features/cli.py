@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import reduce
 from inspect import cleandoc
 from pathlib import Path
@@ -12,13 +11,8 @@ from typing import Any
 import click
 
 from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job, Option
-from vse.features.feature_presets import load_feature
-from vse.pipeline import presets
+from vse.features.extractors.settings import FeatureSettings, Option
 from vse.pipeline.command import entry_point
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.locks import only_writer
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -81,20 +75,10 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         weights_dir: Path | None = None,
         words: Path | None = None,
     ) -> None:
-        config, out = _resolved(dataset, feature, out, sets) if like is None else _settings_of(like, dataset, out, sets)
-        if (other := config.extractor_name()) != extractor:
-            raise UserError(f"feature {feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
-        n_shards = shards or _default_shards(dataset)
+        from vse.features.feature_job import FeatureRequest, extract_feature
 
-        from vse.features import extraction
-        from vse.features.hardware import use_threads
-
-        use_threads(threads)
-        _check_out(dataset, config, out, words)
-        with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
-            ready = config.build(Job(dataset, out, device, weights_dir, words, fit=shard is None))
-            made = extraction.extract_shards(dataset, ready, out, n_shards, shard, skip_bad)
-            click.echo(made if shard is not None else extraction.merge(dataset, out, n_shards))
+        asked = FeatureRequest(dataset, feature, out, sets, like, shards, skip_bad, weights_dir, words, device, threads)
+        click.echo(extract_feature(asked, extractor, shard))
 
     mine = [_OPTIONS[option] for option in settings.options]
     options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, _THREADS]
@@ -124,17 +108,9 @@ def fit_command(
     threads: int | None,
 ) -> None:
     """Fit the encoder of a caption feature on the training captions, beside the cache OUT; its shards can then be jobs."""
-    config, out = _resolved(dataset, feature, out, sets)
-    if not isinstance(config, CaptionSettings):
-        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
-        raise UserError(f"feature {feature!r} has no encoder to fit{did_you_mean(feature, fitted)}")
+    from vse.features.feature_job import FeatureRequest, fit_feature
 
-    from vse.features.caption_extractor import encoder_path, fit_encoder
-    from vse.features.hardware import use_threads
-
-    use_threads(threads)
-    _check_out(dataset, config, out, words)
-    click.echo(fit_encoder(dataset, config, encoder_path(out), device, words))
+    click.echo(fit_feature(FeatureRequest(dataset, feature, out, sets, words=words, device=device, threads=threads)))
 
 
 @extract.command("merge")
@@ -144,8 +120,9 @@ def fit_command(
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
     from vse.features import extraction
+    from vse.features.feature_job import default_shards
 
-    click.echo(extraction.merge(dataset, out, shards or _default_shards(dataset)))
+    click.echo(extraction.merge(dataset, out, shards or default_shards(dataset)))
 
 
 @extract.command("verify")
@@ -159,45 +136,6 @@ def verify_command(cache_file: Path, no_sources: bool) -> None:
     sources = "not looked at" if no_sources else extraction.verify_sources(verified)
     shards = f"{len(verified.shards)} shards"
     click.echo(f"{cache_file}: sound, {verified.described()} in {shards}, sources {sources}, key {verified.key}")
-
-
-def _resolved(dataset: Path, feature: str, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
-    name = load_dataset_file(dataset).name
-    config = load_feature(feature, name, sets)
-    return config, out or Path("features", f"{name}_{config.name}.h5")
-
-
-def _settings_of(like: Path, dataset: Path, out: Path | None, sets: tuple[str, ...]) -> tuple[FeatureSettings, Path]:
-    """The settings that another cache was made with, and where the cache of this data set goes."""
-    from vse.features.cache import open_cache
-
-    cache = open_cache(like)
-    made, name = cache.provenance, load_dataset_file(dataset).name
-    extractor = made.get("config", {}).get("extractor")
-    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted or sets:
-        why = "--set does not go with --like" if sets else f"{like}: no features that a network here has made"
-        raise UserError(why)
-    settings = EXTRACTORS[extractor]
-    beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made and key in settings.model_fields}
-    content = {"name": cache.feature, **beside, **made["config"]}
-    config = presets.validated(settings, "feature", str(like), content)
-    return config, out or Path("features", f"{name}_{config.name}.h5")
-
-
-def _check_out(dataset: Path, config: FeatureSettings, out: Path, words: Path | None) -> None:
-    """Nothing that the feature is made from may be written over."""
-    from vse.features.cache_out import check_cache_out
-
-    word_file = config.word_file(words)
-    inputs = [dataset, dataset.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
-    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
-    check_cache_out(out, load_dataset_file(dataset).name, config.name, inputs, encoder)
-
-
-def _default_shards(dataset: Path) -> int:
-    loaded = load_dataset_file(dataset)
-    known = loaded.name in presets.known_presets("datasets")
-    return presets.load_dataset(loaded.name).shards if known else min(4, len(loaded.images))
 
 
 main = entry_point(extract)

@@ -15,6 +15,8 @@ import vse
 from vse.features.gpu_leases import GpuLeases
 from vse.pipeline.errors import UserError
 
+NO_MEMORY = "--device cpu does without it"  # what a user may do whose GPU has too little memory
+
 
 def pick_device(name: str) -> torch.device:
     """``auto`` is a GPU if there is one; :class:`UserError` for a device that torch does not have here.

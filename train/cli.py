@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from vse.eval.defaults import QUERIES
 from vse.pipeline.command import ALLOW_CODE, SEED, entry_point
-from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
 
-if TYPE_CHECKING:
-    from vse.train.use.opened_run import RunPlaces
-
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-_NO_MEMORY = "--device cpu does without it"
 _THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
-log = logging.getLogger(__name__)
 
 
 class _WithExperiments(click.Command):
@@ -86,37 +77,24 @@ def train_command(
     Ctrl-C and SIGTERM save a checkpoint first; --resume continues there. On several GPUs or machines:
     torchrun --nproc-per-node N -m vse.train --features ...
     """
-    from vse.features.cache import open_cache
-    from vse.features.hardware import memory_guard, use_threads
-    from vse.pipeline.presets import changed_fields
-    from vse.train.experiment import load_experiment
+    from vse.train.named_experiment import leads, train_experiment
     from vse.train.run.inputs import InputPaths
-    from vse.train.training import Existing, Extras, train
+    from vse.train.training import Existing, Extras
 
-    if label is not None and not (label.strip() and label.isprintable()):
-        raise UserError(f"--name {label!r}: a name is a line of printable text")
-    leads = os.environ.get("RANK", "0") == "0"
-    if not leads:
-        logging.getLogger("vse").setLevel(logging.WARNING)
-    use_threads(threads)
-    dataset = open_cache(features).dataset
-    config = load_experiment(experiment, dataset, sets)
-    plain = load_experiment(experiment, None, sets)
-    changes = changed_fields(plain.model_dump(), config.model_dump())
-    if changes:
-        log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {_NO_MEMORY}"):
-        run = train(
-            features,
-            config.model_copy(update={"label": label}),
-            seed=seed,
-            out=out,
-            device=device,
-            inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir, words, truth_features),
-            existing=Existing(resume, overwrite),
-            extras=Extras(log_negatives, tensorboard),
-        )
-    if leads:
+    run = train_experiment(
+        features,
+        experiment,
+        sets,
+        label,
+        seed=seed,
+        out=out,
+        device=device,
+        threads=threads,
+        inputs=InputPaths(captions, eval_features, caption_features, start_from, weights_dir, words, truth_features),
+        existing=Existing(resume, overwrite),
+        extras=Extras(log_negatives, tensorboard),
+    )
+    if leads():
         click.echo(run)
 
 
@@ -167,29 +145,14 @@ def embed_command(
     model was trained on are refused. With --as-features, RUN may be embeddings files of any program instead, one for each
     split.
     """
-    from vse.features.hardware import memory_guard, use_threads
-    from vse.train.use.backbone import files_as_features, run_as_features
-    from vse.train.use.embed import embed_split
+    from vse.features.hardware import use_threads
+    from vse.train.use.asked_of_run import embed_runs
     from vse.train.use.opened_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
-    files = not runs[0].is_dir()
-    if as_features is None and len(runs) > 1:
-        raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
-    if as_features is not None and (out is not None or split is not None):
-        raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
-    if as_features is not None and sentences:
-        raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
-    with memory_guard(_NO_MEMORY):
-        if as_features is None:
-            click.echo(embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences))
-        elif files:
-            click.echo("\n".join(map(str, files_as_features(runs, as_features, captions))))
-        elif len(runs) > 1:
-            raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
-        else:
-            click.echo("\n".join(map(str, run_as_features(runs[0], as_features, places, device, unfinished))))
+    written = embed_runs(runs, split, out, as_features, places, device, unfinished, allow_leak, sentences)
+    click.echo("\n".join(map(str, written)))
 
 
 @click.command("vse-search")
@@ -243,58 +206,21 @@ def search_command(
     dataset.json knows no more. With --image, QUERY is a phrase and the results are boxes of that photo: rank, score and
     corners (x1, y1, x2, y2 in its pixels).
     """
-    from vse.eval.report.search_page import write_search_page
-    from vse.features.hardware import memory_guard, use_threads
+    from vse.features.hardware import use_threads
+    from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
     from vse.train.use.opened_run import RunPlaces
-    from vse.train.use.search import search_split
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
+    asked = SearchOptions(k, split, corpus, index, index_type, index_parameters, rerank, html)
     if image is not None:
-        others = {"--split": split, "--corpus": corpus, "--index": index, "--index-type": index_type, "--rerank": rerank}
-        if given := [name for name, value in others.items() if value is not None]:
-            raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
-        with memory_guard(_NO_MEMORY):
-            _find_phrase(run, image, query, k, places, html, device)
+        boxes = find_phrase(run, image, query, asked, places, device)
+        for rank, (score, box) in enumerate(zip(boxes.scores[:k].tolist(), boxes.boxes[:k].tolist(), strict=True), 1):
+            click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
         return
-    asked = Path(query) if query.lower().endswith((".jpg", ".jpeg", ".png", ".webp")) else query
-    with memory_guard(_NO_MEMORY):
-        hits = search_split(
-            run,
-            asked,
-            k,
-            split or "test",
-            places=places,
-            device=device,
-            corpus=corpus,
-            index=index,
-            index_type=index_type,
-            index_parameters=index_parameters,
-            rerank=rerank,
-            page=html,
-        )
-    for rank, hit in enumerate(hits, 1):
+    for rank, hit in enumerate(search_run(run, query, asked, places, device), 1):
         caption = [] if hit.caption is None else [hit.caption]
         click.echo("\t".join([str(rank), f"{hit.score:.4f}", *map(printable, [hit.photo or hit.image_id, *caption])]))
-    if html is not None:
-        log.info("%s: the results as a report", write_search_page(html, asked, hits, f"{run}, {corpus or split or 'test'}"))
-
-
-def _find_phrase(run: Path, photo: Path, phrase: str, k: int, places: RunPlaces, html: Path | None, device: str) -> None:
-    """Print the ``k`` best boxes of a photo for a phrase, and draw the best one on a page if it is asked for."""
-    from vse.eval.report.phrase_page import write_phrase_page
-    from vse.eval.search.hits import PhraseHit
-    from vse.pipeline.files import check_out
-    from vse.train.use.localise import locate
-
-    if html is not None:
-        check_out(html, [photo])
-    located = locate(run, photo, phrase, places, device)
-    hit = PhraseHit(phrase, located.boxes, located.scores)
-    for rank, (score, box) in enumerate(zip(hit.scores[:k].tolist(), hit.boxes[:k].tolist(), strict=True), 1):
-        click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
-    if html is not None:
-        log.info("%s: the best box in the photo", write_phrase_page(html, photo, [hit], str(run)))
 
 
 @click.command("vse-report")

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import faiss
 import numpy as np
 import torch
 
 import vse
-from vse.eval.defaults import RECALLS, SAMPLES, TREC_DEPTH
+from vse.eval.defaults import RECALLS, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
 from vse.eval.files.judged_pairs import read_judged_pairs
@@ -25,8 +25,9 @@ from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import VERSION, content_sha256, file_reference
 from vse.eval.files.split_identity import split_identity
 from vse.eval.files.trec import check_trec, write_trec
-from vse.eval.protocols.combination import phrases_of, share_of_phrases
-from vse.eval.protocols.ensemble import ensemble, ensemble_plan, members_by_seed, save_ensemble
+from vse.eval.protocols.combination import Share, phrases_of, share_of_phrases
+from vse.eval.protocols.ensemble import Members, ensemble, ensemble_plan, members_by_seed, save_ensemble
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.protocols.protocols import (
     NOTHING_MORE,
     AskedOfQueries,
@@ -49,93 +50,111 @@ _SAME = ("experiment", "similarity")  # that embeddings of one model share
 
 
 def evaluate(
-    files: Sequence[Path],
-    out: Path,
-    protocol: str | Sequence[str] = "auto",
-    cross_check: bool = True,
-    bootstrap: int = SAMPLES,
-    together: bool = False,
-    index: str | None = None,
-    index_parameters: str = "",
-    unfinished: bool = False,
-    experiment: str | None = None,
-    rerank: Sequence[int] = (),
-    alpha: float | None = None,
-    save: Path | None = None,
-    per_query: Path | None = None,
-    trec: Path | None = None,
-    trec_depth: int = TREC_DEPTH,
-    ks: Sequence[int] = (),
-    cxc: Path | None = None,
+    files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", asked: EvaluationOptions = EvaluationOptions()
 ) -> Path:
-    """Write the result file of one model's embeddings, a file per seed; returns ``out``.
+    """Write the result file of one model's embeddings, a file per seed; returns ``out``. See :func:`evaluated`."""
+    check_out(out, files)
+    return write_json(out, evaluated(files, out, protocol, asked))
+
+
+def evaluated(
+    files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", asked: EvaluationOptions = EvaluationOptions()
+) -> dict[str, Any]:
+    """The content of the result file ``out`` of one model's embeddings, a file per seed, or of an ensemble.
 
     ``protocol``, one or several, is ``1k`` (the mean over consecutive folds of 1,000 images), ``full`` (the whole
     split), ``sentence`` (captions query captions, over the whole split), ``sentence-1k`` (the same over the folds), ``cxc`` or
     ``eccv`` (see :mod:`vse.eval.protocols.coco`), or ``auto`` (see :func:`vse.eval.protocols.protocols.protocols_of`). With
     several seeds every metric becomes ``{"mean": ..., "std": ...}`` (the sample's standard deviation). Beside them stand 95%
-    intervals, ``ci95``, from ``bootstrap`` samples of the images, unless that is 0. ``cross_check`` compares with FAISS.
-    ``ks`` are further K of R@K, beside 1, 5 and 10. With ``cxc``, a folder of the pairs that Crisscrossed Captions judged, the
-    protocol ``cxc`` has image-to-image and text-to-text retrieval, too (see :mod:`vse.eval.protocols.crisscrossed`).
-
-    With ``together`` the files are the members of an ensemble, or of each of its seeds (see
-    :func:`vse.eval.protocols.ensemble.members_by_seed`): what is evaluated is the mean of their scores. The result is named by
-    their experiments or, if it is given, is of the ``experiment`` whose preset says what the members are. If one member
-    scores by phrases, both are combined with ``alpha`` as its share, by default chosen by validation (see
-    :mod:`vse.eval.protocols.combination`). The ensemble's embeddings or scores are written to ``save`` if it is given, those
-    of seed S of several to ``<name>-S.h5``.
-
-    ``index`` is the factory string of a FAISS index: how much it finds of what the exact search finds, and its own R@K over
-    the whole split, go into the result beside the exact metrics, of the first seed if there are several (see
-    :func:`vse.eval.search.approximate.approximate_recalls`). With ``rerank`` the same of a search that scores only so
-    many candidates of a first stage (see :func:`vse.eval.search.reranking.reranked_metrics`). Embeddings of a run that did
-    not finish are refused unless ``unfinished``; then the result names them.
-
-    What each query got is written to ``per_query`` if it is given (see :func:`vse.eval.files.per_query.write_per_query`),
-    and the best ``trec_depth`` answers to the queries of the whole split, 0 being all, to run files in the folder ``trec``,
-    beside qrels files (see :func:`vse.eval.files.trec.write_trec`).
+    intervals, ``ci95``. What else is ``asked`` for may write files, but not ``out``.
     """
-    check_out(out, files)
-    given, started = list(files), time.perf_counter()
-    if per_query is not None:
-        check_per_query(per_query, [*given, out])
-    if trec is not None:
-        check_trec(trec)
+    started = time.perf_counter()
+    if asked.per_query is not None:
+        check_per_query(asked.per_query, [*files, out])
+    if asked.trec is not None:
+        check_trec(asked.trec)
+    return _result(_opened(files, out, protocol, asked), out, protocol, asked, started)
+
+
+def evaluated_run(
+    name: str,
+    run: Embeddings,
+    out: Path,
+    protocol: str | Sequence[str] = "auto",
+    asked: EvaluationOptions = EvaluationOptions(),
+) -> dict[str, Any]:
+    """As :func:`evaluated` of embeddings that lie in no file; errors call them by ``name``."""
+    started = time.perf_counter()
+    if asked.together:
+        raise UserError(f"{name}: an ensemble is of several files of embeddings; leave --ensemble out")
+    if asked.per_query is not None:
+        check_per_query(asked.per_query, [out])
+    if asked.trec is not None:
+        check_trec(asked.trec)
+    path = Path(name)
+    runs = as_one_model([path], [run], same_split, _SAME)
+    return _result(_Opened([path], runs, [[(path, run)]]), out, protocol, asked, started)
+
+
+class _Opened(NamedTuple):
+    """Models, one for each seed, with the files that name them; ``by_seed`` are their members, themselves if no ensemble."""
+
+    files: Sequence[Path]
+    runs: Sequence[Embeddings]
+    by_seed: Sequence[Members]
+    share: Share | None = None
+
+    @property
+    def read(self) -> Members:
+        """All embeddings that were read."""
+        return [member for members in self.by_seed for member in members]
+
+
+def _opened(files: Sequence[Path], out: Path, protocol: str | Sequence[str], asked: EvaluationOptions) -> _Opened:
+    """Read one model's embeddings, or put an ensemble together, which is saved if that is asked for."""
+    if not asked.together:
+        runs = read_seeds(files)
+        return _Opened(files, runs, [[(path, run)] for path, run in zip(files, runs, strict=True)])
     sentence = any(name.startswith("sentence") for name in named_protocols(protocol))
-    if together:
-        plan = None if experiment is None else ensemble_plan(experiment)
-        by_seed = members_by_seed(files, plan)
-        files = [path for (path, _), *_ in by_seed]
-        share = share_of_phrases(by_seed, alpha)
-        averaged_runs = [ensemble(members, sentence, plan, share.alpha if share else None) for members in by_seed]
-        runs = as_one_model(files, averaged_runs, same_split, _SAME)
-        if save is not None:
-            save_ensemble(save, runs, [out, *given])
-    else:
-        runs, share = read_seeds(files), None
-        by_seed = [[(path, run)] for path, run in zip(files, runs, strict=True)]
-    read = [member for members in by_seed for member in members]
-    not_finished = unfinished_runs([run for _, run in read], out, unfinished)
+    plan = None if asked.experiment is None else ensemble_plan(asked.experiment)
+    by_seed = members_by_seed(files, plan)
+    firsts = [path for (path, _), *_ in by_seed]
+    share = share_of_phrases(by_seed, asked.alpha)
+    averaged_runs = [ensemble(members, sentence, plan, share.alpha if share else None) for members in by_seed]
+    runs = as_one_model(firsts, averaged_runs, same_split, _SAME)
+    if asked.save is not None:
+        save_ensemble(asked.save, runs, [out, *files])
+    return _Opened(firsts, runs, by_seed, share)
+
+
+def _result(
+    opened: _Opened, out: Path, protocol: str | Sequence[str], asked: EvaluationOptions, started: float
+) -> dict[str, Any]:
+    """What a result says of models, protocol by protocol, signed; files of each query's answers are written beside it."""
+    files, runs, read, first = opened.files, opened.runs, opened.read, opened.runs[0]
+    not_finished = unfinished_runs([run for _, run in read], out, asked.unfinished)
     for path, run in zip(files, runs, strict=True):
         _warn_of_lengths(path, run)
-    first, names = runs[0], select_protocols(files, runs, protocol)
-    tried: dict[str, Any] = {} if index is None else {"index": _tried_index(files[0], first, index, index_parameters)}
-    if rerank:
-        tried["rerank"] = _tried_rerank(files[0], first, rerank)
+    names = select_protocols(files, runs, protocol)
+    tried: dict[str, Any] = {}
+    if asked.index is not None:
+        tried["index"] = _tried_index(files[0], first, asked.index, asked.index_parameters)
+    if asked.rerank:
+        tried["rerank"] = _tried_rerank(files[0], first, asked.rerank)
+    pairs = None if asked.cxc is None else read_judged_pairs(asked.cxc)
+    if pairs is not None and "cxc" not in names:
+        raise UserError(f"{asked.cxc}: the pairs of CxC are of the protocol cxc, which is not evaluated here (--protocol cxc)")
     protocols: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
-    pairs = None if cxc is None else read_judged_pairs(cxc)
-    if pairs is not None and "cxc" not in names:
-        raise UserError(f"{cxc}: the pairs of CxC are of the protocol cxc, and that is not evaluated here (--protocol cxc)")
-    asked = AskedOfQueries(per_query is not None, sorted({*RECALLS, *ks}), pairs)
+    of_queries = AskedOfQueries(asked.per_query is not None, sorted({*RECALLS, *asked.ks}), pairs)
     for name in names:
-        queries = all_queries(files, runs, name, cross_check, asked)
+        queries = all_queries(files, runs, name, asked.cross_check, of_queries)
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
         protocols[name] = over_seeds([_protocol(run, name, of_run) for run, of_run in zip(runs, folds, strict=True)])
-        if bootstrap:
-            protocols[name]["ci95"] = intervals(folds, bootstrap)
-        answers += _answers(runs, name, folds) if per_query is not None else []
+        if asked.bootstrap:
+            protocols[name]["ci95"] = intervals(folds, asked.bootstrap)
+        answers += _answers(runs, name, folds) if asked.per_query is not None else []
     measured = {
         "split_identity": split_identity(first).model_dump(),
         "n_images": len(first.image_ids),
@@ -143,18 +162,18 @@ def evaluate(
         "seeds": [run.seed for run in runs],
         "protocols": protocols,
         "cross_check": checks,
-        **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
+        **({"bootstrap": {"over": "images", "samples": asked.bootstrap}} if asked.bootstrap else {}),
         **tried,
         **({"cxc": pairs.files} if pairs is not None else {}),
-        **({"ensemble": [_member(*member) for member in read]} if together else {}),
-        **({"combination": share.said(phrases_of(by_seed[0]))} if share else {}),
+        **({"ensemble": [_member(*member) for member in read]} if asked.together else {}),
+        **({"combination": opened.share.said(phrases_of(opened.by_seed[0]))} if opened.share else {}),
     }
-    if per_query is not None:
-        write_per_query(per_query, answers)
-    if trec is not None:
-        write_trec(trec, runs, trec_depth)
+    if asked.per_query is not None:
+        write_per_query(asked.per_query, answers)
+    if asked.trec is not None:
+        write_trec(asked.trec, runs, TREC_DEPTH if asked.trec_depth is None else asked.trec_depth)
     seconds = round(time.perf_counter() - started, 2)
-    return write_json(out, signed_result(first, [run for _, run in read], out, not_finished, measured, seconds))
+    return signed_result(first, [run for _, run in read], out, not_finished, measured, seconds)
 
 
 def signed_result(
@@ -167,9 +186,10 @@ def signed_result(
 ) -> dict[str, Any]:
     """The content of the result file ``out`` of what was ``measured``: with the model and the split, and signed.
 
-    ``first`` names the model, ``read`` are all files that it was made from; what each cost is repeated, and how many
-    ``seconds`` the evaluation took is added, if that is known.
+    ``first`` names the model, ``read`` is all that it was made from, of which files are named; what each cost is repeated,
+    and how many ``seconds`` the evaluation took is added, if that is known.
     """
+    embeddings = [file_reference(run, out) for run in read if run.source is not None]
     costs = [provenance_of(run).get("cost") for run in read]
     spent = {**({"costs": costs} if any(costs) else {}), **({} if seconds is None else {"evaluation_s": seconds})}
     result = {
@@ -180,12 +200,7 @@ def signed_result(
         **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
         **({"unfinished": unfinished} if unfinished else {}),
         **measured,
-        "provenance": {
-            **_provenance(first),
-            **spent,
-            "made": made(),
-            "embeddings": [file_reference(run, out) for run in read],
-        },
+        "provenance": {**_provenance(first), **spent, "made": made(), "embeddings": embeddings},
     }
     return {**result, "sha256": content_sha256(result)}
 

@@ -12,7 +12,9 @@ from vse.eval.defaults import IOU, PHRASE, RECALLS, SAMPLES
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, mean_and_std
 from vse.eval.files.split_identity import identity_of
-from vse.eval.protocols.evaluate import as_one_model, over_seeds, signed_result, unfinished_runs
+from vse.eval.protocols.evaluate import as_one_model, evaluated, over_seeds, signed_result, unfinished_runs
+from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import localised
 from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
@@ -31,25 +33,68 @@ def of_phrases(files: Sequence[Path]) -> bool:
     return all(kinds) and bool(kinds)
 
 
-def check_protocol(files: Sequence[Path], asked: Sequence[str], phrases: bool) -> None:
+def check_protocol(files: Sequence[Path], asked: str | Sequence[str], phrases: bool) -> None:
     """:class:`UserError` if a protocol that was asked for is not of what files hold, phrase scores or not."""
-    for name in asked:
+    for name in [asked] if isinstance(asked, str) else asked:
         if phrases and name not in ("auto", PHRASE):
             raise UserError(f"{files[0]}: holds phrase scores, and the protocol {name} is of embeddings; leave --protocol out")
         if not phrases and name == PHRASE:
             raise UserError(f"{files[0]}: holds no phrase scores, which the protocol {PHRASE} is of (docs/formats.md)")
 
 
+def evaluate_files(
+    files: Sequence[Path],
+    out: Path | None,
+    protocol: str | Sequence[str] = "auto",
+    asked: EvaluationOptions = EvaluationOptions(),
+    iou: float | None = None,
+) -> dict[str, Any]:
+    """Evaluate one model, a file per seed, whatever the files hold; returns the content of the result file.
+
+    It is written to ``out`` unless that is None; then files are named from the folder that we are in. Of embeddings see
+    :func:`vse.eval.protocols.evaluate.evaluated`, of phrase scores :func:`phrases_evaluated`. :class:`UserError` for an option
+    that is not of what the files hold.
+    """
+    asked.check()
+    if out is not None:
+        check_out(out, files)
+    phrases, beside = of_phrases(files), Path("result.json") if out is None else out
+    check_protocol(files, protocol, phrases)
+    if phrases and asked.of_embeddings:
+        raise UserError(f"{files[0]} holds phrase scores, and {asked.of_embeddings} is not of these; leave it out")
+    check_no_iou(files, iou, phrases)
+    if phrases:
+        content = phrases_evaluated(files, beside, IOU if iou is None else iou, asked.bootstrap, asked.unfinished)
+    else:
+        content = evaluated(files, beside, protocol, asked)
+    if out is not None:
+        write_json(out, content)
+    return content
+
+
+def check_no_iou(files: Sequence[Path], iou: float | None, phrases: bool) -> None:
+    """:class:`UserError` if a threshold is given for files that hold no phrase scores."""
+    if iou is not None and not phrases:
+        raise UserError(f"--iou is of phrase scores, and {files[0]} holds none; leave it out")
+
+
 def evaluate_phrases(
     files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
 ) -> Path:
-    """Write the result file of one model's phrase scores, a file per seed; returns ``out``.
+    """Write the result file of one model's phrase scores, a file per seed; returns ``out``. See :func:`phrases_evaluated`."""
+    check_out(out, files)
+    return write_json(out, phrases_evaluated(files, out, iou, bootstrap, unfinished))
+
+
+def phrases_evaluated(
+    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
+) -> dict[str, Any]:
+    """The content of the result file ``out`` of one model's phrase scores, a file per seed.
 
     A candidate is right if its IoU with the truth is ``iou`` or more. Phrases without a box are left out and counted; a phrase
     whose image has no candidate is missed. ``per_type`` has the metrics of each type, where a phrase of several types counts
-    in each. The seeds, intervals and ``unfinished`` are as in :func:`vse.eval.protocols.evaluate.evaluate`.
+    in each. The seeds, intervals and ``unfinished`` are as in :func:`vse.eval.protocols.evaluate.evaluated`.
     """
-    check_out(out, files)
     check_iou(iou)
     runs = read_phrase_seeds(files)
     not_finished = unfinished_runs(runs, out, unfinished)
@@ -66,7 +111,7 @@ def evaluate_phrases(
         "protocols": {PHRASE: protocol},
         **({"bootstrap": {"over": "images", "samples": bootstrap}} if bootstrap else {}),
     }
-    return write_json(out, signed_result(first, runs, out, not_finished, measured))
+    return signed_result(first, runs, out, not_finished, measured)
 
 
 def phrase_differences(
@@ -125,6 +170,15 @@ def check_iou(iou: float) -> None:
     """:class:`UserError` unless it can be a threshold."""
     if not 0 < iou <= 1:
         raise UserError(f"--iou {iou:g}: a threshold is above 0, and 1 at most")
+
+
+def result_lines(result: Result) -> list[str]:
+    """What any result says, for a person: a line per protocol, index and re-ranking."""
+    if PHRASE in result.protocols:
+        return [phrase_line(result)]
+    tried = [*([index_line(result.index)] if result.index else []), *map(rerank_line, result.rerank)]
+    tried += [combination_line(result.combination)] if result.combination else []
+    return [*(summary_line(result, name) for name in result.protocols), *tried]
 
 
 def phrase_line(result: Result) -> str:

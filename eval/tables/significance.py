@@ -26,13 +26,37 @@ from vse.eval.files.results import (
     shown_name,
 )
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
-from vse.eval.protocols.phrase_evaluation import phrase_differences, read_phrase_seeds
+from vse.eval.protocols.phrase_evaluation import (
+    check_no_iou,
+    check_protocol,
+    of_phrases,
+    phrase_differences,
+    read_phrase_seeds,
+)
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text
 from vse.pipeline.provenance import made
+
+
+def compare_files(
+    files: Sequence[Path],
+    out: Path | None = None,
+    protocol: str | Sequence[str] = "auto",
+    cross_check: bool = True,
+    samples: int = COMPARED,
+    unfinished: bool = False,
+    iou: float | None = None,
+) -> Path:
+    """Compare two models whatever the files hold; returns the file. See :func:`compare` and :func:`compare_phrases`."""
+    phrases = of_phrases(files)
+    check_protocol(files, protocol, phrases)
+    check_no_iou(files, iou, phrases)
+    if phrases:
+        return compare_phrases(files, out, IOU if iou is None else iou, samples, unfinished)
+    return compare(files, out, protocol, cross_check, samples, unfinished)
 
 
 def compare(
@@ -48,7 +72,8 @@ def compare(
     Two files are the two models. More are seeds of two experiments, or of one with two settings, as many of each, paired in
     their order. See
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
-    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see :func:`vse.eval.protocols.evaluate.evaluate`.
+    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see
+    :class:`vse.eval.protocols.evaluation_options.EvaluationOptions`.
     """
     _check_samples(samples)
     sides = _sides(files, read_embeddings)

@@ -37,8 +37,9 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "prepare": _PREPARED_BY,
         "training": {*_PREPARED_BY, "prepare"},
         "use": {*_PREPARED_BY, "prepare"},
-        "cli": {*_PREPARED_BY, "prepare", "training", "use"},
         "ladder_fit": {*_PREPARED_BY},
+        "named_experiment": {*_PREPARED_BY, "prepare", "training"},
+        "cli": {*_PREPARED_BY, "prepare", "training", "named_experiment", "use"},
         "__main__": {"cli"},
     },
 }

@@ -20,6 +20,7 @@ from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 
 MATRICES = ("images", "captions", "scores", "scores_i2t", "scores_t2i", "pooled_images", "pooled_captions")
 IDS = ("image_ids", "caption_ids", "caption_image_ids", "coco_ids")
@@ -40,8 +41,8 @@ def write_folder(folder: Path, run: Embeddings, ids: str = "npy") -> Path:
     return folder
 
 
-def result(tmp_path: Path, file: Path, **arguments: Any) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(evaluate([file], tmp_path / "r.json", bootstrap=0, **arguments).read_text())
+def result(tmp_path: Path, file: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0)).read_text())
     return found
 
 

@@ -30,6 +30,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.significance import compare
 from vse.train.cli import report_main
 
@@ -135,7 +136,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A result and a comparison, as text."""
     folder = tmp_path_factory.mktemp("results")
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, experiment=f"e{k}")) for k in range(2)]
-    result = evaluate(files[:1], folder / "r.json", bootstrap=20, cross_check=False)
+    result = evaluate(files[:1], folder / "r.json", asked=EvaluationOptions(bootstrap=20, cross_check=False))
     comparison = compare(files, folder / "c.json", samples=20, cross_check=False)
     return {"result": result.read_text(), "comparison": comparison.read_text()}
 

@@ -16,6 +16,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.significance import compare
 from vse.train.cli import report_main
 
@@ -109,7 +110,7 @@ def test_large_scores_whose_sum_overflows_are_ranked(tmp_path: Path) -> None:
 
 def test_no_input_is_overwritten(file: Path, tmp_path: Path, fails: Callable[..., str], monkeypatch: Any) -> None:
     other = write_embeddings(tmp_path / "o.h5", made(n_images=12, n_each=3, noise=2, experiment="vse0"))
-    result = evaluate([file], tmp_path / "r.json", bootstrap=20)
+    result = evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=20))
     comparison = compare([file, other], tmp_path / "c.json", samples=20)
     before = {path: path.read_bytes() for path in (file, other, result, comparison)}
     monkeypatch.chdir(tmp_path)
@@ -170,7 +171,7 @@ FORGED: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_a_result_that_is_none_is_refused(
     kind: str, command: str, file: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
-    result, out = evaluate([file], tmp_path / "r.json", bootstrap=20), tmp_path / "out.csv"
+    result, out = evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=20)), tmp_path / "out.csv"
     content = json.loads(result.read_text())
     FORGED[kind](content)
     result.write_text(json.dumps({**content, "sha256": content_sha256(content)}))

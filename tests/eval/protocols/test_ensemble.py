@@ -17,6 +17,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import read_result
 from vse.eval.protocols.ensemble import ensemble, members_by_seed
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.tables.summary import summary
@@ -51,7 +52,7 @@ def test_an_ensemble_ranks_by_the_mean_of_the_score_matrices(
     mean = np.mean([dense_scores(member) for member in members], axis=0)
     image_of_caption = members[0].image_of_caption().tolist()
     i2t, t2i = slow_ranks(mean, image_of_caption)
-    found = json.loads(evaluate(files, tmp_path / "r.json", together=True).read_text())
+    found = json.loads(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True)).read_text())
     slow = metrics(Ranks(np.array(i2t), np.array(t2i)))
     for direction, of_lists in slow_metrics_of_lists(mean, mean, image_of_caption).items():
         assert found["protocols"]["full"][direction] == pytest.approx(slow[direction] | of_lists)
@@ -72,7 +73,7 @@ def test_matrices_of_scores_are_averaged(tmp_path: Path) -> None:
 
 def test_an_ensemble_is_no_row_of_its_members(tmp_path: Path) -> None:
     files = [write_embeddings(tmp_path / f"{k}.h5", made(seed=k, experiment=name)) for k, name in enumerate(("vsepp", "vse0"))]
-    result = json.loads(evaluate(files, tmp_path / "r.json", together=True).read_text())
+    result = json.loads(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True)).read_text())
     assert result["experiment"] == "ensemble of 2 (vsepp, vse0)"
     assert [noted["file"] for noted in result["provenance"]["embeddings"]] == ["0.h5", "1.h5"]
     assert result["provenance"]["config"] == {}
@@ -84,7 +85,7 @@ def test_tables_call_an_ensemble_by_the_names_that_its_members_were_given(tmp_pa
         write_embeddings(tmp_path / f"{k}.h5", made(seed=k, experiment="scan", provenance=said))
         for k, said in enumerate(names)
     ]
-    result = evaluate(files, tmp_path / "r.json", together=True)
+    result = evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True))
     assert summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
 
 
@@ -113,7 +114,8 @@ def test_seed_s_of_an_ensemble_is_made_of_seed_s_of_every_member(
 ) -> None:
     files = {seed: [write(experiment, seed) for experiment in ("vsepp", "vse0")] for seed in (3, 1)}
     alone = [
-        json.loads(evaluate(members, tmp_path / f"{seed}.json", together=True).read_text()) for seed, members in files.items()
+        json.loads(evaluate(members, tmp_path / f"{seed}.json", asked=EvaluationOptions(together=True)).read_text())
+        for seed, members in files.items()
     ]
     shuffled = [files[3][1], files[3][0], files[1][0], files[1][1]]
     with pytest.raises(SystemExit) as stop:
@@ -136,7 +138,7 @@ def test_a_preset_names_the_ensemble_and_its_title_and_what_was_changed_in_a_mem
 ) -> None:
     noted = {"features": {"fc7": "aa"}, "changed_settings": ["loss.margin: 0.2 -> 0.1"], "config": {"label": "mine"}}
     files = [write("vsepp", 0, provenance=json.dumps(noted)), write("vse0", 0, provenance='{"features": {"effnet": "bb"}}')]
-    path = evaluate(files, tmp_path / "r.json", together=True, experiment="duo")
+    path = evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, experiment="duo"))
     result = read_result(path)
     assert (result.experiment, result.seeds) == ("duo", [0])
     assert result.provenance["config"]["ensemble_of"] == ["vsepp", "vse0"]
@@ -155,12 +157,12 @@ def test_seeds_of_one_experiment_are_members_and_so_are_single_files_of_any_seed
 
 def test_a_preset_of_one_experiment_averages_its_seeds(write: Callable[..., Path], tmp_path: Path) -> None:
     files = [write("vsepp", seed) for seed in (0, 1)]
-    result = read_result(evaluate(files, tmp_path / "r.json", together=True, experiment="twice"))
+    result = read_result(evaluate(files, tmp_path / "r.json", asked=EvaluationOptions(together=True, experiment="twice")))
     assert (result.experiment, [(member.experiment, member.seed) for member in result.ensemble]) == (
         "twice",
         [("vsepp", 0), ("vsepp", 1)],
     )
-    unnamed = read_result(evaluate(files, tmp_path / "unnamed.json", together=True))
+    unnamed = read_result(evaluate(files, tmp_path / "unnamed.json", asked=EvaluationOptions(together=True)))
     assert result.protocols == unnamed.protocols
 
 

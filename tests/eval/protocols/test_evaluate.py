@@ -18,6 +18,7 @@ from vse.eval.cli import eval_main, table_main
 from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_search
@@ -48,7 +49,9 @@ def made(n_images: int = 30, n_each: int = 5, seed: int = 0, noise: float = 1.0,
 
 def evaluated(tmp_path: Path, *embeddings: Embeddings, protocol: str | Sequence[str] = "auto") -> dict[str, Any]:
     files = [write_embeddings(tmp_path / f"{k}.h5", e) for k, e in enumerate(embeddings)]
-    result: dict[str, Any] = json.loads(evaluate(files, tmp_path / "result.json", protocol, bootstrap=0).read_text())
+    result: dict[str, Any] = json.loads(
+        evaluate(files, tmp_path / "result.json", protocol, asked=EvaluationOptions(bootstrap=0)).read_text()
+    )
     return result
 
 
@@ -150,7 +153,11 @@ def test_a_result_says_why_its_ranks_were_not_compared(tmp_path: Path) -> None:
     scores = replace(run, images=None, captions=None, scores=run.images @ run.captions.T)
     why = {"checked": False, "why": "FAISS does not search scores of pairs"}
     assert evaluated(tmp_path, scores)["cross_check"] == {"full": why}
-    out = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json", cross_check=False, bootstrap=0)
+    out = evaluate(
+        [write_embeddings(tmp_path / "e.h5", run)],
+        tmp_path / "r.json",
+        asked=EvaluationOptions(cross_check=False, bootstrap=0),
+    )
     assert json.loads(out.read_text())["cross_check"] == {"full": {"checked": False, "why": "--no-cross-check"}}
 
 

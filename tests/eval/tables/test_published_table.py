@@ -21,6 +21,7 @@ from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.printed import published_rows
 from vse.eval.tables.published_table import compared, write_compared
 from vse.eval.tables.summary import summary
@@ -68,7 +69,12 @@ class Results:
                 provenance=json.dumps(noted(config, dataset) if config else {}),
             )
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
-        return evaluate(files, self.folder / f"{dataset}_{experiment}.json", protocol, bootstrap=0, cross_check=False)
+        return evaluate(
+            files,
+            self.folder / f"{dataset}_{experiment}.json",
+            protocol,
+            asked=EvaluationOptions(bootstrap=0, cross_check=False),
+        )
 
 
 @pytest.fixture
@@ -477,7 +483,7 @@ def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, resu
         for name, changed in (("vsepp", changes), ("vse0", {})):
             result(name, config=settings(name, **changed))
             files.append((tmp_path / "0.h5").rename(tmp_path / f"{name}.h5"))
-        path = evaluate(files, tmp_path / "duo.json", bootstrap=0, together=True, experiment="duo")
+        path = evaluate(files, tmp_path / "duo.json", asked=EvaluationOptions(bootstrap=0, together=True, experiment="duo"))
         table = compared("vsepp_4", [path])
         assert filled(table) == ["vsepp 4.1"]
         row = line(table, "vsepp 4.1")

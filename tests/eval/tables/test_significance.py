@@ -12,6 +12,7 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.significance import compare, significance
 from vse.eval.tables.summary import summary
 
@@ -46,7 +47,7 @@ def test_the_better_model_is_told_from_the_worse(models: list[Path], tmp_path: P
 def test_the_figures_are_those_of_the_results(models: list[Path], tmp_path: Path) -> None:
     content = compared(tmp_path, *models)
     for side, files in (("a", models[:3]), ("b", models[3:])):
-        result = json.loads(evaluate(files, tmp_path / f"{side}.json", bootstrap=0).read_text())
+        result = json.loads(evaluate(files, tmp_path / f"{side}.json", asked=EvaluationOptions(bootstrap=0)).read_text())
         assert content[side]["seeds"] == [0, 1, 2]
         for way, name in (("i2t", "r1"), ("t2i", "medr"), ("t2i", "meanr")):
             mean = result["protocols"]["full"][way][name]["mean"]
@@ -148,7 +149,7 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
 
 
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
-    result = evaluate([models[0]], tmp_path / "r.json", bootstrap=0)
+    result = evaluate([models[0]], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0))
     comparison = compare([models[0], models[3]], tmp_path / "c.json", samples=100)
     assert summary([result, comparison]).equals(summary([result]))
 
