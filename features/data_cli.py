@@ -52,10 +52,9 @@ def import_command(
     caption, or several, and perhaps a split and ids. Splits that are not given are drawn by image.
     """
     from vse.features.import_formats import Import, import_data
-    from vse.pipeline.imported_rows import ImportSettings, fields_of
-    from vse.pipeline.tokenisers import NEW
+    from vse.pipeline.imported_rows import import_settings
 
-    settings = ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, fields_of(columns))
+    settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns)
     for path in import_data(Import(sources, settings, captions, images, out_features), format_name):
         click.echo(path)
 

@@ -5,13 +5,14 @@ What needs torch is imported when it runs, so that a wrong name is answered quic
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job
+from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job, Option
 from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
 from vse.pipeline.dataset import load_dataset_file
@@ -32,8 +33,8 @@ class FeatureRequest:
     like : a cache whose settings and weights are taken, in place of those of ``feature``
     shards : how many; by default as the data set's preset says
     skip_bad : leave unreadable images out, and list them
-    weights_dir : folder of weights that stand in for downloads
-    words : file of word vectors
+    weights_dir : folder of weights that stand in for downloads; by default ``$VSE_WEIGHTS_DIR``
+    words : file of word vectors; by default ``$VSE_WORDS``
     device, threads : what computes
     """
 
@@ -63,14 +64,15 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} is made by {other}, which has no such option; leave it out")
     n_shards = asked.shards or default_shards(asked.dataset)
+    weights_dir, words = (_path_given(asked, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.hardware import use_threads
 
     use_threads(asked.threads)
-    _check_out(asked.dataset, config, out, asked.words)
+    _check_out(asked.dataset, config, out, words)
     with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
-        ready = config.build(Job(asked.dataset, out, asked.device, asked.weights_dir, asked.words, fit=shard is None))
+        ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
         made = extraction.extract_shards(asked.dataset, ready, out, n_shards, shard, asked.skip_bad)
         return made if shard is not None else extraction.merge(asked.dataset, out, n_shards)
 
@@ -95,6 +97,13 @@ def default_shards(dataset: Path) -> int:
     loaded = load_dataset_file(dataset)
     known = loaded.name in presets.known_presets("datasets")
     return presets.load_dataset(loaded.name).shards if known else min(4, len(loaded.images))
+
+
+def _path_given(asked: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
+    """An option of the extractor: what is asked for, or else what the environment says."""
+    given: Path | None = getattr(asked, option)
+    named = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
+    return given or (Path(named) if named else None)
 
 
 def _resolved(asked: FeatureRequest) -> tuple[FeatureSettings, Path]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import click
@@ -67,7 +67,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:
-            with running(command.name or "", given):
+            with running(command.name or "", given), one_line_errors():
                 code = command.main(args=given, prog_name=command.name, standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:  # a group without a command, whose help is the answer
             error.show()
@@ -76,12 +76,6 @@ def entry_point(command: click.Command) -> Callable[..., None]:
             _fail(command, error.format_message())
         except UserError as error:
             _fail(command, str(error))
-        except OSError as error:  # a full disk, a missing permission, a name that is too long
-            if error.errno is None:
-                raise
-            _fail(command, ": ".join(str(part) for part in (error.filename, error.strerror) if part))
-        except MemoryError as error:
-            _fail(command, f"not enough memory ({reason_of(error)})")
         except Interrupted as stop:
             with suppress(OSError):  # Ctrl-C may have ended the program that reads our output, too
                 click.echo(f"{command.name}: {stop}", err=True)
@@ -92,6 +86,19 @@ def entry_point(command: click.Command) -> Callable[..., None]:
 
     main.__doc__ = command.help
     return main
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """In this block a full disk, a missing permission, a long name or too little memory is a :class:`UserError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
+    except MemoryError as error:
+        raise UserError(f"not enough memory ({reason_of(error)})") from error
 
 
 def sleep_while_waiting() -> None:

@@ -53,6 +53,20 @@ class ImportSettings:
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
+def import_settings(
+    out: Path,
+    name: str | None = None,
+    val: float | None = None,
+    test: float | None = None,
+    seed: int = 0,
+    tokeniser: str | None = None,
+    skip_bad: bool = False,
+    columns: Iterable[str] = (),
+) -> ImportSettings:
+    """The settings of an import as a command has them: the data set is called as its folder, unless a name is given."""
+    return ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, fields_of(columns))
+
+
 @dataclass(frozen=True)
 class ImportedRow:
     """An image, by its file in the folder of images, and captions of it; ``place`` says where this stands.

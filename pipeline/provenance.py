@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
@@ -18,10 +18,15 @@ import vse
 _command: ContextVar[str | None] = ContextVar("_command", default=None)
 
 
-@contextmanager
-def running(name: str, arguments: Sequence[str]) -> Iterator[None]:
+def running(name: str, arguments: Sequence[str]) -> AbstractContextManager[None]:
     """In this block files say that they were made by this command."""
-    token = _command.set(shlex.join([name, *arguments]))
+    return making(shlex.join([name, *arguments]))
+
+
+@contextmanager
+def making(command: str) -> Iterator[None]:
+    """In this block files say that they were made by what is typed as ``command``, in a shell or in Python."""
+    token = _command.set(command)
     try:
         yield
     finally:
@@ -29,7 +34,8 @@ def running(name: str, arguments: Sequence[str]) -> Iterator[None]:
 
 
 def made() -> dict[str, Any]:
-    """What a file says of its making: ``date`` (UTC), ``command`` (None if Python code called a function), ``code``.
+    """What a file says of its making: ``date`` (UTC), ``command`` (None if Python code called a function that is not
+    public), ``code``.
 
     It differs from one making to the next, so it is part of no key and of nothing that is compared.
     """

@@ -214,8 +214,8 @@ def search_command(
     places = RunPlaces(features, captions, caption_features, weights_dir)
     asked = SearchOptions(k, split, corpus, index, index_type, index_parameters, rerank, html)
     if image is not None:
-        boxes = find_phrase(run, image, query, asked, places, device)
-        for rank, (score, box) in enumerate(zip(boxes.scores[:k].tolist(), boxes.boxes[:k].tolist(), strict=True), 1):
+        best = find_phrase(run, image, query, asked, places, device).best(k)
+        for rank, (score, box) in enumerate(zip(best.scores.tolist(), best.boxes.tolist(), strict=True), 1):
             click.echo("\t".join([str(rank), f"{score:.4f}", *(f"{corner:.0f}" for corner in box)]))
         return
     for rank, hit in enumerate(search_run(run, query, asked, places, device), 1):

@@ -232,6 +232,15 @@ def read_embeddings(path: Path) -> Embeddings:
             arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
             content_sha256 = file.attrs.get(SUM)
+    run = embeddings_of(path, arrays, stored, source)
+    _check_sum(path, content_sha256, arrays, run)
+    return run
+
+
+def embeddings_of(
+    path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: ReadOnce | ReadFiles | None = None
+) -> Embeddings:
+    """Embeddings or scores from arrays and attributes by their names, checked; ``path`` is what errors call them."""
     attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
     _check_complete(path, set(arrays), set(attributes))
     values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
@@ -240,7 +249,6 @@ def read_embeddings(path: Path) -> Embeddings:
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
-    _check_sum(path, content_sha256, arrays, run)
     return run
 
 

@@ -47,6 +47,10 @@ class PhraseHit:
     boxes: Float[np.ndarray, "n_boxes 4"]
     scores: Float[np.ndarray, " n_boxes"]
 
+    def best(self, k: int) -> PhraseHit:
+        """Its ``k`` best boxes."""
+        return PhraseHit(self.text, self.boxes[:k], self.scores[:k])
+
 
 @dataclass(frozen=True)
 class SearchHit:

@@ -59,9 +59,13 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     or in ``1k`` if theirs are folds, too; without that row, in a row of their own. Results of phrases have columns
     ``phrase_…``, how many phrases there are, the ``iou``, and ``type_<name>_r1`` of each type.
     """
+    return summary_of([(path, read_result(path)) for path in without_comparisons(results)])
+
+
+def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
+    """As :func:`summary` of results that were read; the folders of runs are named as seen from their files."""
     rows = []
-    for path in without_comparisons(results):
-        result = read_result(path)
+    for path, result in results:
         protocols = distinct(result.protocols, result.n_images)
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
             if {whole, captions} <= set(protocols):

@@ -1,0 +1,349 @@
+"""The functions of the Python interface that evaluate, compare, search and show a model, or vectors of another program."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.calls import as_path, as_paths, device_of, public, threads_of, weights_dir_of, whole
+from vse.eval.defaults import COMPARED, QUERIES, SAMPLES
+from vse.pipeline.errors import UserError
+from vse.shown import Evaluation, HtmlReport, ModelComparison, SearchResults, ShownTable
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from vse.eval.files.embeddings import Embeddings
+
+StrPath = str | os.PathLike[str]
+_NO_FILE = Path("result.json")  # where an evaluation would be written, for the paths in it
+
+
+@public
+def evaluate(
+    files: StrPath | Sequence[StrPath] | None = None,
+    *,
+    images: ArrayLike | None = None,
+    captions: ArrayLike | None = None,
+    scores: ArrayLike | None = None,
+    image_ids: ArrayLike | None = None,
+    caption_ids: ArrayLike | None = None,
+    caption_image_ids: ArrayLike | None = None,
+    similarity: str = "cosine",
+    name: str = "arrays",
+    dataset: str = "arrays",
+    split: str = "test",
+    out: StrPath | None = None,
+    protocol: str | Sequence[str] = "auto",
+    bootstrap: int | None = None,
+    cross_check: bool = True,
+    k: Sequence[int] = (),
+    iou: float | None = None,
+    cxc: StrPath | None = None,
+    ensemble: bool = False,
+    experiment: str | None = None,
+    alpha: float | None = None,
+    save: StrPath | None = None,
+    index: str | None = None,
+    index_parameters: str = "",
+    rerank: Sequence[int] = (),
+    per_query: StrPath | None = None,
+    trec: StrPath | None = None,
+    trec_depth: int | None = None,
+    unfinished: bool = False,
+    device: str | None = None,
+) -> Evaluation:
+    """R@K, Med r, mean r, rsum and more of embeddings or scores, with 95% intervals (``vse-eval``).
+
+    They lie in files, or are given as arrays (of numpy or torch), which may come from any program.
+
+    Parameters
+    ----------
+    files : embeddings files or folders of arrays (docs/formats.md) of one model, one for each seed
+    images, captions : (n_images, dim) and (n_captions, dim), compared by ``similarity``
+    scores : (n_images, n_captions), of all pairs, instead
+    image_ids, caption_ids : (n_images,) and (n_captions,) whole numbers; None counts from 0
+    caption_image_ids : (n_captions,), of each caption the id of its image
+    similarity : ``cosine``, the inner product, which does not divide by lengths, or ``order``
+    name, dataset, split : what the result calls the model of the arrays, and what they are of
+    out : the result file to write (JSON); None writes none
+    protocol : one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
+        (docs/evaluation.md)
+    bootstrap : samples of the images for the intervals, 0 for none; None is 1,000
+    cross_check : compare the ranks with a search by FAISS
+    k : further K of R@K, beside 1, 5 and 10
+    iou : of phrase scores, from which IoU with its truth on a candidate box is right; None is 0.5
+    cxc : folder of the pairs that Crisscrossed Captions judged
+    ensemble : the files are members, whose scores are averaged
+    experiment, alpha, save : of an ensemble: its preset, the share of phrases, and a file for its embeddings
+    index, index_parameters : a FAISS index to try, e.g. ``IVF1024,Flat`` with ``nprobe=16``
+    rerank : numbers of candidates to re-rank, to see what is lost
+    per_query : file (.csv or .parquet) for what each query got
+    trec, trec_depth : folder for run and qrels files, and how many answers these have
+    unfinished : evaluate runs whose training did not finish, too
+    device : where FAISS searches, as of :func:`vse.extract`
+
+    Raises
+    ------
+    vse.UserError : names what is missing, duplicate, of another length or not finite, and options that do not go together
+
+    Examples
+    --------
+    result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5", out="results/demo_vsepp.json")
+    result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
+    """
+    from vse.eval.protocols.evaluate import evaluated_run
+    from vse.eval.protocols.evaluation_options import EvaluationOptions
+    from vse.eval.protocols.phrase_evaluation import evaluate_files
+    from vse.eval.search.gpu import use_device
+    from vse.pipeline.files import write_json
+
+    arrays = {
+        **{"images": images, "captions": captions, "scores": scores},
+        **{"image_ids": image_ids, "caption_ids": caption_ids, "caption_image_ids": caption_image_ids},
+    }
+    given = {which: _array(array) for which, array in arrays.items() if array is not None}
+    if (files is None) == (not given):
+        raise UserError("what is evaluated are files, or arrays (images and captions, or scores): give one of them")
+    asked = EvaluationOptions(
+        cross_check=cross_check,
+        bootstrap=SAMPLES if bootstrap is None else whole("bootstrap", bootstrap, 0),
+        unfinished=unfinished,
+        ks=[whole("k", one, 1) for one in k],
+        cxc=as_path(cxc),
+        together=ensemble,
+        experiment=experiment,
+        alpha=alpha,
+        save=as_path(save),
+        index=index,
+        index_parameters=index_parameters,
+        rerank=[whole("rerank", one, 1) for one in rerank],
+        per_query=as_path(per_query),
+        trec=as_path(trec),
+        trec_depth=None if trec_depth is None else whole("trec_depth", trec_depth, 0),
+    )
+    asked.check()
+    written = as_path(out)
+    use_device(device_of(device))
+    if files is not None:
+        return Evaluation(evaluate_files(as_paths(files), written, protocol, asked, iou), written)
+    if iou is not None:
+        raise UserError("iou is of phrase scores, which are read from files")
+    run = _of_arrays(name, given, {"dataset": dataset, "split": split, "similarity": similarity, "experiment": name})
+    content = evaluated_run(name, run, written or _NO_FILE, protocol, asked)
+    if written is not None:
+        write_json(written, content)
+    return Evaluation(content, written)
+
+
+@public
+def compare(
+    files: Sequence[StrPath],
+    *,
+    out: StrPath | None = None,
+    protocol: str | Sequence[str] = "auto",
+    bootstrap: int | None = None,
+    cross_check: bool = True,
+    iou: float | None = None,
+    unfinished: bool = False,
+    device: str | None = None,
+) -> ModelComparison:
+    """Test the difference of each metric of two models on the same queries (``vse-eval --compare``).
+
+    Parameters
+    ----------
+    files : embeddings of the two models, or as many seeds of each
+    out : the comparison file to write; None is ``results/<dataset>_<a>_vs_<b>.json``
+    bootstrap : samples of the images; None is 10,000
+    protocol, cross_check, iou, unfinished, device : as of :func:`vse.evaluate`
+
+    Raises
+    ------
+    vse.UserError : if the files are of different queries, or of other than two models
+
+    Examples
+    --------
+    difference = vse.compare(["runs/demo_vsepp/seed-0/test.h5", "runs/demo_vse0/seed-0/test.h5"])
+    difference.frame[["protocol", "difference", "low", "high", "p"]]
+    """
+    from vse.eval.search.gpu import use_device
+    from vse.eval.tables.significance import compare_files
+
+    use_device(device_of(device))
+    samples = COMPARED if bootstrap is None else whole("bootstrap", bootstrap, 0)
+    return ModelComparison(compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou))
+
+
+@public
+def search(
+    run: StrPath,
+    query: StrPath,
+    k: int = 10,
+    *,
+    split: str | None = None,
+    features: StrPath | None = None,
+    captions: StrPath | None = None,
+    caption_features: StrPath | None = None,
+    weights_dir: StrPath | None = None,
+    corpus: StrPath | None = None,
+    index: StrPath | None = None,
+    index_type: str | None = None,
+    index_parameters: str = "",
+    rerank: int | None = None,
+    image: StrPath | None = None,
+    html: StrPath | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+) -> SearchResults:
+    """Search a split with a run: a text finds images, a photo finds captions (``vse-search``).
+
+    Parameters
+    ----------
+    run : the run
+    query : a text, or the path of a JPEG, PNG or WebP file
+    k : how many results
+    split : ``test`` if None
+    features : the cache, if it was moved, or one of your album by the same extractor
+    captions, caption_features, weights_dir : as of :func:`vse.embed`
+    corpus : embeddings by this run to search, instead of embedding the split
+    index : FAISS index file: built the first time, then read instead of embedding the split
+    index_type, index_parameters : what to build (e.g. ``IVF1024,Flat``), and how far to look (e.g. ``nprobe=16``)
+    rerank : score only so many candidates by pooled vectors, of a model that scores every pair
+    image : a photo of ``features`` in which to find ``query``, a phrase, with a run that localises phrases
+    html : write a report with photos as well
+    device, threads : as of :func:`vse.extract`
+
+    Raises
+    ------
+    vse.UserError : if the query has no word, the photo cannot be read, or an option does not suit the run
+
+    Examples
+    --------
+    hits = vse.search("runs/demo_vsepp/seed-0", "a red circle above a blue square", k=3)
+    hits.frame[["rank", "score", "file"]]
+    """
+    from vse.features.hardware import use_threads
+    from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
+    from vse.train.use.opened_run import RunPlaces
+
+    use_threads(threads_of(threads))
+    places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
+    asked = SearchOptions(
+        whole("k", k, 1),
+        split,
+        as_path(corpus),
+        as_path(index),
+        index_type,
+        index_parameters,
+        None if rerank is None else whole("rerank", rerank, 1),
+        as_path(html),
+    )
+    text = os.fspath(query)
+    if image is not None:
+        photo = as_path(image)
+        hit = find_phrase(as_path(run), photo, text, asked, places, device_of(device))
+        return SearchResults(text, hit.best(k), photo)
+    given = as_path(query) if isinstance(query, os.PathLike) else text
+    return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))
+
+
+@public
+def report(
+    results: StrPath | Sequence[StrPath],
+    out: StrPath,
+    *,
+    data: StrPath | None = None,
+    embeddings: StrPath | Sequence[StrPath] = (),
+    queries: int = QUERIES,
+    seed: int = 0,
+) -> HtmlReport:
+    """Report a result, or two side by side, as one HTML file: metrics, curves, what queries retrieve (``vse-report``).
+
+    Parameters
+    ----------
+    results : one or two result files, or evaluations that were written to files
+    out : the report to write
+    data : ``dataset.json``, if it does not lie where the embeddings say
+    embeddings : of the first seed, if they do not lie where the result says; one for each result
+    queries : how many are shown in each direction
+    seed : decides which of many similar queries are shown
+
+    Raises
+    ------
+    vse.UserError : if a result was edited, or the embeddings are not those that it was made from
+
+    Examples
+    --------
+    page = vse.report("results/demo_vsepp.json", "report.html")
+    page
+    """
+    from vse.eval.report.report import write_report
+    from vse.train.use.attention import attention_of_run
+
+    given = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
+    shown, first = whole("queries", queries, 0), whole("seed", seed, 0)
+    return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, shown, first, attention_of_run))
+
+
+@public
+def table(
+    name: str,
+    results: StrPath | Sequence[StrPath] = (),
+    *,
+    dataset: str | None = None,
+    out: StrPath | None = None,
+) -> ShownTable:
+    """Make a table of result files (``vse-table``).
+
+    Parameters
+    ----------
+    name : ``summary``, a row per result and protocol; ``significance``, a row per metric of comparisons; or a published table,
+        such as ``vsepp_3``, with our metrics beside the printed ones
+    results : result files, or evaluations and comparisons that were written to files
+    dataset : of a published table, take our results on this data set
+    out : the table to write, .csv or .tex; None writes none
+
+    Raises
+    ------
+    vse.UserError : if there is no such table, or a result was edited
+
+    Examples
+    --------
+    rows = vse.table("summary", ["results/demo_vsepp.json", "results/demo_vse0.json"])
+    print(rows.latex)
+    """
+    from vse.eval.tables.any_table import make_table
+
+    paths = [] if isinstance(results, Sequence) and not results else as_paths(results)
+    written = as_path(out)
+    return ShownTable(make_table(name, paths, dataset, written), written)
+
+
+def _array(given: Any) -> NDArray[Any]:
+    """An array of numpy or torch, on whatever device, or what numpy makes one of."""
+    if hasattr(given, "detach"):
+        tensor = given.detach().cpu()
+        given = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+    return np.asarray(given)
+
+
+def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Embeddings:
+    """Embeddings from arrays, checked as those of a file are; ids that are not given are counted from 0."""
+    from vse.eval.files.embeddings import embeddings_of
+
+    for which, array in arrays.items():
+        axes = 1 if which.endswith("_ids") else 2
+        if array.ndim != axes:
+            raise UserError(f"{which}: an array of {axes} axes is needed, not of shape {array.shape}")
+    counted: dict[str, NDArray[Any]] = dict(arrays)
+    rows = next((len(arrays[which]) for which in ("images", "scores") if which in arrays), 0)
+    counted.setdefault("image_ids", np.arange(rows))
+    if "caption_image_ids" in arrays:
+        counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
+    scored = {"similarity": "scores"} if "scores" in arrays else {}
+    return embeddings_of(Path(name), counted, {**attributes, **scored})

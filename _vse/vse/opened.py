@@ -1,0 +1,354 @@
+"""Files that the Python interface opens: a data set, a feature cache, a run, the embeddings of a split."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from numpy.typing import NDArray
+
+from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
+from vse.features.cache import FeatureCache, open_cache
+from vse.features.reader import FeatureReader
+from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vse.eval.files.embeddings import Embeddings
+
+_SHOWN = 5  # rows of a frame in a notebook
+
+
+class OpenFile:
+    """A file or folder that the interface opened or wrote; it can be given wherever its path can."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.path)!r})"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(repr(self))}</p>"
+
+    def _head(self, facts: str, frame: pd.DataFrame | None = None) -> str:
+        """How a notebook shows the file: its path, facts of it, and the first rows of a frame."""
+        rows = "" if frame is None else frame.head(_SHOWN).to_html()
+        return f"<p><b>{html.escape(str(self.path))}</b>: {html.escape(facts)}</p>{rows}"
+
+
+class OpenDataset(OpenFile):
+    """A data set, ``dataset.json``: images, their captions and splits, checked.
+
+    Attributes
+    ----------
+    path, name : the file, and what the data set is called
+    frame : a row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (inside the folder of images), ``caption``
+    images : a row per image, those without a caption as well: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
+    splits : a row per split: ``n_images``, ``n_captions``
+    json : the content of the file
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._dataset: Dataset = load_dataset_file(path)
+        self.name = self._dataset.name
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row per caption."""
+        rows = [(i.imgid, c.sentid, i.split, i.file, c.raw) for i in self._dataset.images for c in i.captions]
+        return pd.DataFrame(rows, columns=["image_id", "caption_id", "split", "file", "caption"])
+
+    @cached_property
+    def images(self) -> pd.DataFrame:
+        """A row per image."""
+        rows = [(i.imgid, i.split, i.file, len(i.captions), i.cocoid) for i in self._dataset.images]
+        frame = pd.DataFrame(rows, columns=["image_id", "split", "file", "n_captions", "coco_id"])
+        return frame.astype({"coco_id": "Int64"})
+
+    @cached_property
+    def splits(self) -> pd.DataFrame:
+        """A row per split."""
+        counts = self.images.groupby("split", sort=False)["n_captions"].agg(["size", "sum"])
+        return counts.set_axis(["n_images", "n_captions"], axis=1)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The content of the file."""
+        content: dict[str, Any] = read_json(self.path)
+        return content
+
+    def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
+        """Ids of the images (n_images,) of a split, or of all; :class:`vse.UserError` if there is no such split."""
+        images = self._dataset.images if split is None else self._dataset.split(split)
+        return np.asarray([image.imgid for image in images], np.int64)
+
+    def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
+        """Ids of the captions (n_captions,) of a split, or of all; :class:`vse.UserError` if there is no such split."""
+        images = self._dataset.images if split is None else self._dataset.split(split)
+        return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
+
+    def photo(self, image_id: int) -> Path:
+        """The file of an image; :class:`vse.UserError` if the data set has no such image."""
+        file = self._files.get(int(image_id))
+        if file is None:
+            raise UserError(f"{self.path}: has no image {image_id}")
+        return file
+
+    @cached_property
+    def _files(self) -> dict[int, Path]:
+        return {image.imgid: self._dataset.image_path(image) for image in self._dataset.images}
+
+    def __len__(self) -> int:
+        return len(self._dataset.images)
+
+    def _repr_html_(self) -> str:
+        return self._head(f"data set {self.name!r}, {len(self):,} images", self.splits) + self.frame.head(_SHOWN).to_html()
+
+
+class OpenFeatures(OpenFile):
+    """A feature cache: a row of numbers for each image or caption, read by id where they lie on the disk.
+
+    ``features[ids]`` are the rows of some ids in their order: (n, dim), or (n, n_crops, dim) and (n, n_positions, dim) of
+    banks of crops and of grids. Of a ``ragged`` cache, such as one of regions, it is a list of n arrays (n_regions, dim).
+    ``features[7]`` is the row of one id, ``features[:]`` all rows. :class:`vse.UserError` names an id that the cache lacks.
+
+    Attributes
+    ----------
+    path, dataset, feature : the file, and the names of data set and feature
+    kind : ``image`` or ``text``: whose ids they are
+    ids : (n,) of the rows, in their order
+    shape : of all rows together: (n, dim), (n, n_crops, dim), or of a ragged cache (n, None, dim)
+    ragged : whether rows have numbers of vectors of their own
+    json : what the rows were made from: settings, weights, versions
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._cache: FeatureCache = open_cache(path)
+        self.dataset, self.feature, self.kind = self._cache.dataset, self._cache.feature, self._cache.kind
+        self.ids: NDArray[np.int64] = self._cache.ids
+        self.dtype = self._cache.dtype
+        self.ragged = self._cache.offsets is not None
+        each = (None, *self._cache.row_shape) if self.ragged else self._cache.row_shape
+        self.shape: tuple[int | None, ...] = (len(self.ids), *each)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """What the rows were made from."""
+        return dict(self._cache.provenance)
+
+    def __getitem__(self, ids: int | slice | Iterable[int]) -> NDArray[Any] | list[NDArray[Any]]:
+        positions = self._positions(ids)
+        if not self.ragged:
+            rows: NDArray[Any] = self._reader.rows(positions)
+            return rows[0] if _is_one(ids) else rows
+        regions = self._reader.regions(positions)
+        sets: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
+        return sets[0] if _is_one(ids) else sets
+
+    def tensor(self, ids: int | slice | Iterable[int] = slice(None)) -> Tensor:
+        """The rows as a float32 tensor of torch; ragged ones are padded with zeros to (n, longest, dim)."""
+        import torch
+
+        positions = self._positions(ids)
+        rows = self._reader.regions(positions).features if self.ragged else self._reader.rows(positions)
+        tensor = torch.from_numpy(np.array(rows, np.float32))
+        return tensor[0] if _is_one(ids) else tensor
+
+    def mask(self, ids: int | slice | Iterable[int] = slice(None)) -> Tensor:
+        """Where a padded :meth:`tensor` has vectors: (n, longest) booleans; :class:`vse.UserError` if it is not ragged."""
+        import torch
+
+        counts = self.counts(ids)
+        mask = torch.from_numpy(np.arange(counts.max(initial=0)) < counts[:, None])
+        return mask[0] if _is_one(ids) else mask
+
+    def counts(self, ids: int | slice | Iterable[int] = slice(None)) -> NDArray[np.int64]:
+        """How many vectors each row of a ragged cache has, (n,); :class:`vse.UserError` if it is not ragged."""
+        positions = self._positions(ids)
+        if self._cache.offsets is None:
+            raise UserError(f"{self.path}: all its rows are {' x '.join(map(str, self._cache.row_shape))}, none is padded")
+        return np.diff(self._cache.offsets)[positions]
+
+    def boxes(self, ids: int | slice | Iterable[int] = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Where the regions of each row lie: arrays (n_regions, 4) of x1, y1, x2, y2 in pixels of the original image."""
+        of_cache = self._reader.boxes
+        spans = (slice(*of_cache.offsets[position : position + 2]) for position in self._positions(ids))
+        boxes = [np.asarray(of_cache.boxes[span], np.float32) for span in spans]
+        return boxes[0] if _is_one(ids) else boxes
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids.tolist())
+
+    def __contains__(self, row_id: object) -> bool:
+        return isinstance(row_id, int | np.integer) and bool(np.isin(row_id, self.ids))
+
+    @cached_property
+    def _reader(self) -> FeatureReader:
+        return FeatureReader(self._cache, memory_gb=0)
+
+    def _positions(self, ids: int | slice | Iterable[int]) -> NDArray[np.int64]:
+        if isinstance(ids, slice):
+            if ids != slice(None):
+                raise UserError(
+                    f"{self.path}: rows are read by their ids, and a slice is of places; take [:], or e.g. [ids[:9]]"
+                )
+            return np.arange(len(self.ids))
+        if _is_one(ids):
+            return self._reader.positions([ids])  # type: ignore[list-item]
+        wanted = np.asarray(list(ids) if not isinstance(ids, np.ndarray) else ids)  # type: ignore[arg-type]
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise UserError(f"{self.path}: ids are a list of whole numbers, not {wanted.dtype} of shape {wanted.shape}")
+        return self._reader.positions(wanted.astype(np.int64))
+
+    def _repr_html_(self) -> str:
+        return self._head(f"{self._cache.described()}; data set {self.dataset!r}, feature {self.feature!r}")
+
+
+class Run(OpenFile):
+    """A trained model: the folder of a run.
+
+    Attributes
+    ----------
+    path : the folder
+    frame : a row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation split, seconds
+    json : the record of the run, ``run.json``: what it was made from, its state, its best epoch
+    settings : every setting of its experiment, as in ``config.yaml``
+    """
+
+    @cached_property
+    def json(self) -> dict[str, Any]:
+        """The record of the run."""
+        record: dict[str, Any] = read_json(self.path / "run.json")
+        return record
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Every setting of the experiment."""
+        settings: dict[str, Any] = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        return settings
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row per epoch."""
+        return pd.read_csv(self.path / "metrics.csv")
+
+    def _repr_html_(self) -> str:
+        record = self.json
+        facts = {
+            "data set": "dataset",
+            "experiment": "experiment",
+            "seed": "seed",
+            "state": "state",
+            "best epoch": "best_epoch",
+        }
+        said = ", ".join(f"{what} {record[key]}" for what, key in facts.items() if key in record)
+        return self._head(said, self.frame.tail(_SHOWN))
+
+
+class EmbeddedSplit(OpenFile):
+    """Embeddings, or scores of all pairs, of a split by a model; or, of a model that localises phrases, their scores.
+
+    Attributes
+    ----------
+    path : the file
+    dataset, split : what it is of
+    frame : a row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; or a row per phrase:
+        ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
+    json : what it was made from: features, settings, versions
+    images, captions : (n_images, dim) and (n_captions, dim) float32, what is compared; None of a model that scores pairs
+    image_ids, caption_ids, caption_image_ids : (n_images,), (n_captions,) and (n_captions,), the last the captions' images
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.phrases: PhraseScores | None = read_phrase_scores(path) if is_phrase_scores(path) else None
+        described = self._read if self.phrases is None else self.phrases
+        self.dataset, self.split = described.dataset, described.split
+        self._provenance = described.provenance
+
+    @property
+    def images(self) -> NDArray[np.float32] | None:
+        """Embeddings of images."""
+        return self._read.images
+
+    @property
+    def captions(self) -> NDArray[np.float32] | None:
+        """Embeddings of captions."""
+        return self._read.captions
+
+    @property
+    def image_ids(self) -> NDArray[np.int64]:
+        """Ids of the images."""
+        return self._read.image_ids
+
+    @property
+    def caption_ids(self) -> NDArray[np.int64]:
+        """Ids of the captions."""
+        return self._read.caption_ids
+
+    @property
+    def caption_image_ids(self) -> NDArray[np.int64]:
+        """Of each caption the id of its image."""
+        return self._read.caption_image_ids
+
+    def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
+        """The score of every pair, (n_images, n_captions), in the direction ``i2t`` or ``t2i``; they may differ.
+
+        Of embeddings it is computed, of a model that scores pairs it is read; all of it is held in memory.
+        """
+        if direction not in ("i2t", "t2i"):
+            raise UserError(f"direction {direction!r}: known are i2t and t2i")
+        i2t, t2i = self._read.score_blocks()
+        blocks = t2i if direction == "t2i" and t2i is not None else i2t
+        spans = (slice(start, min(start + blocks.rows, blocks.n_images)) for start in range(0, blocks.n_images, blocks.rows))
+        return np.concatenate([blocks.score(span, None).cpu().numpy().copy() for span in spans])
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """What it was made from."""
+        said = json.loads(self._provenance or "{}")
+        return dict(said) if isinstance(said, Mapping) else {"note": said}
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A row per caption, or per phrase."""
+        if self.phrases is None:
+            return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
+        names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
+        columns = {name: getattr(self.phrases, field) for name, field in names.items()}
+        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrases.offsets)})
+
+    @cached_property
+    def _read(self) -> Embeddings:
+        from vse.eval.files.embeddings import read_embeddings
+
+        if self.phrases is not None:
+            raise UserError(f"{self.path}: holds how phrases score boxes (phrases), and no embeddings")
+        return read_embeddings(self.path)
+
+    def _repr_html_(self) -> str:
+        return self._head(f"{self.split} of data set {self.dataset!r}", self.frame)
+
+
+def _is_one(ids: object) -> bool:
+    """Whether that is a single id."""
+    return isinstance(ids, int | np.integer) and not isinstance(ids, bool)
