@@ -1,4 +1,4 @@
-"""How far a long job is: a bar in a terminal, and elsewhere, in the log of a workflow for example, a line now and then."""
+"""How far a long job is: a bar in a terminal or a notebook; elsewhere, e.g. in the log of a workflow, a line now and then."""
 
 from __future__ import annotations
 
@@ -25,6 +25,20 @@ class _LoggedBar(tqdm):  # type: ignore[type-arg]
         log.info("%s", msg or self)
 
 
+def in_notebook() -> bool:
+    """Whether this runs in the kernel of a notebook, whose page shows bars."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in shell.config
+
+
+def _notebook_bar() -> Any:
+    """The bar that the page of a notebook draws if it has widgets, else one of text."""
+    from tqdm.auto import tqdm as drawn
+
+    return drawn
+
+
 def progress_bar(
     items: Iterable[Any] | None = None,
     *,
@@ -37,10 +51,12 @@ def progress_bar(
 ) -> Any:
     """A bar as tqdm's, over ``items`` or to be updated by hand; nothing is shown if it is ``hidden``.
 
-    Without a terminal, rate and remaining time are logged every ``EVERY`` seconds.
+    Without a terminal or a notebook, rate and remaining time are logged every ``EVERY`` seconds.
     """
-    if sys.stderr.isatty() or hidden:
-        return tqdm(
+    notebook = in_notebook()
+    if sys.stderr.isatty() or notebook or hidden:
+        bar = _notebook_bar() if notebook else tqdm
+        return bar(
             items, desc=desc, total=total, unit=unit, initial=initial, unit_scale=unit_scale, disable=hidden, file=sys.stderr
         )
     return _LoggedBar(

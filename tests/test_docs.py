@@ -18,7 +18,7 @@ import click
 import pytest
 
 import vse
-from tests.docs import experiments
+from tests.docs import experiments, interface
 from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, pages
 from tests.docs.world import World
 from vse.train.experiment import load_experiment
@@ -35,6 +35,8 @@ SKIPPED = {
 README = {
     "snakemake --cores all results/f30k_vsepp.json": "dry-run: full-size training",
 }
+# Pages whose python blocks are the cells of one notebook; elsewhere each is a program.
+NOTEBOOKS = ("docs/notebook.md", "docs/python.md")
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
 
@@ -79,7 +81,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()
-    for block in read(page):
+    there = read(page)
+    cells = [block for block in there if page in NOTEBOOKS and block.language == "python" and not block.title]
+    if page in NOTEBOOKS:
+        assert cells
+        world.do_cells(cells)
+    for block in there:
+        if block in cells:
+            continue
         if block.title or block.language in RUN:
             try:
                 output = world.do(block, tuple(start.removesuffix("\n") for start in SKIPPED if block_starts(block, start)))
@@ -107,6 +116,11 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_page_of_experiments_has_what_their_files_say() -> None:
     said = experiments.PAGE.read_text(encoding="utf-8")
     assert said == experiments.written(), "python -m tests.docs.experiments regenerates it"
+
+
+def test_the_page_of_the_python_interface_has_what_its_docstrings_say() -> None:
+    said = interface.PAGE.read_text(encoding="utf-8")
+    assert said == interface.written(), "python -m tests.docs.interface regenerates it"
 
 
 def test_every_block_says_what_it_is_so_that_no_command_hides() -> None:

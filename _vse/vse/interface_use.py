@@ -340,10 +340,11 @@ def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mappin
         axes = 1 if which.endswith("_ids") else 2
         if array.ndim != axes:
             raise UserError(f"{which}: an array of {axes} axes is needed, not of shape {array.shape}")
+    if "caption_image_ids" not in arrays:
+        raise UserError("caption_image_ids are needed: of each caption the id of its image")
     counted: dict[str, NDArray[Any]] = dict(arrays)
     rows = next((len(arrays[which]) for which in ("images", "scores") if which in arrays), 0)
     counted.setdefault("image_ids", np.arange(rows))
-    if "caption_image_ids" in arrays:
-        counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
+    counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
     scored = {"similarity": "scores"} if "scores" in arrays else {}
     return embeddings_of(Path(name), counted, {**attributes, **scored})

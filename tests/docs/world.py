@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
@@ -102,6 +103,12 @@ class World:
             assert old in script, f"{old} is not there to be replaced"
             script = script.replace(old, new)
         return self.run(script, expected=2 if block.says("fails") is not None else 0)
+
+    def do_cells(self, cells: Sequence[Block]) -> str:
+        """Run python blocks as the cells of one notebook; returns the output."""
+        program = [(f"{block.page}:{block.line}", block.text) for block in cells]
+        (self.folder / "cells.json").write_text(json.dumps(program))
+        return self.run("python -m tests.docs.cells cells.json")
 
     def run(self, script: str, expected: int = 0) -> str:
         """The output of a script, both streams; it must end with the code ``expected``."""
