@@ -1,4 +1,4 @@
-"""One name, one thing: no class and no module has the name of another one in the four rooms."""
+"""One name, one thing: no class and no module has the name of another one in the package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MODULES = [path for room in ("pipeline", "features", "train", "eval") for path in sorted((ROOT / room).rglob("*.py"))]
+ROOMS = ("pipeline", "features", "train", "eval")
+MODULES = [
+    *sorted((ROOT / "_vse/vse").glob("*.py")),
+    *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))),
+]
 SHARED = {"__init__.py", "__main__.py", "cli.py", "base.py"}  # these say the same in every folder
 
 

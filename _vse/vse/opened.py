@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
+from vse.calls import as_path
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
+from vse.pipeline.preset_files import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +34,8 @@ _SHOWN = 5  # rows of a frame in a notebook
 class OpenFile:
     """A file or folder that the interface opened or wrote; it can be given wherever its path can."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = as_path(path)
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -62,9 +64,9 @@ class OpenDataset(OpenFile):
     json : the content of the file
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._dataset: Dataset = load_dataset_file(path)
+        self._dataset: Dataset = load_dataset_file(self.path)
         self.name = self._dataset.name
 
     @cached_property
@@ -137,9 +139,9 @@ class OpenFeatures(OpenFile):
     json : what the rows were made from: settings, weights, versions
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self._cache: FeatureCache = open_cache(path)
+        self._cache: FeatureCache = open_cache(self.path)
         self.dataset, self.feature, self.kind = self._cache.dataset, self._cache.feature, self._cache.kind
         self.ids: NDArray[np.int64] = self._cache.ids
         self.dtype = self._cache.dtype
@@ -234,6 +236,12 @@ class Run(OpenFile):
     settings : every setting of its experiment, as in ``config.yaml``
     """
 
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        for name in ("run.json", "config.yaml"):
+            if not (self.path / name).is_file():
+                raise UserError(f"{self.path}: no run, it has no {name}; vse.train returns one")
+
     @cached_property
     def json(self) -> dict[str, Any]:
         """The record of the run."""
@@ -243,7 +251,7 @@ class Run(OpenFile):
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Every setting of the experiment."""
-        settings: dict[str, Any] = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        settings: dict[str, Any] = read_yaml(self.path / "config.yaml")
         return settings
 
     @cached_property
@@ -278,9 +286,9 @@ class EmbeddedSplit(OpenFile):
     image_ids, caption_ids, caption_image_ids : (n_images,), (n_captions,) and (n_captions,), the last the captions' images
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(path)
-        self.phrases: PhraseScores | None = read_phrase_scores(path) if is_phrase_scores(path) else None
+        self.phrases: PhraseScores | None = read_phrase_scores(self.path) if is_phrase_scores(self.path) else None
         described = self._read if self.phrases is None else self.phrases
         self.dataset, self.split = described.dataset, described.split
         self._provenance = described.provenance

@@ -15,9 +15,10 @@ PAGE = ROOT / "docs" / "python.md"
 INTRODUCTION = """\
 # Python
 
-The public interface: what `vse.__all__` lists, and nothing else. [In a notebook](notebook.md) shows it at work. `import vse` is quick: what a function needs
-is loaded when it is called. Paths may be texts, `pathlib` paths, or what another function returned. Arguments have the names and defaults of the
-options of the [commands](commands/vse-data.md); a mistake raises `vse.UserError` with the line that the command would print.
+The public interface: what `vse.__all__` lists, and nothing else. [In a notebook](notebook.md) shows it at work. `import vse`
+is quick: what a function needs is loaded when it is called. Paths may be texts, `pathlib` paths, or what another function
+returned. Arguments have the names and defaults of the options of the [commands](commands/vse-data.md); a mistake raises
+`vse.UserError` with the line that the command would print.
 
 ```python
 import vse
@@ -25,12 +26,15 @@ import vse
 
 ## Versions
 
-From version 1.0 on, versions follow [semantic versioning](https://semver.org): the first number changes if something that worked may no longer do so, the
-second if something was added, the third if a fault was mended; before 1.0, the second number stands for the first. Covered are
+From version 1.0 on, versions follow [semantic versioning](https://semver.org): the first number changes if something that
+worked may no longer do so, the second if something was added, the third if a fault was mended. Before 1.0, the second number
+stands for the first. Covered are
 
-- the names in `vse.__all__`, their arguments and defaults, the attributes and methods that this page lists, and the columns of frames;
+- the names in `vse.__all__`, their arguments and defaults, the attributes and methods that this page lists, and the columns of
+  frames;
 - the [commands](commands/vse-data.md), their options, defaults and exit codes;
-- the [file formats](formats.md): a newer version reads what an older one wrote, and a file whose layout changes has another `version`.
+- the [file formats](formats.md): a newer version reads what an older one wrote, and a file whose layout changes has another
+  `version`.
 
 Not covered are modules below `vse` (`vse.train.losses`, for example), texts of errors and of the log, the look of tables and
 reports, and the last digits of metrics.

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
 import sys
 
 import pytest
@@ -42,6 +43,23 @@ def test_a_terminal_has_a_bar_and_no_lines(monkeypatch: pytest.MonkeyPatch, capl
     list(progress_bar(range(5), desc="draw demo", unit="image"))
     assert "draw demo: 100%" in sys.stderr.getvalue()
     assert caplog.text == ""
+
+
+KERNEL = """
+import sys, types
+class Shell:
+    config = {"IPKernelApp": {}}
+sys.modules["IPython"] = types.SimpleNamespace(get_ipython=Shell)
+from vse.pipeline.progress import in_notebook, progress_bar
+print(in_notebook(), list(progress_bar(range(3), desc="draw demo", unit="image")))
+"""
+
+
+def test_a_notebook_has_a_bar_though_it_is_no_terminal() -> None:
+    """Of a kernel, only what it says of itself is there; without the packages of widgets, the bar is one of text."""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", KERNEL], capture_output=True, text=True, check=True)
+    assert done.stdout == "True [0, 1, 2]\n"
+    assert "draw demo: 100%" in done.stderr
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])

@@ -1,0 +1,21 @@
+"""What the tests of the Python interface share: caches of regions and a trained run, and a folder to work in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import bank as bank
+from tests.train.conftest import caches as caches
+from tests.train.conftest import phrase_run as phrase_run
+from tests.train.conftest import regions as regions
+from tests.train.conftest import run as run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in an empty folder, since defaults name files in the current one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("VSE_DEVICE", "VSE_WEIGHTS_DIR", "VSE_WORDS"):
+        monkeypatch.delenv(name, raising=False)
