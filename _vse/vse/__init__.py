@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vse.interface_use import search as search
     from vse.interface_use import table as table
     from vse.opened import EmbeddedSplit as EmbeddedSplit
+    from vse.opened import ImportedData as ImportedData
     from vse.opened import OpenDataset as OpenDataset
     from vse.opened import OpenFeatures as OpenFeatures
     from vse.opened import Run as Run
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from vse.pipeline.errors import UserError as UserError
     from vse.shown import Evaluation as Evaluation
     from vse.shown import HtmlReport as HtmlReport
-    from vse.shown import ImportedData as ImportedData
     from vse.shown import ModelComparison as ModelComparison
     from vse.shown import SearchResults as SearchResults
     from vse.shown import ShownTable as ShownTable
@@ -41,8 +41,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "vse.interface": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "train", "embed"),
     "vse.interface_use": ("evaluate", "compare", "search", "report", "table"),
-    "vse.opened": ("OpenDataset", "OpenFeatures", "Run", "EmbeddedSplit"),
-    "vse.shown": ("ImportedData", "Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
+    "vse.opened": ("OpenDataset", "OpenFeatures", "Run", "EmbeddedSplit", "ImportedData"),
+    "vse.shown": ("Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, overload
+
+import yaml
 
 from vse.pipeline.command import one_line_errors
 from vse.pipeline.errors import UserError
@@ -127,8 +129,8 @@ def _as_yaml(key: str, value: object) -> str:
         return os.fspath(value)
     plain = value.item() if hasattr(value, "item") else value
     try:
-        return json.dumps(plain)
-    except (TypeError, ValueError):
+        return yaml.safe_dump(plain, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    except yaml.YAMLError:
         raise UserError(f"sets: {key}: a {type(value).__name__} is no setting") from None
 
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
 from vse.calls import as_path, as_paths, as_sets, device_of, in_range, public, threads_of, weights_dir_of, whole
-from vse.opened import EmbeddedSplit, OpenDataset, OpenFeatures, Run
+from vse.opened import EmbeddedSplit, ImportedData, OpenDataset, OpenFeatures, Run
 from vse.pipeline.errors import UserError
-from vse.shown import ImportedData
 
 StrPath = str | os.PathLike[str]
 Sets = Mapping[str, object] | Sequence[str]

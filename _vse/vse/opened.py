@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,6 +355,26 @@ class EmbeddedSplit(OpenFile):
 
     def _repr_html_(self) -> str:
         return self._head(f"{self.split} of data set {self.dataset!r}", self.frame)
+
+
+class ImportedData:
+    """What an import wrote.
+
+    Attributes
+    ----------
+    dataset : the :class:`vse.OpenDataset`
+    features : the :class:`vse.OpenFeatures` that came with it, such as the vectors of clip-retrieval; there may be none
+    """
+
+    def __init__(self, written: Sequence[Path]) -> None:
+        self.dataset = OpenDataset(next(path for path in written if path.suffix == ".json"))
+        self.features = tuple(OpenFeatures(path) for path in written if path.suffix != ".json")
+
+    def __repr__(self) -> str:
+        return f"ImportedData({self.dataset!r}, {list(self.features)!r})"
+
+    def _repr_html_(self) -> str:
+        return "".join(part._repr_html_() for part in (self.dataset, *self.features))
 
 
 def _is_one(ids: object) -> bool:

@@ -18,33 +18,13 @@ from vse.eval.search.hits import PhraseHit, SearchHit
 from vse.eval.tables.any_table import MadeTable
 from vse.eval.tables.significance import difference_lines, significance, significance_cells
 from vse.eval.tables.summary import Cells, as_latex, as_text, summary_cells, summary_of
-from vse.opened import OpenDataset, OpenFeatures, OpenFile
+from vse.opened import OpenFile
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 from vse.pipeline.image_files import BadImage
 
 _HIGH = 600  # pixels of a report in a notebook
 _SIDE = 120  # of a photo among the results of a search
-
-
-class ImportedData:
-    """What an import wrote.
-
-    Attributes
-    ----------
-    dataset : the :class:`vse.OpenDataset`
-    features : the :class:`vse.OpenFeatures` that came with it, such as the vectors of clip-retrieval; there may be none
-    """
-
-    def __init__(self, written: Sequence[Path]) -> None:
-        self.dataset = OpenDataset(next(path for path in written if path.suffix == ".json"))
-        self.features = tuple(OpenFeatures(path) for path in written if path.suffix != ".json")
-
-    def __repr__(self) -> str:
-        return f"ImportedData({self.dataset!r}, {list(self.features)!r})"
-
-    def _repr_html_(self) -> str:
-        return "".join(part._repr_html_() for part in (self.dataset, *self.features))
 
 
 class Evaluation:
