@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from vse.eval.files.embeddings import Embeddings
 
+RowIds = int | np.integer[Any] | slice | Iterable[int] | NDArray[Any]
 _SHOWN = 5  # rows of a frame in a notebook
 
 
@@ -154,7 +155,7 @@ class OpenFeatures(OpenFile):
         """What the rows were made from."""
         return dict(self._cache.provenance)
 
-    def __getitem__(self, ids: int | slice | Iterable[int]) -> NDArray[Any] | list[NDArray[Any]]:
+    def __getitem__(self, ids: RowIds) -> NDArray[Any] | list[NDArray[Any]]:
         positions = self._positions(ids)
         if not self.ragged:
             rows: NDArray[Any] = self._reader.rows(positions)
@@ -163,7 +164,7 @@ class OpenFeatures(OpenFile):
         sets: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
         return sets[0] if _is_one(ids) else sets
 
-    def tensor(self, ids: int | slice | Iterable[int] = slice(None)) -> Tensor:
+    def tensor(self, ids: RowIds = slice(None)) -> Tensor:
         """The rows as a float32 tensor of torch; ragged ones are padded with zeros to (n, longest, dim)."""
         import torch
 
@@ -172,7 +173,7 @@ class OpenFeatures(OpenFile):
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_one(ids) else tensor
 
-    def mask(self, ids: int | slice | Iterable[int] = slice(None)) -> Tensor:
+    def mask(self, ids: RowIds = slice(None)) -> Tensor:
         """Where a padded :meth:`tensor` has vectors: (n, longest) booleans; :class:`vse.UserError` if it is not ragged."""
         import torch
 
@@ -180,14 +181,14 @@ class OpenFeatures(OpenFile):
         mask = torch.from_numpy(np.arange(counts.max(initial=0)) < counts[:, None])
         return mask[0] if _is_one(ids) else mask
 
-    def counts(self, ids: int | slice | Iterable[int] = slice(None)) -> NDArray[np.int64]:
+    def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
         """How many vectors each row of a ragged cache has, (n,); :class:`vse.UserError` if it is not ragged."""
         positions = self._positions(ids)
         if self._cache.offsets is None:
             raise UserError(f"{self.path}: all its rows are {' x '.join(map(str, self._cache.row_shape))}, none is padded")
         return np.diff(self._cache.offsets)[positions]
 
-    def boxes(self, ids: int | slice | Iterable[int] = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+    def boxes(self, ids: RowIds = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Where the regions of each row lie: arrays (n_regions, 4) of x1, y1, x2, y2 in pixels of the original image."""
         of_cache = self._reader.boxes
         spans = (slice(*of_cache.offsets[position : position + 2]) for position in self._positions(ids))
@@ -207,16 +208,16 @@ class OpenFeatures(OpenFile):
     def _reader(self) -> FeatureReader:
         return FeatureReader(self._cache, memory_gb=0)
 
-    def _positions(self, ids: int | slice | Iterable[int]) -> NDArray[np.int64]:
+    def _positions(self, ids: RowIds) -> NDArray[np.int64]:
         if isinstance(ids, slice):
             if ids != slice(None):
                 raise UserError(
-                    f"{self.path}: rows are read by their ids, and a slice is of places; take [:], or e.g. [ids[:9]]"
+                    f"{self.path}: rows are read by their ids, and a slice is of places; take [:] or a list of ids"
                 )
             return np.arange(len(self.ids))
-        if _is_one(ids):
-            return self._reader.positions([ids])  # type: ignore[list-item]
-        wanted = np.asarray(list(ids) if not isinstance(ids, np.ndarray) else ids)  # type: ignore[arg-type]
+        if isinstance(ids, int | np.integer):
+            return self._reader.positions([int(ids)])
+        wanted = ids if isinstance(ids, np.ndarray) else np.asarray(list(ids))
         if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
             raise UserError(f"{self.path}: ids are a list of whole numbers, not {wanted.dtype} of shape {wanted.shape}")
         return self._reader.positions(wanted.astype(np.int64))
@@ -379,4 +380,4 @@ class ImportedData:
 
 def _is_one(ids: object) -> bool:
     """Whether that is a single id."""
-    return isinstance(ids, int | np.integer) and not isinstance(ids, bool)
+    return isinstance(ids, int | np.integer)

@@ -75,9 +75,9 @@ def test_one_id_is_one_row_and_a_colon_all(cache: Path) -> None:
     ("ids", "message"),
     [
         ([0, 999], "the first is id 999"),
-        ([0.5], "ids are a list of whole numbers"),
+        (np.array([0.5]), "ids are a list of whole numbers"),
         ([True, False], "ids are a list of whole numbers"),
-        ([[1, 2]], "ids are a list of whole numbers"),
+        (np.array([[1, 2]]), "ids are a list of whole numbers"),
         (slice(1, 3), "take \\[:\\] or a list of ids"),
     ],
 )
