@@ -103,6 +103,7 @@ def test_scores_and_counted_ids_do_as_well() -> None:
         ({"files": "e.h5"}, "files, or arrays .*: give one of them"),
     ],
 )
+@pytest.mark.usefixtures("shapes_unchecked")
 def test_arrays_that_do_not_fit_are_one_line(change: dict[str, object], message: str) -> None:
     given = {name: values for name, values in {**arrays(), **change}.items() if values is not None}
     with pytest.raises(vse.UserError, match=message):
@@ -149,7 +150,7 @@ def test_the_environment_s_folder_of_weights_is_read_where_the_extractor_has_one
 ) -> None:
     monkeypatch.setenv("VSE_WEIGHTS_DIR", str(tmp_path / "weights"))
     with pytest.raises(vse.UserError, match=str(tmp_path / "weights")):
-        vse.extract(few, "fc7", out="f.h5")
+        vse.extract(few, "fc7", sets={"weights": "pretrained"}, out="f.h5")
     assert vse.extract(few, "tfidf", out="t.h5", sets={"min_count": 1}).kind == "text"
 
 
