@@ -150,9 +150,11 @@ class ContrastiveLoss(RankingLoss):
             same = image_of[rows][:, None] == image_of
             return *self.of_block(ScoreBlock(self.logits(scores, weights), rows, same)), scores.detach().sum()
 
-        parts = [checkpoint(of_rows, rows, use_reentrant=False, preserve_rng_state=False) for rows in numbers.split(size)]
+        parts = [
+            checkpoint(of_rows, rows, use_reentrant=False, preserve_rng_state=False) for rows in torch.split(numbers, size)
+        ]
         costs, columns, sums = (torch.stack(part) for part in zip(*parts, strict=True))
-        _, which, counts = image_of.unique(return_inverse=True, return_counts=True)
+        _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
         with torch.no_grad():
             mean = self.logits(sums.sum()[None, None] / len(image_of) ** 2, weights)[0, 0]
             collapsed = self.of_equal(counts[which], mean)

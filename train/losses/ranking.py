@@ -45,6 +45,11 @@ class RankingLoss(Loss):
         """The weighted costs of images as queries and of captions as queries."""
         return self.lambda1 * self.of_direction(images, weights) + self.lambda2 * self.of_direction(captions, weights)
 
+    def if_equal(self, images: Ranking, captions: Ranking) -> tuple[Ranking, Ranking]:
+        """Both rankings as they would be if all embeddings were equal."""
+        equal = self.equal_scores
+        return images._replace(scores=equal(images.scores)), captions._replace(scores=equal(captions.scores))
+
     def equal_scores(self, scores: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
         """What the scores would be if all embeddings were equal; 0, unless the loss is not the same for any number."""
         return torch.zeros_like(scores)
@@ -57,7 +62,7 @@ class RankingLoss(Loss):
             rankings = rankings_of(batch, similarity, self.same_image != "keep", self.distinct_candidates)
             loss = of_rankings(*rankings, weights)
             with torch.no_grad():
-                collapsed = of_rankings(*(one._replace(scores=self.equal_scores(one.scores)) for one in rankings), weights)
+                collapsed = of_rankings(*self.if_equal(*rankings), weights)
             for weight, side, own, others in _sides(self, batch):
                 first, neighbours, outside = related(own, others)
                 chosen = select(side, first)

@@ -149,7 +149,7 @@ def triplet_cost(
     rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
     cost = loss.of_rankings(*rankings)
     with torch.no_grad():
-        collapsed = loss.of_rankings(*(one._replace(scores=loss.equal_scores(one.scores)) for one in rankings))
+        collapsed = loss.of_rankings(*loss.if_equal(*rankings))
     of_region, of_text, of_truth = (
         torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
     )
