@@ -10,7 +10,7 @@ import pytest
 from tests.train.conftest import assert_same, experiment, state, table
 from tests.train.solvers.test_resume import train_with_stops
 from vse.eval.files.embeddings import read_embeddings
-from vse.train.training import train
+from vse.train.training import Extras, train
 from vse.train.use.embed import embed_split
 
 WORDS = "{name: gru, states: pooled, bidirectional: true, size_augmentation: 0.2}"
@@ -29,7 +29,7 @@ def test_stopped_and_resumed_it_ends_with_the_same_bits(
     captions: str, features: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     cache = request.getfixturevalue(features)
-    train(cache, experiment(*sets(captions)), out=tmp_path / "whole")
+    train(cache, experiment(*sets(captions)), out=tmp_path / "whole", extras=Extras(log_negatives=3))
     train_with_stops(cache, sets(captions), tmp_path / "cut", [2, 9, 10])
     assert_same(state(tmp_path / "whole"), state(tmp_path / "cut"))
 

@@ -116,7 +116,7 @@ class GradientSolver(Solver):
     def run_epoch(self, save: Callable[[], None]) -> None:
         """Train the rest of an epoch and validate; adds its row to the progress."""
         progress = self.progress
-        self.schedule.start_epoch(progress.epoch, self.optimizer)
+        self.schedule.start_epoch(progress.epoch)
         with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
             self._train(save)
         loss, collapsed_loss = (self._totals / max(1, progress.pairs)).tolist()

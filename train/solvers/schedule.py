@@ -99,13 +99,12 @@ class Schedule:
                 settings.epochs * n_updates,
             )
 
-    def start_epoch(self, epoch: int, optimizer: Optimizer) -> None:
-        """Hold what waits in an epoch (from 0), and set its first learning rates."""
+    def start_epoch(self, epoch: int) -> None:
+        """Hold what waits in an epoch (from 0)."""
         self.model.hold(*self.frozen(epoch))
-        self.set_rates(optimizer, epoch)
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
-        """Set the learning rates of an update, see :meth:`factor`."""
+        """Set the learning rates of an update, see :meth:`factor`; nothing else may, lest a resume ends with others."""
         factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor

@@ -53,7 +53,7 @@ def rates(made: Model, optimizer: torch.optim.Adam) -> dict[str, float]:
 def test_learning_rates_decay_after_every_few_epochs_or_after_named_ones(settings: Any, expected: list[float]) -> None:
     found, made, optimizer = schedule(learning_rates={"caption_encoder": 0.3}, **settings)
     for epoch, factor in enumerate(expected):
-        found.start_epoch(epoch, optimizer)
+        found.set_rates(optimizer, epoch)
         assert found.rate(epoch) == pytest.approx(RATE * factor)
         now = rates(made, optimizer)
         assert now["image_encoder.linear.weight"] == pytest.approx(RATE * factor)
@@ -95,7 +95,7 @@ def test_the_learning_rate_of_a_row_is_that_of_the_last_update(cache: Path, tmp_
 
 def test_the_narrowest_name_gives_a_weight_its_learning_rate() -> None:
     found, made, optimizer = schedule(learning_rates={"caption_encoder.words": 0.5, "caption_encoder": 0.25})
-    found.start_epoch(0, optimizer)
+    found.set_rates(optimizer, 0)
     expected = {"image_encoder": RATE, "caption_encoder": 0.25, "caption_encoder.words": 0.5}
     for name, rate in rates(made, optimizer).items():
         assert rate == expected[max((part for part in expected if name.startswith(part)), key=len)], name
@@ -136,10 +136,10 @@ def test_weights_that_do_not_decay_are_named_by_their_kinds(kinds: list[str]) ->
 
 
 def test_a_part_waits_without_gradients_and_in_evaluation_mode() -> None:
-    found, made, optimizer = schedule(frozen={"caption_encoder": 2, "caption_encoder.words": "always"})
+    found, made, _ = schedule(frozen={"caption_encoder": 2, "caption_encoder.words": "always"})
     caption, words = made.caption_encoder, made.caption_encoder.words
     for epoch, trained in enumerate([False, False, True]):
-        found.start_epoch(epoch, optimizer)
+        found.start_epoch(epoch)
         made.train()
         assert made.image_encoder.training
         assert made.image_encoder.linear.weight.requires_grad
@@ -153,9 +153,8 @@ def test_what_a_run_has_frozen_for_good_stays_so() -> None:
     made = model()
     made.freeze("image_encoder")
     found = Schedule(TrainConfig(frozen={"image_encoder": 1}), made)
-    optimizer = torch.optim.Adam(found.groups())
     for epoch in range(2):
-        found.start_epoch(epoch, optimizer)
+        found.start_epoch(epoch)
         assert not made.image_encoder.linear.weight.requires_grad
     assert not made.train().image_encoder.training
 
