@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.report.attended import AttendingRun, Pair
@@ -39,22 +40,21 @@ class PairAttention:
         assert side is not None, "a model that does not attend"
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
-        self._trained, self._side = trained, side
+        self.trained, self._side = trained, side
         self._places = Places(trained.cache)
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
     def of(
-        self, photo: Path | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
+        self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
         """The attention in one pair; None if the photo cannot be read or there are not as many boxes as regions.
 
         Parameters
         ----------
-        photo, image_id : the photo, and its number if it is one of the data set
+        size, image_id : width and height of the photo, None if it cannot be read, and its number if it is one of the data set
         text : the caption
         image, caption : what the encoders give for them, sets (1, n, dim) with their masks
         """
-        size = self._size(photo)
         if size is None:
             return None
         try:
@@ -62,7 +62,7 @@ class PairAttention:
         except UnfitSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
-        similarity, device = self._trained.model.similarity, self._trained.device
+        similarity, device = self.trained.model.similarity, self.trained.device
         sides = [tuple(part.to(device) for part in side) for side in (image, caption)]
         with torch.inference_mode():
             weights = similarity.attention(sides[0], sides[1], first, first)[0].cpu()
@@ -74,19 +74,20 @@ class PairAttention:
 
     def images(self, rows: Sequence[int]) -> Packed:
         """What the image encoder gives for some images of the split."""
-        trained = self._trained
+        trained = self.trained
         with torch.inference_mode():
             parts = (moved(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
             return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:
         """What the caption encoder gives for some captions of the split."""
-        trained = self._trained
+        trained = self.trained
         with torch.inference_mode():
             parts = trained.split.captions.of(np.asarray(rows, np.int64))
             return packed([tuple(part.cpu() for part in trained.model.embed_captions(*parts))])
 
-    def _size(self, photo: Path | None) -> tuple[int, int] | None:
+    def size_of(self, photo: Path | None) -> tuple[int, int] | None:
+        """Width and height of an image file; None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
                 self._sizes[photo] = decode(photo).size
@@ -95,16 +96,38 @@ class PairAttention:
         return None if photo is None else self._sizes[photo]
 
     def _words(self, text: Caption) -> tuple[str, ...]:
-        if self._trained.transformer is not None:
-            return tuple(self._trained.transformer.tokens(text.raw))
-        start, *numbers, end = self._trained.vocabulary.encode(text.tokens)
-        known = self._trained.vocabulary.words
+        if self.trained.transformer is not None:
+            return tuple(self.trained.transformer.tokens(text.raw))
+        start, *numbers, end = self.trained.vocabulary.encode(text.tokens)
+        known = self.trained.vocabulary.words
         read = (f"<{token}>" if number == UNKNOWN else token for token, number in zip(text.tokens, numbers, strict=True))
         return known[start], *read, known[end]
 
 
+def attention_of_query(
+    attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
+) -> list[Attention | None]:
+    """The attention in a query, which the encoder made into ``asked``, and each of some rows of the split.
+
+    These are captions if the query is a photo, else images.
+    """
+    trained, pairs = attention.trained, attention.trained.split.pairs
+    if isinstance(query, str):
+        seen, text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
+        photos = [pairs.images[row] for row in rows]
+        sizes = [attention.size_of(trained.dataset.image_path(photo)) for photo in photos]
+        return [
+            attention.of(size, photo.imgid, text, seen.of(torch.tensor([k])), asked)
+            for k, (size, photo) in enumerate(zip(sizes, photos, strict=True))
+        ]
+    read = attention.captions(rows)
+    return [
+        attention.of(query.size, None, pairs.captions[row], asked, read.of(torch.tensor([k]))) for k, row in enumerate(rows)
+    ]
+
+
 def with_attention(
-    trained: TrainedRun, query: str | Path, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
+    trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
     """The hits of a query, which the encoder made into ``asked``, with the attention of each; ``rows`` are those of the split.
 
@@ -118,15 +141,7 @@ def with_attention(
     except UserError as error:
         log.info("%s; so the report does not show where words look", error)
         return list(hits)
-    if isinstance(query, Path):
-        found = attention.captions(rows)
-        captions = trained.split.pairs.captions
-        seen = [attention.of(query, None, captions[row], asked, found.of(torch.tensor([k]))) for k, row in enumerate(rows)]
-    else:
-        found, asked_text = attention.images(rows), Caption(0, 0, query, tuple(trained.words_of(query)))
-        seen = [
-            attention.of(hit.photo, hit.image_id, asked_text, found.of(torch.tensor([k])), asked) for k, hit in enumerate(hits)
-        ]
+    seen = attention_of_query(attention, query, asked, rows)
     return [replace(hit, attention=one) for hit, one in zip(hits, seen, strict=True)]
 
 
@@ -165,7 +180,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
                 return None
             image, caption = pairs.images[images[imgid]], pairs.captions[captions[sentid]]
             return attention.of(
-                trained.dataset.image_path(image),
+                attention.size_of(trained.dataset.image_path(image)),
                 imgid,
                 caption,
                 seen.of(torch.tensor([image_rows.index(images[imgid])])),

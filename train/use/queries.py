@@ -1,0 +1,138 @@
+"""What a model's encoders give for a text or a photo that no cache has; what reads them is loaded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from vse.features.cache import FeatureCache
+from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
+from vse.features.new_captions import CaptionReader, caption_reader
+from vse.pipeline.errors import UserError
+from vse.pipeline.vocabulary import UNKNOWN
+from vse.train.data.captions import encoded_as
+from vse.train.data.tokens import TokenNumbers
+from vse.train.kinds import Encoded, whole_sets
+from vse.train.use.backbone import backbone_run
+from vse.train.use.embed import TrainedRun
+
+Query = str | Image.Image
+"""A text, or a photo in RGB."""
+
+
+@dataclass(frozen=True)
+class ReadQuery:
+    """A query as a model compares it, on the processor: a vector (1, dim), or a set (1, n, dim) with its mask.
+
+    ``remark`` is a line on words that the model does not know, or empty.
+    """
+
+    encoded: Encoded
+    remark: str = ""
+
+
+class QueryReader:
+    """What reads queries for a run: its encoders, and before them what made the features that it was trained on.
+
+    A photo goes through the CNN that made the run's cache, or through the run's own if it trained one; a text through the
+    encoder that made the cache of captions, if the run reads one; both through the backbone first, if the run reads its
+    embeddings. Each of these is loaded when it is first needed.
+
+    Parameters
+    ----------
+    trained : the run
+    split : that the backbone is opened with
+    weights_dir : the weights of a CNN, and of a pretrained text encoder
+    """
+
+    def __init__(self, trained: TrainedRun, split: str, weights_dir: Path | None = None) -> None:
+        self._trained, self._split, self._weights_dir = trained, split, weights_dir
+
+    def load(self, by_photo: bool) -> None:
+        """Load what reads photos, or texts; :class:`UserError` if it is not at hand, or the run cannot read any."""
+        backbone = self._photo_backbone if by_photo else self._text_backbone
+        if backbone is not None:
+            backbone.load(by_photo)
+        elif by_photo:
+            _ = self._extractor
+        else:
+            _ = self._caption_reader
+
+    def read(self, query: Query) -> ReadQuery:
+        """What the encoders give for a query; :class:`UserError` if there is nothing in it to search for."""
+        by_photo = isinstance(query, Image.Image)
+        backbone = self._photo_backbone if by_photo else self._text_backbone
+        if backbone is None:
+            return self._of_photo(query) if isinstance(query, Image.Image) else self._of_text(query)
+        read = backbone.read(query)
+        model, device = self._trained.model, self._trained.device
+        embed = model.embed_images if by_photo else model.embed_captions
+        with torch.inference_mode():
+            embedded = tuple(part.cpu() for part in embed(*(part.to(device) for part in read.encoded)))
+        return ReadQuery(embedded, read.remark)
+
+    @cached_property
+    def _photo_backbone(self) -> QueryReader | None:
+        return self._backbone(self._trained.cache)
+
+    @cached_property
+    def _text_backbone(self) -> QueryReader | None:
+        return self._backbone(self._trained.caption_cache)
+
+    def _backbone(self, cache: FeatureCache | None) -> QueryReader | None:
+        backbone = None if cache is None else backbone_run(self._trained, cache, self._split)
+        return None if backbone is None else QueryReader(backbone, self._split, self._weights_dir)
+
+    @cached_property
+    def _caption_reader(self) -> CaptionReader | None:
+        cache = self._trained.caption_cache
+        return None if cache is None else caption_reader(cache, self._weights_dir, str(self._trained.device))
+
+    @cached_property
+    def _extractor(self) -> CnnExtractor:
+        trained = self._trained
+        own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
+        return rebuild_extractor(trained.cache, self._weights_dir, str(trained.device), trained=own, positions=sets)
+
+    def _of_text(self, text: str) -> ReadQuery:
+        trained, reader, remark = self._trained, self._caption_reader, ""
+        tokens = trained.words_of(text)
+        as_written = trained.transformer is not None or (reader is not None and reader.reads_raw)
+        if not (text.strip() if as_written else tokens):
+            raise UserError(f"{text!r}: no word to search for")
+        if trained.transformer is not None:
+            if unknown := trained.transformer.unknown(text):
+                remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
+            asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
+        elif trained.caption_cache is None or reader is None:
+            words = trained.vocabulary.encode(tokens)
+            unknown = [token for token, number in zip(tokens, words[1:-1], strict=True) if number == UNKNOWN]
+            if unknown:
+                remark = f"not a word of the training captions: {', '.join(unknown)}"
+            asked = torch.tensor([words], device=trained.device), torch.tensor([len(words)])
+        else:
+            asked = encoded_as(trained.caption_cache, reader, [(text, tokens)], trained.device)
+            if not asked[0].any():
+                raise UserError(f"{text!r}: none of its words is known to {trained.caption_cache.feature!r}")
+        with torch.inference_mode():
+            return ReadQuery(tuple(part.cpu() for part in trained.model.embed_captions(*asked)), remark)
+
+    def _of_photo(self, photo: Image.Image) -> ReadQuery:
+        trained, extractor = self._trained, self._extractor
+        crops = extractor.prepare(photo, 0)[None]
+        seen: Encoded
+        if trained.model.cnn is not None:
+            seen = (crops,)
+        else:
+            vectors = extractor.features(crops)
+            sets = trained.cache.row_kind == "sets"
+            seen = whole_sets(vectors) if sets else (vectors if vectors.ndim == 2 else vectors.mean(1),)
+        with torch.inference_mode():
+            return ReadQuery(
+                tuple(part.cpu() for part in trained.model.embed_images(*(part.to(trained.device) for part in seen)))
+            )

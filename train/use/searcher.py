@@ -1,0 +1,274 @@
+"""Queries of one run on one split or embeddings file, one after the other: all that they need is loaded or built once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image as PhotoImage
+
+from vse.eval.search.exact import Corpus, Rows, Scores
+from vse.eval.search.hits import Attention, SearchHit
+from vse.eval.search.index import StoredRows, set_parameters
+from vse.eval.search.top_k import CANDIDATES, search
+from vse.pipeline.dataset import Image
+from vse.pipeline.errors import UserError
+from vse.train.kinds import Encoded, Packed, packed
+from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
+from vse.train.use.attention import PairAttention, attention_of_query
+from vse.train.use.embed import TrainedRun
+from vse.train.use.queries import Query, QueryReader, ReadQuery
+from vse.train.use.searched import (
+    Searched,
+    encoded_side,
+    index_in_file,
+    index_of,
+    pooled_side,
+    ranked_by,
+    searched_file,
+    searched_split,
+)
+
+log = logging.getLogger(__name__)
+
+_BLANK = (64, 64)  # width and height of the photo of the first query
+_HELD = 2 * 2**30  # bytes of the sets of one side that are kept for a re-ranking; of more, candidates are encoded again
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What is searched, and how thoroughly.
+
+    Attributes
+    ----------
+    corpus : a file of :mod:`vse.eval.files.embeddings`, by this run, that is searched instead of the split
+    index : the file of an index; built if it is not there, else read in place of embedding the split. :class:`UserError` if
+        it is of other weights, features, split or side, or of another corpus
+    index_type : a factory string, see :mod:`vse.eval.search.index`; by default that of the file, or Flat if it is to be built
+    index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
+    rerank : how many candidates are scored, as many as are shown at least
+    many : many queries follow: an index is built in memory, and sets are kept for a re-ranking
+    """
+
+    corpus: Path | None = None
+    index: Path | None = None
+    index_type: str | None = None
+    index_parameters: str = ""
+    rerank: int | None = None
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class SearchAnswer:
+    """The best for a query, best first, and the rows of the split or file where they stand.
+
+    ``scored`` is how many pairs a model that scores pairs scored, None of one that compares vectors.
+    """
+
+    hits: list[SearchHit]
+    rows: Rows
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """What one side is searched by: single vectors, in an ``index`` or without one, or what the encoder gives for all."""
+
+    searched: Searched
+    vectors: Corpus | None = None
+    index: Any = None
+    encoded: Packed | None = None
+
+
+class Searcher:
+    """A run that answers queries; :class:`UserError` for options that do not suit how its model's scores are searched.
+
+    Texts search images, photos search captions. What a side needs is made when it is first searched, or by :meth:`load`.
+    Order scores re-rank candidates of FAISS, see :func:`vse.eval.search.top_k.search`; a model that compares other than two
+    vectors scores all pairs, or with ``rerank`` those with the candidates that FAISS finds by pooled vectors.
+
+    Parameters
+    ----------
+    trained, split : the run, loaded with this split
+    weights_dir : see :class:`vse.train.use.queries.QueryReader`
+    options : what is searched, and how thoroughly
+    """
+
+    def __init__(
+        self, trained: TrainedRun, split: str, weights_dir: Path | None = None, options: SearchOptions = SearchOptions()
+    ) -> None:
+        self.trained, self.split = trained, split
+        self._options = options
+        self._queries = QueryReader(trained, split, weights_dir)
+        self._sides: dict[bool, _Side] = {}
+        self._check_stages()
+
+    def load(self, by_photo: bool) -> None:
+        """Load what reads photos, or texts, and answer one; :class:`UserError` if it is not at hand."""
+        self._queries.load(by_photo)
+        self._check_captions(by_photo)
+        query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self._some_text()
+        self.answer(query, self.read(query), 1)
+
+    def read(self, query: Query) -> ReadQuery:
+        """What the run's encoders give for a query; :class:`UserError` if there is nothing in it to search for."""
+        return self._queries.read(query)
+
+    def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
+        """The ``k`` best for a query that was ``read``."""
+        by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
+        self._check_captions(by_photo)
+        side = self._side(by_photo, read.encoded[0].shape[-1])
+        scored = None
+        if trained.model.pairwise:
+            among = None
+            if side.vectors is not None:
+                candidates = max(k, rerank or 0)
+                among = self._nearest(side, pooled(packed([read.encoded])), candidates, by_photo)[1]
+            scored = len(side.searched.ids) if among is None else len(among)
+            scores, rows = self._best_pairs(side, read.encoded, k, by_photo, among)
+        else:
+            scores, rows = self._nearest(side, read.encoded[0].numpy(), k, by_photo)
+        return SearchAnswer(self._hits(side.searched, scores, rows, by_photo), rows, scored)
+
+    def size(self, by_photo: bool) -> int:
+        """How many captions, or images, are searched."""
+        side = self._sides.get(by_photo)
+        pairs = self.trained.split.pairs
+        return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
+
+    def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
+        """What the model looked at in a query and these rows of the split.
+
+        :class:`UserError` if it does not attend, or its attention cannot be drawn.
+        """
+        return attention_of_query(self._attends, query, read.encoded, rows)
+
+    @cached_property
+    def _attends(self) -> PairAttention:
+        if self.trained.experiment.model.similarity.attends is None:
+            raise UserError(f"{self.trained.folder.path}: its model does not attend")
+        return PairAttention(self.trained)
+
+    def _some_text(self) -> str:
+        """A text that the run can read: a caption of the data set it knows, or a word of its vocabulary."""
+        captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
+        return next(captions, None) or self.trained.vocabulary.words[-1]
+
+    def _check_captions(self, by_photo: bool) -> None:
+        trained = self.trained
+        if by_photo and self._options.corpus is None and not len(trained.split.pairs):
+            raise UserError(f"{trained.dataset.path}: no image of the split {self.split!r} has a caption for a photo to find")
+
+    def _check_stages(self) -> None:
+        run, options = self.trained.folder.path, self._options
+        if not self.trained.model.pairwise:
+            if options.rerank is not None and ranked_by(self.trained) == "cosine" and not options.many:
+                raise UserError(f"{run}: its scores are inner products, of which FAISS finds the highest; leave --rerank out")
+        elif options.corpus is not None:
+            raise UserError(f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --corpus out")
+        elif options.index is not None and options.rerank is None:
+            raise UserError(
+                f"{run}: its model scores every pair, vectors alone do not tell which is best; leave --index out, or say with "
+                "--rerank how many that it finds are to be scored"
+            )
+
+    def _side(self, by_photo: bool, dim: int) -> _Side:
+        if by_photo not in self._sides:
+            self._sides[by_photo] = self._made(by_photo, dim)
+        return self._sides[by_photo]
+
+    def _made(self, by_photo: bool, dim: int) -> _Side:
+        trained, options, similarity = self.trained, self._options, ranked_by(self.trained)
+        if options.corpus is not None:
+            searched = searched_file(trained, options.corpus, by_photo, dim)
+        else:
+            searched = searched_split(trained, self.split, by_photo)
+        pairwise, encoded = trained.model.pairwise, None
+        if pairwise and options.rerank is None:
+            return _Side(searched, encoded=encoded_side(trained, by_photo))
+        if similarity != "cosine":
+            log.info(
+                "%s scores are no inner products: by these FAISS finds %d candidates, exact scores re-rank",
+                similarity,
+                options.rerank or CANDIDATES,
+            )
+        if options.index is not None:
+            index = index_in_file(options.index, searched, similarity, dim, options.index_type).index
+        elif options.many:
+            vectors: Corpus
+            if pairwise:
+                vectors, encoded = pooled_side(trained, by_photo, _HELD)
+            else:
+                vectors = searched.vectors()
+            index = index_of(vectors, searched.name, similarity, options.index_type).index
+        else:
+            return _Side(searched, searched.vectors())
+        set_parameters(index, options.index_parameters)
+        return _Side(searched, StoredRows(index), index, encoded)
+
+    def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
+        """Scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""
+        assert side.vectors is not None
+        scores, rows = (
+            values[0]
+            for values in search(
+                side.vectors,
+                asked,
+                k,
+                ranked_by(self.trained),
+                direction="i2t" if by_photo else "t2i",
+                candidates=max(k, self._options.rerank or CANDIDATES),
+                index=side.index,
+            )
+        )
+        there = rows >= 0
+        if not there.all():
+            log.warning("the index found %d of %d; a higher nprobe or efSearch finds more", there.sum(), len(rows))
+        return scores[there], rows[there]
+
+    def _best_pairs(self, side: _Side, asked: Encoded, k: int, by_photo: bool, among: Rows | None) -> tuple[Scores, Rows]:
+        """Scores and rows of the ``k`` best for one query, every pair of the split, or of some rows, being scored."""
+        model, candidates = self.trained.model, side.encoded
+        if among is not None:
+            if not len(among):
+                return np.empty(0, np.float32), among
+            among = np.sort(among)  # those that score the same stand in the order of rows
+            if candidates is None:
+                candidates = encoded_side(self.trained, by_photo, among)
+            else:
+                candidates = packed([candidates.of(torch.from_numpy(among))])
+        assert candidates is not None
+        if by_photo:
+            every = PairScores(model, packed([asked]), candidates)(slice(0, 1), None)[0][0]
+        else:
+            pairs = PairScores(model, candidates, packed([asked]))
+            ends = len(candidates)
+            spans = (slice(start, min(start + TILE_IMAGES, ends)) for start in range(0, ends, TILE_IMAGES))
+            every = torch.cat([pairs(span, None)[1][:, 0] for span in spans])
+        best = torch.sort(every, descending=True, stable=True)
+        rows = best.indices[:k].numpy()
+        return best.values[:k].numpy(), rows if among is None else among[rows]
+
+    @cached_property
+    def _images(self) -> dict[int, Image]:
+        return {image.imgid: image for image in self.trained.dataset.images}
+
+    def _hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
+        images, dataset = self._images if searched.known else {}, self.trained.dataset
+        hits = []
+        for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
+            image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
+            image = images.get(image_id)
+            file = Path(os.path.normpath(dataset.image_path(image))) if image else None
+            texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
+            hits.append(SearchHit(score, image_id, file, texts, caption_id))
+        return hits
