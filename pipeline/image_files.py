@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.jpeg_data import SOI, with_noise
@@ -50,6 +50,8 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
             return _as_rgb(ImageOps.exif_transpose(image))
     except (BadImage, MemoryError):
         raise
+    except UnidentifiedImageError:  # whose own message names an object in memory
+        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
@@ -69,6 +71,8 @@ def image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
             return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING else (width, height)
     except (BadImage, MemoryError):
         raise
+    except UnidentifiedImageError:  # whose own message names an object in memory
+        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
     except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None
 

@@ -26,7 +26,12 @@ _ENVIRONMENT = Environment(
 
 def write_page(out: Path, template: str, **values: Any) -> Path:
     """Write a template of ``eval/report/templates``, filled in with everything escaped; returns ``out``."""
-    return write_text(out, _ENVIRONMENT.get_template(template).render(**values))
+    return write_text(out, filled(template, **values))
+
+
+def filled(template: str, **values: Any) -> str:
+    """A template of ``eval/report/templates``, filled in with everything escaped."""
+    return _ENVIRONMENT.get_template(template).render(**values)
 
 
 def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
@@ -36,9 +41,19 @@ def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
 
 def sized_thumbnail(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
     """What :func:`thumbnail` returns, and the width and height of the photo itself, in which boxes are given."""
-    small = decode(photo)
-    size = small.size
+    whole = decode(photo)
+    return jpeg_source(small_jpeg(whole, side)), whole.size
+
+
+def small_jpeg(photo: Image.Image, side: int = THUMBNAIL) -> bytes:
+    """A small JPEG of a photo, without whatever its file says besides."""
+    small = photo.copy()
     small.thumbnail((side, side), Image.Resampling.LANCZOS)
     content = BytesIO()
     small.save(content, "JPEG", quality=82, optimize=True)
-    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}", size
+    return content.getvalue()
+
+
+def jpeg_source(content: bytes) -> str:
+    """A JPEG as the ``src`` of an ``img``."""
+    return f"data:image/jpeg;base64,{base64.b64encode(content).decode()}"

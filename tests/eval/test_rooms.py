@@ -39,6 +39,7 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "use": {*_PREPARED_BY, "prepare"},
         "ladder_fit": {*_PREPARED_BY},
         "named_experiment": {*_PREPARED_BY, "prepare", "training"},
+        "serve": {"use"},
         "cli": {*_PREPARED_BY, "prepare", "training", "named_experiment", "use"},
         "__main__": {"cli"},
     },

@@ -115,7 +115,7 @@ class Searcher:
         """Load what reads photos, or texts, and answer one; :class:`UserError` if it is not at hand."""
         self._queries.load(by_photo)
         self._check_captions(by_photo)
-        query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self._some_text()
+        query: Query = PhotoImage.new("RGB", _BLANK) if by_photo else self.some_text()
         self.answer(query, self.read(query), 1)
 
     def read(self, query: Query) -> ReadQuery:
@@ -158,7 +158,7 @@ class Searcher:
             raise UserError(f"{self.trained.folder.path}: its model does not attend")
         return PairAttention(self.trained)
 
-    def _some_text(self) -> str:
+    def some_text(self) -> str:
         """A text that the run can read: a caption of the data set it knows, or a word of its vocabulary."""
         captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
         return next(captions, None) or self.trained.vocabulary.words[-1]

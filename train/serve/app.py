@@ -1,0 +1,243 @@
+"""The pages of vse-serve as an application of Flask: one search, photos by id, and nothing that writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any
+
+import flask
+from werkzeug.datastructures import FileStorage
+from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError
+
+from vse.eval.report.drawings import BRACKETS, SAID, drawn
+from vse.eval.report.html_page import filled, jpeg_source, small_jpeg
+from vse.eval.search.hits import Attention
+from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import decode
+from vse.pipeline.plain_text import printable
+from vse.train.serve.answers import as_json, columns
+from vse.train.serve.served import SIDE, ServedRuns, UnknownId
+from vse.train.use.queries import Query
+
+MOST = 100  # results of a query
+LONGEST = 1000  # characters of a text
+_SCRIPT = Path(__file__).with_name("page.js")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; script-src 'self'; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """How many results a query has by default, how many bytes a photo, and by which names the server may be called.
+
+    ``hosts`` is None if any will do.
+    """
+
+    k: int = 10
+    upload_bytes: int = 20 * 2**20
+    hosts: Sequence[str] | None = None
+
+
+class _InMemory(flask.Request):
+    """A request whose photo stays in memory, so that nothing is written."""
+
+    max_form_parts = 8
+
+    def _get_file_stream(
+        self,
+        total_content_length: int | None,
+        content_type: str | None,
+        filename: str | None = None,
+        content_length: Any = None,
+    ) -> IO[bytes]:
+        return BytesIO()
+
+
+def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
+    """The application. ``GET /`` is the page, ``/search`` answers, ``GET /photo/<id>`` is a small JPEG of an image."""
+    app = flask.Flask("vse-serve", static_folder=None)
+    app.request_class = _InMemory
+    app.config.update(
+        MAX_CONTENT_LENGTH=settings.upload_bytes + 4096,  # the form around the photo
+        TRUSTED_HOSTS=None if settings.hosts is None else list(settings.hosts),
+        PROPAGATE_EXCEPTIONS=False,
+    )
+    script = _SCRIPT.read_bytes()
+
+    @app.get("/", provide_automatic_options=False)
+    def page() -> str:
+        return _page(served, settings)
+
+    @app.route("/search", methods=["GET", "POST"], provide_automatic_options=False)
+    def search() -> flask.Response | str:
+        return _search(served, settings)
+
+    @app.get("/photo/<int:image_id>", provide_automatic_options=False)
+    def photo(image_id: int) -> flask.Response:
+        answer = flask.Response(served.small_photo(image_id), mimetype="image/jpeg")
+        answer.headers["Cache-Control"] = "private, max-age=3600"
+        return answer
+
+    @app.get("/page.js", provide_automatic_options=False)
+    def page_script() -> flask.Response:
+        return flask.Response(script, mimetype="text/javascript")
+
+    @app.after_request
+    def secure(answer: flask.Response) -> flask.Response:
+        for name, value in _HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    @app.errorhandler(UserError)
+    def wrong(error: UserError) -> tuple[flask.Response | str, int]:
+        return _failed(served, settings, str(error), 404 if isinstance(error, UnknownId) else 400)
+
+    @app.errorhandler(HTTPException)
+    def refused(error: HTTPException) -> tuple[flask.Response | str, int]:
+        code = error.code or 500
+        return _failed(served, settings, _reason(error, settings), code)
+
+    return app
+
+
+def _search(served: ServedRuns, settings: PageSettings) -> flask.Response | str:
+    """Answer a text (GET, ``q``) or a photo (POST, ``photo``); with ``run`` and ``hit``, where that run looked."""
+    arguments = flask.request.args
+    k = _number("k", settings.k, 1, MOST)
+    query = _uploaded(settings) if flask.request.method == "POST" else _text()
+    if "run" in arguments or "hit" in arguments:
+        number, identity = _number("run", None, 0, 2**31), _number("hit", None, -(2**63), 2**63 - 1)
+        seen = served.attention(number, query, identity)
+        if _form() == "json":
+            return flask.jsonify(attention_json(seen))
+        drawing = _drawn(query, seen, number, identity)
+        if _form() == "part":
+            return filled("serve_look.html", **drawing)
+        return _page(served, settings, query, look={**drawing, "name": served.runs[number].name})
+    answers = served.answers(query, k)
+    if _form() == "json":
+        return flask.jsonify(as_json(served, query, answers))
+    values = {"query": _shown(query), "columns": columns(served, answers, not isinstance(query, str)), "k": k}
+    return filled("serve_part.html", **values) if _form() == "part" else _page(served, settings, query, results=values)
+
+
+def attention_json(seen: Attention) -> dict[str, Any]:
+    """Attention as a script reads it."""
+    return {
+        "side": seen.side,
+        "score": seen.score,
+        "size": list(seen.size),
+        "words": list(seen.words),
+        "boxes": seen.boxes.tolist(),
+        "weights": seen.weights.tolist(),
+    }
+
+
+def _form() -> str:
+    """What the answer is to be: a page, the part of it that a script puts in, or JSON."""
+    form = flask.request.args.get("as", "page")
+    return form if form in ("part", "json") else "page"
+
+
+def _number(name: str, default: int | None, least: int, most: int) -> int:
+    given = flask.request.args.get(name)
+    if given is None and default is not None:
+        return default
+    try:
+        number = int(given or "")
+    except ValueError:
+        raise BadRequest(f"{name} must be a number") from None
+    if not least <= number <= most:
+        raise BadRequest(f"{name} must be a number from {least} to {most}")
+    return number
+
+
+def _text() -> str:
+    text = flask.request.args.get("q", "").strip()
+    if not text:
+        raise BadRequest("Type a caption, or choose a photograph.")
+    if len(text) > LONGEST:
+        raise BadRequest(f"The caption has more than {LONGEST} characters.")
+    return text
+
+
+def _uploaded(settings: PageSettings) -> Query:
+    photo: FileStorage | None = flask.request.files.get("photo")
+    content = photo.read() if photo else b""
+    if not content:
+        raise BadRequest("Choose a photograph first.")
+    if len(content) > settings.upload_bytes:
+        raise RequestEntityTooLarge
+    return decode(Path("the photograph"), content)
+
+
+def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
+    """What the drawing of attention is made of; the photo is the one that was found or, for a caption, the query."""
+    source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
+    drawing = drawn(f"look-{number}-{identity}".replace("--", "-m"), [seen])
+    return {"drawing": drawing, "source": source, "said": SAID[seen.side], "brackets": BRACKETS}
+
+
+def _shown(query: Query) -> dict[str, str]:
+    """A query as the page shows it again."""
+    return {"text": query} if isinstance(query, str) else {"photo": jpeg_source(small_jpeg(query, SIDE))}
+
+
+def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
+    """The whole page, with the ``results`` of a query, with a ``look`` at one of them, or with an ``error``."""
+    every = {"results": None, "look": None, "error": "", **values}
+    return filled("serve.html", **_facts(served, settings), text=query if isinstance(query, str) else "", **every)
+
+
+def _facts(served: ServedRuns, settings: PageSettings) -> dict[str, Any]:
+    return {
+        "dataset": served.dataset.name,
+        "split": served.split,
+        "n_images": served.n_images,
+        "names": [run.name for run in served.runs],
+        "photos": served.reads_photos,
+        "k": _k(settings),
+        "most": MOST,
+        "longest": LONGEST,
+        "upload_bytes": settings.upload_bytes,
+        "upload_mb": f"{settings.upload_bytes / 2**20:g}",
+    }
+
+
+def _k(settings: PageSettings) -> int:
+    try:
+        return _number("k", settings.k, 1, MOST)
+    except BadRequest:
+        return settings.k
+
+
+def _reason(error: HTTPException, settings: PageSettings) -> str:
+    """One line of ours for what the framework or this module refuses."""
+    if isinstance(error, SecurityError):
+        return "The server is not called by this name; call it as its terminal says."
+    if isinstance(error, RequestEntityTooLarge):
+        return f"The photograph has more than {settings.upload_bytes / 2**20:g} MB."
+    if type(error) is BadRequest and error.description != BadRequest.description:
+        return str(error.description)
+    return {404: "There is no such page.", 405: "That is not how this page is asked."}.get(
+        error.code or 500, "That did not work; the terminal of vse-serve may say why."
+    )
+
+
+def _failed(served: ServedRuns, settings: PageSettings, message: str, code: int) -> tuple[flask.Response | str, int]:
+    line = printable(message)
+    if _form() == "json":
+        return flask.jsonify({"error": line}), code
+    if _form() == "part":
+        return filled("serve_error.html", error=line), code
+    return _page(served, settings, flask.request.args.get("q", "")[:LONGEST] or None, error=line), code

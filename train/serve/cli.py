@@ -1,0 +1,132 @@
+"""The command ``vse-serve``, which imports what it runs when it runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vse.pipeline.command import entry_point
+from vse.pipeline.errors import UserError
+from vse.pipeline.extra_packages import extra_package
+
+if TYPE_CHECKING:
+    import flask
+
+    from vse.train.use.opened_run import RunPlaces
+
+_FILE = click.Path(path_type=Path)
+log = logging.getLogger(__name__)
+
+
+@click.command("vse-serve")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=_FILE)
+@click.option(
+    "-k", default=10, show_default=True, type=click.IntRange(1, 100), help="How many results, unless one asks for more."
+)
+@click.option("--split", default="test", show_default=True, help="The split that is searched.")
+@click.option("--features", multiple=True, type=_FILE, help="The cache of each RUN, if moved; or one of your album.")
+@click.option("--captions", type=_FILE, help="The dataset.json, if it was moved.  [default: the one the caches name]")
+@click.option("--caption-features", multiple=True, type=_FILE, help="The cache of captions of each RUN, if it was moved.")
+@click.option("--weights-dir", type=_FILE, envvar="VSE_WEIGHTS_DIR", help="Folder of weights, of a CNN or a text encoder.")
+@click.option("--index-type", metavar="FACTORY", help="What is searched, such as IVF1024,Flat or HNSW32.  [default: Flat]")
+@click.option(
+    "--index-parameters", default="", metavar="NAME=NUMBER", help="How far to look, such as nprobe=16 or efSearch=64."
+)
+@click.option(
+    "--rerank",
+    default=200,
+    show_default=True,
+    metavar="K",
+    type=click.IntRange(1),
+    help="Of a model that scores every pair, how many are scored: the best K by pooled vectors.",
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0: for other machines, too."
+)
+@click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
+@click.option("--upload-mb", default=20, show_default=True, type=click.IntRange(1, 1024), help="The largest photo.")
+@click.option("--check", is_flag=True, help="Load everything, answer one query, print what each run finds, and end.")
+@click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
+@click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
+def serve_command(
+    runs: tuple[Path, ...],
+    k: int,
+    split: str,
+    features: tuple[Path, ...],
+    captions: Path | None,
+    caption_features: tuple[Path, ...],
+    weights_dir: Path | None,
+    index_type: str | None,
+    index_parameters: str,
+    rerank: int,
+    host: str,
+    port: int,
+    upload_mb: int,
+    check: bool,
+    device: str,
+    threads: int | None,
+) -> None:
+    """Serve a page on which captions and photographs search a split with one or more runs, side by side.
+
+    The runs search one data set. Everything is loaded once, nothing is written, and Ctrl-C stops it. Scripts ask
+    /search?q=TEXT&as=json.
+    """
+    for package in ("flask", "waitress"):
+        extra_package(package, "vse-serve", "serve")
+    from vse.features.hardware import memory_guard, use_threads
+    from vse.train.serve.app import PageSettings, create_app
+    from vse.train.serve.served import ServedRuns
+    from vse.train.serve.server import PageServer, is_loopback, trusted_hosts
+    from vse.train.use.searcher import SearchOptions
+
+    use_threads(threads)
+    if not is_loopback(host):
+        log.warning("--host %s: whoever reaches this address can search and see the photos of the split", host)
+    options = SearchOptions(index_type=index_type, index_parameters=index_parameters, rerank=rerank, many=True)
+    with memory_guard("--device cpu does without it"):
+        served = ServedRuns(runs, split, _places(runs, features, captions, caption_features, weights_dir), options, device)
+        app = create_app(served, PageSettings(k, upload_mb * 2**20, trusted_hosts(host)))
+        server = PageServer(app, host, port, upload_mb * 2**20)
+        try:
+            if check:
+                _check(app, served.runs[0].searcher.some_text())
+                return
+            click.echo(server.url)
+            log.info("Ctrl-C stops it")
+            server.run()
+        finally:
+            server.close()
+
+
+def _places(
+    runs: Sequence[Path],
+    features: Sequence[Path],
+    captions: Path | None,
+    caption_features: Sequence[Path],
+    weights_dir: Path | None,
+) -> list[RunPlaces]:
+    """Where each run's files are."""
+    from vse.train.use.opened_run import RunPlaces
+
+    for option, files in (("--features", features), ("--caption-features", caption_features)):
+        if len(files) not in (0, len(runs)):
+            raise UserError(f"{option} is given {len(files)} times for {len(runs)} runs; give it for each, in their order")
+    each = [files or (None,) * len(runs) for files in (features, caption_features)]
+    return [RunPlaces(images, captions, texts, weights_dir) for images, texts in zip(*each, strict=True)]
+
+
+def _check(app: flask.Flask, text: str) -> None:
+    """Print what each run finds for a text: its name, seconds, and the id and score of the best image."""
+    answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
+    for run in answer["runs"]:
+        if run["error"]:
+            raise UserError(f"{run['name']}: {run['error']}")
+        best = run["hits"][0]
+        click.echo(f"{run['name']}\t{run['seconds']:.3f} s\timage {best['image']}\t{best['score']:.4f}")
+
+
+serve_main = entry_point(serve_command)
