@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import flask
 from werkzeug.datastructures import FileStorage
@@ -40,7 +41,7 @@ _HEADERS = {
 class PageSettings:
     """How many results a query has by default, how many bytes a photo, and by which names the server may be called.
 
-    ``hosts`` is None if any will do.
+    ``hosts``, in lower case and without a port, is None if any will do.
     """
 
     k: int = 10
@@ -59,7 +60,7 @@ class _InMemory(flask.Request):
         content_type: str | None,
         filename: str | None = None,
         content_length: Any = None,
-    ) -> IO[bytes]:
+    ) -> BytesIO:
         return BytesIO()
 
 
@@ -69,10 +70,14 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
     app.request_class = _InMemory
     app.config.update(
         MAX_CONTENT_LENGTH=settings.upload_bytes + 4096,  # the form around the photo
-        TRUSTED_HOSTS=None if settings.hosts is None else list(settings.hosts),
         PROPAGATE_EXCEPTIONS=False,
     )
     script = _SCRIPT.read_bytes()
+
+    @app.before_request
+    def called_by_its_name() -> None:
+        if settings.hosts is not None and _host() not in settings.hosts:
+            raise SecurityError
 
     @app.get("/", provide_automatic_options=False)
     def page() -> str:
@@ -143,6 +148,15 @@ def attention_json(seen: Attention) -> dict[str, Any]:
     }
 
 
+def _host() -> str:
+    """The name that the client called, without its port; empty if there is none.
+
+    Werkzeug's own check of trusted hosts knows no IPv6.
+    """
+    match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^:]+)(?::\d{1,5})?", flask.request.environ.get("HTTP_HOST", "").lower())
+    return match[1] if match else ""
+
+
 def _form() -> str:
     """What the answer is to be: a page, the part of it that a script puts in, or JSON."""
     form = flask.request.args.get("as", "page")
@@ -190,7 +204,9 @@ def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[st
 
 def _shown(query: Query) -> dict[str, str]:
     """A query as the page shows it again."""
-    return {"text": query} if isinstance(query, str) else {"photo": jpeg_source(small_jpeg(query, SIDE))}
+    if isinstance(query, str):
+        return {"text": query, "photo": ""}
+    return {"text": "", "photo": jpeg_source(small_jpeg(query, SIDE))}
 
 
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:

@@ -98,6 +98,7 @@ def serve_command(
             click.echo(server.url)
             log.info("Ctrl-C stops it")
             server.run()
+            log.info("stopped")
         finally:
             server.close()
 

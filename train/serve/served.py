@@ -15,6 +15,7 @@ from vse.eval.search.hits import Attention, SearchHit
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage, decode
+from vse.train.use.embed import TrainedRun
 from vse.train.use.opened_run import RunPlaces
 from vse.train.use.queries import Query
 from vse.train.use.search import load_searched
@@ -133,8 +134,9 @@ def _loaded(
     runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
 ) -> list[ServedRun]:
     served: list[ServedRun] = []
-    for run, place in zip(runs, places, strict=True):
-        trained = load_searched(run, split, place, device)
+    opened = [load_searched(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    names = [_name(trained) for trained in opened]
+    for run, place, trained in zip(runs, places, opened, strict=True):
         if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
             first = served[0].searcher.trained.dataset.path
             raise UserError(
@@ -144,14 +146,17 @@ def _loaded(
         texts, photos = (_reads(searcher, by_photo) for by_photo in (False, True))
         if texts and photos:
             raise UserError(texts)
-        name = f"{trained.experiment.name}, seed {trained.record['seed']}"
-        name = f"{name} ({run})" if any(other.name == name for other in served) else name
+        name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
         for what, error in (("texts", texts), ("photos", photos)):
             if error:
                 log.warning("%s reads no %s: %s", name, what, error)
         served.append(ServedRun(name, searcher, not texts, not photos, _attends(searcher)))
         log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
     return served
+
+
+def _name(trained: TrainedRun) -> str:
+    return f"{trained.experiment.name}, seed {trained.record['seed']}"
 
 
 def _reads(searcher: Searcher, by_photo: bool) -> str:

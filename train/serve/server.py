@@ -45,10 +45,12 @@ class PageServer:
     def __init__(self, app: Any, host: str, port: int, upload_bytes: int) -> None:
         waitress = extra_package("waitress", "vse-serve", "serve")
         most = upload_bytes + _MORE
+        self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and a trigger
         try:
             self._server = waitress.create_server(
                 app,
-                host=host,
+                map=self._channels,
+                host="127.0.0.1" if host == "localhost" else host,
                 port=port,
                 threads=4,
                 ident=None,
@@ -65,13 +67,24 @@ class PageServer:
         self.url = f"http://{_bracketed(host)}:{listening[0][1]}/"
 
     def run(self) -> None:
-        """Serve until Ctrl-C or SIGTERM."""
+        """Serve until Ctrl-C, SIGTERM or :meth:`stop`."""
         with _stopped_by_sigterm():
             self._server.run()
 
+    def stop(self) -> None:
+        """Let :meth:`run` return, from another thread."""
+        trigger = next(channel for channel in self._channels.values() if hasattr(channel, "pull_trigger"))
+        trigger.pull_trigger(self._disconnect)
+
     def close(self) -> None:
-        """Stop listening."""
-        self._server.close()
+        """Stop listening, and end the threads that answer."""
+        self._disconnect()
+        self._server.task_dispatcher.shutdown()
+
+    def _disconnect(self) -> None:
+        """Close every channel, without which the server's loop ends."""
+        for channel in list(self._channels.values()):
+            channel.close()
 
 
 @contextmanager

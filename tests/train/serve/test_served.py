@@ -13,13 +13,14 @@ from PIL import Image
 from tests.train.conftest import experiment
 from tests.train.serve.conftest import MANY
 from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import decode
 from vse.train.serve.served import ServedRuns, UnknownId
 from vse.train.training import train
 from vse.train.use.opened_run import RunPlaces
 
 
-def test_runs_of_one_name_are_told_apart_by_their_folders(served: ServedRuns, sets_run: Path) -> None:
-    assert [run.name for run in served.runs] == ["vsepp, seed 0", f"vsepp, seed 0 ({sets_run})"]
+def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors_run: Path, sets_run: Path) -> None:
+    assert [run.name for run in served.runs] == [f"vsepp, seed 0 ({run})" for run in (vectors_run, sets_run)]
     assert [run.attends for run in served.runs] == [False, True]
     assert served.n_images == 12
 
@@ -29,7 +30,7 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
     served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
     before = served.answers("a red square", 3)[0]
     images = own_cache.parent.parent / "data" / "images"
-    photo = Image.open(next(images.iterdir())).convert("RGB")
+    photo = decode(next(images.iterdir()))
     captions = served.answers(photo, 3)[0]
     for folder in (run, own_cache.parent, images.parent):
         shutil.rmtree(folder)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tests.train.conftest import experiment
 from tests.train.use.attending import scan
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.image_files import decode
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
 from vse.train.use import searched, searcher
@@ -46,7 +46,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
         expected = search_split(run, query, k=5, device="cpu")
-        asked = Image.open(query).convert("RGB") if isinstance(query, Path) else query
+        asked = decode(query) if isinstance(query, Path) else query
         answer = of_run.answer(asked, of_run.read(asked), 5)
         assert [(hit.image_id, hit.caption_id) for hit in answer.hits] == [(hit.image_id, hit.caption_id) for hit in expected]
         np.testing.assert_allclose([hit.score for hit in answer.hits], [hit.score for hit in expected], atol=1e-5)

@@ -1,0 +1,147 @@
+"""How long a query of vse-serve takes on 100,000 images: over HTTP, from the text that is sent to the JSON that is read.
+
+Claim: below 0.1 s, of a model that compares vectors of 1,024 numbers (by inner products; by order scores, of which 200
+candidates are scored), and of SCAN, which scores the 200 of 100,000 that pooled vectors find.
+Limits: made-up features (of 32 numbers, from which the model makes vectors of 1,024; of SCAN 36 regions for each image) and
+models of one epoch, whose arithmetic is that of any other; photos are not sent, since what their CNN takes is its own
+matter. ``captions`` has no model and no HTTP: it is the search of a photo's vector among 500,000 captions. Every query is
+another text; the first one is left out.
+
+    python benchmarks/serve.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from urllib.parse import urlencode
+from urllib.request import urlopen
+
+import numpy as np
+from common import report, seconds
+
+from vse.eval.search.index import StoredRows, build_index
+from vse.eval.search.top_k import search
+from vse.features.cache import merge_shards
+from vse.features.rows import Identity, Rows
+from vse.features.shards import shard_path, write_shard
+from vse.pipeline.dataset import load_dataset_file
+from vse.train.experiment import load_experiment
+from vse.train.serve.app import create_app
+from vse.train.serve.served import ServedRuns
+from vse.train.serve.server import PageServer
+from vse.train.training import train
+from vse.train.use.opened_run import RunPlaces
+from vse.train.use.searcher import SearchOptions
+
+TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
+WORDS = "a red blue green large small circle square star above below beside two three man dog beach".split()
+SCAN = (
+    "model.similarity={name: scan, attention: t2i}",
+    "model.caption_encoder={name: gru, states: all, bidirectional: true}",
+)
+MODELS = {"inner products": (), "order": ("model.similarity=order",), "scan, the best 200": SCAN}
+SETS = ("train.epochs=1", "warmup.epochs=0", "train.min_count=1", "train.batch_size=64")
+
+
+def make_dataset(folder: Path, n_images: int) -> Path:
+    """A data set of so many test images without files, a caption each."""
+    rng, images = np.random.default_rng(0), []
+    for k in range(n_images + 2 * TRAINED_ON):
+        split = "test" if k < n_images else "train" if k < n_images + TRAINED_ON else "val"
+        text = " ".join(rng.choice(WORDS, 8))
+        sentence = {"sentid": k, "imgid": k, "raw": text, "tokens": text.split()}
+        images.append({"imgid": k, "filename": f"{k}.jpg", "split": split, "sentences": [sentence]})
+    path = folder / "data" / "dataset.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"dataset": "made_up", "pictures": False, "images": images}))
+    return path
+
+
+def make_cache(dataset: Path, sets: bool) -> Path:
+    """A cache of made-up vectors, or of regions."""
+    name = "regions" if sets else "vectors"
+    ids = np.asarray([image.imgid for image in load_dataset_file(dataset).images], np.int64)
+    out, rng = dataset.parent.parent / f"made_up_{name}.h5", np.random.default_rng(1)
+    n, of_region = len(ids) * (REGIONS if sets else 1), {}
+    if sets:
+        boxes = np.tile(np.asarray([[0, 0, 32, 32]], np.float32), (n, 1))
+        of_region = {
+            "offsets": np.arange(len(ids) + 1) * REGIONS,
+            "boxes": boxes,
+            "scores": np.ones(n, np.float32),
+            "image_size": np.full((len(ids), 2), 64, np.int32),
+        }
+    features = rng.standard_normal((n, FEATURE), np.float32).astype(np.float16)
+    rows = Rows(ids, features, np.zeros((len(ids), 32), np.uint8), **of_region)
+    write_shard(shard_path(out, 0, 1), Identity("made_up", name, "image", {}), rows)
+    return merge_shards(out, 1, dataset, ids)
+
+
+def times(ask: Callable[[int], object], n: int) -> dict[str, float]:
+    """Of ``n`` questions after a first one: the median, the 95th percentile and the longest, in milliseconds."""
+    ask(0)
+    taken = sorted(1000 * seconds(lambda k=k: ask(k)) for k in range(1, n + 1))
+    named = {"median_ms": statistics.median(taken), "p95_ms": taken[int(0.95 * len(taken))], "longest_ms": taken[-1]}
+    return {name: round(value, 1) for name, value in named.items()}
+
+
+def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, object]:
+    """A row: a run of this model, served, and asked ``n`` times."""
+    run = train(cache, load_experiment("vsepp", sets=[*SETS, *sets]), out=cache.parent / name.replace(" ", "_"), device="cpu")
+    served: list[ServedRuns] = []
+    options = SearchOptions(rerank=200, many=True)
+    load_s = seconds(lambda: served.append(ServedRuns([run], "test", [RunPlaces()], options, "cpu")))
+    server = PageServer(create_app(served[0]), "127.0.0.1", 0, 2**20)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    rng = np.random.default_rng(2)
+
+    def ask(_: int) -> None:
+        query = urlencode({"q": " ".join(rng.choice(WORDS, 8)), "as": "json", "k": 10})
+        with urlopen(f"{server.url}search?{query}") as answer:
+            assert len(json.load(answer)["runs"][0]["hits"]) == 10
+
+    try:
+        taken = times(ask, n)
+    finally:
+        server.stop()
+        thread.join()
+        server.close()
+    return {"model": name, "searched": served[0].n_images, "dim": 1024, "queries": n, "load_s": round(load_s, 1), **taken}
+
+
+def of_captions(n_captions: int, n: int) -> dict[str, object]:
+    """A row: one vector among those of captions."""
+    rng = np.random.default_rng(3)
+    vectors = rng.standard_normal((n_captions, 1024), np.float32)
+    load: list[object] = []
+    load_s = seconds(lambda: load.append(build_index(vectors, "Flat").index))
+    (index,) = load
+    del vectors
+    rows, queries = StoredRows(index), rng.standard_normal((n + 1, 1, 1024), np.float32)
+    taken = times(lambda k: search(rows, queries[k], 10, direction="i2t", index=index), n)
+    return {"model": "captions", "searched": n_captions, "dim": 1024, "queries": n, "load_s": round(load_s, 1), **taken}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=100_000)
+    parser.add_argument("--queries", type=int, default=100)
+    arguments = parser.parse_args()
+    rows = [of_captions(5 * arguments.images, arguments.queries)]
+    with tempfile.TemporaryDirectory() as name:
+        dataset = make_dataset(Path(name), arguments.images)
+        caches = {sets: make_cache(dataset, sets) for sets in (False, True)}
+        for model, sets in MODELS.items():
+            rows.append(of_model(model, sets, caches[sets is SCAN], arguments.queries))
+    report("serve", rows)
+
+
+if __name__ == "__main__":
+    main()
