@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import torchvision
 
 import vse
 from tests.conftest import TINY_FEATURE
@@ -148,9 +149,12 @@ def test_an_option_that_an_extractor_lacks_is_refused(few: Path) -> None:
 def test_the_environment_s_folder_of_weights_is_read_where_the_extractor_has_one(
     few: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("VSE_WEIGHTS_DIR", str(tmp_path / "weights"))
-    with pytest.raises(vse.UserError, match=str(tmp_path / "weights")):
-        vse.extract(few, "fc7", sets={"weights": "pretrained"}, out="f.h5")
+    network = torchvision.models.squeezenet1_1(weights=None)
+    torch.save(network.state_dict(), tmp_path / "squeezenet1_1.pth")
+    sets = {"model": "squeezenet1_1", "layer": "features.2", "weights": "pretrained", "resize": 32, "crop": 32}
+    given = vse.extract(few, "fc7", sets=sets, out="given.h5", weights_dir=tmp_path)
+    monkeypatch.setenv("VSE_WEIGHTS_DIR", str(tmp_path))
+    assert np.array_equal(vse.extract(few, "fc7", sets=sets, out="again.h5")[:], given[:])
     assert vse.extract(few, "tfidf", out="t.h5", sets={"min_count": 1}).kind == "text"
 
 
