@@ -13,6 +13,7 @@ import shutil
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -88,21 +89,22 @@ def cache_files(cache: FeatureCache) -> list[Path]:
 def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
     """Write verified caches of one data set as a new bundle: the folder ``out``, or an archive if that ends in ``.tar``.
 
-    Nothing is at ``out`` until the bundle is complete. :class:`UserError` if something is there, if a cache is damaged, or if
-    caches are of several data sets.
+    Nothing is at ``out`` until the bundle is complete; one of the same files that is there is kept. :class:`UserError` if
+    something else is there, if a cache is damaged, or if caches are of several data sets.
 
     Parameters
     ----------
     with_dataset : add the ``dataset.json`` that the caches name
     notes : a text for its readers, on the licence for example
     """
-    if out.exists() or out.is_symlink():
-        raise UserError(f"{out}: is there already; remove it, or give another --out")
     opened = [verify_cache(path) for path in caches]
     sources = _sources(opened, with_dataset, notes)
-    check_out(out, sources.values())
+    if not out.is_dir():
+        check_out(out, sources.values())
     with only_writer(out):
         said = _content(opened, sources)
+        if out.exists() or out.is_symlink():
+            return _kept(out, said)
         return _archived(out, said, sources) if out.suffix == ".tar" else _in_folder(out, said, sources)
 
 
@@ -187,6 +189,21 @@ def _content(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dic
         "made": {name: by[name] for name in ("date", "code")},  # the command has names of the packer's folders
     }
     return {**said, "sha256": _sum_of(said)}
+
+
+def _kept(out: Path, said: Mapping[str, Any]) -> BundleList:
+    """The bundle that is there, if its list is the same but for its making; :class:`UserError` if not."""
+    there = None
+    with suppress(OSError, KeyError, tarfile.TarError, UserError):
+        if out.is_dir():
+            there = read_list(str(out / LIST), (out / LIST).read_bytes())
+        else:
+            with tarfile.open(out) as archive, archive.extractfile(f"{TOP}/{LIST}") or BytesIO() as stream:
+                there = read_list(str(out), stream.read())
+    new = BundleList.model_validate(said)
+    if there is None or (there.dataset, there.caches, there.files) != (new.dataset, new.caches, new.files):
+        raise UserError(f"{out}: is there already; remove it, or give another --out")
+    return there
 
 
 def _in_folder(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:

@@ -138,6 +138,17 @@ def test_caches_of_several_data_sets_are_no_bundle(made_cache: Path, tmp_path: P
         pack([made_cache, other], tmp_path / "bundle")
 
 
+@pytest.mark.parametrize("name", ["bundle", "bundle.tar"])
+def test_a_bundle_that_is_there_is_kept_if_it_is_of_the_same_files(name: str, made_cache: Path, tmp_path: Path) -> None:
+    first = pack([made_cache], tmp_path / name)
+    before = files_in(tmp_path)
+    assert pack([made_cache], tmp_path / name) == first
+    assert files_in(tmp_path) == before
+    (tmp_path / "notes.txt").write_text("more")
+    with pytest.raises(UserError, match="is there already; remove it, or give another --out"):
+        pack([made_cache], tmp_path / name, notes=tmp_path / "notes.txt")
+
+
 def test_a_kill_while_packing_hinders_no_later_packing(made_cache: Path, tmp_path: Path) -> None:
     left = tmp_path / ".bundle.packing"
     left.mkdir()
