@@ -48,8 +48,9 @@ def import_command(
 ) -> None:
     """Make a data set of photos with a table of captions, WebDataset archives, clip-retrieval's vectors, or a saved data set.
 
-    SOURCES is the folder of photos or vectors, or archives. Tables are CSV, JSON lines or parquet: a row has a file and a
-    caption, or several, and perhaps a split and ids. Splits that are not given are drawn by image.
+    SOURCES is the folder of photos or vectors, archives, or, with --format hugging-face, the name of a data set on the hub.
+    Tables are CSV, JSON lines or parquet: a row has a file and a caption, or several, and perhaps a split and ids. Splits that
+    are not given are drawn by image.
     """
     from vse.features.import_formats import Import, import_data
     from vse.pipeline.imported_rows import import_settings

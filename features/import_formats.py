@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,8 @@ from vse.pipeline.import_hugging_face import import_hugging_face, is_saved_datas
 from vse.pipeline.import_table import import_table, table_in
 from vse.pipeline.import_webdataset import archives_in, import_webdataset
 from vse.pipeline.imported_rows import ImportSettings
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,12 @@ FORMATS: Mapping[str, ImportFormat] = {
 
 def import_data(job: Import, format_name: str | None = None) -> Sequence[Path]:
     """Import data of the named format, or of the first one that they look like; returns what was written."""
-    for source in job.sources:
-        if not source.exists():
-            raise UserError(f"{source}: no such file or folder")
     if format_name is not None and format_name not in FORMATS:
         raise UserError(f"--format {format_name}: unknown{did_you_mean(format_name, FORMATS)}")
+    for source in job.sources:
+        if not source.exists() and format_name != "hugging-face":
+            hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME.fullmatch(str(source)) else ""
+            raise UserError(f"{source}: no such file or folder{hint}")
     name = format_name or next((name for name, each in FORMATS.items() if each.fits(job)), None)
     if name is None:
         raise UserError(

@@ -116,7 +116,7 @@ def check_command(dataset: Path) -> None:
 
 @data.command("audit")
 @click.argument("dataset", type=_FILE)
-@click.option("--against", type=_FILE, help="Another dataset.json: count what both have, and in which splits.")
+@click.option("--against", type=_FILE, help="Another dataset.json, or the name of a data set in data/: count what both have.")
 @click.option(
     "--look-alikes/--no-look-alikes", default=True, show_default=True, help="Read all photos for those that look alike."
 )

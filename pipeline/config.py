@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -130,6 +130,9 @@ class DatasetConfig(Settings):
         return self.annotations is not None or self.entities is not None
 
 
+GpuRule = Literal["fit", "extract", "train", "embed", "embed_sentences", "embed_as_features"]  # those that compute
+
+
 class WorkflowConfig(Settings):
     """Settings of the workflow (``config/config.yaml`` and ``--config``)."""
 
@@ -138,6 +141,8 @@ class WorkflowConfig(Settings):
     device: str = "auto"
     threads: PositiveInt = 8
     skip_bad: bool = False
+    gpus: dict[GpuRule, NonNegativeInt] = Field(default_factory=dict, description="rule -> GPUs of one of its jobs; else 1")
+    gpu_models: dict[GpuRule, str] = Field(default_factory=dict, description="rule -> kind of GPU, as SLURM calls it")
     seeds: list[Seed] | None = Field(None, min_length=1, description="seeds to run instead of those of the experiments")
     experiments: list[str] = Field(default=["vse0", "vsepp"], min_length=1)
     ladder: str | None = Field(None, description="the ladder of results/tables/ladder_<dataset>; none: the data set's own")

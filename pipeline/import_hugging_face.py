@@ -1,4 +1,4 @@
-"""A data set that the library ``datasets`` of Hugging Face saved in a folder, as one of ours."""
+"""A data set of Hugging Face, which its library ``datasets`` saved in a folder or finds by name, as one of ours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.image_files import BadImage, read_bytes
 from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportSettings
 from vse.pipeline.imported_write import check_name, write_imported_data
-from vse.pipeline.input_files import reading
+from vse.pipeline.input_files import reading, reason_of
 from vse.pipeline.locks import only_writer
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.unpacked_photos import MOST_BYTES, UnpackedPhotos
@@ -26,16 +26,17 @@ def is_saved_dataset(folder: Path) -> bool:
 
 
 def import_hugging_face(folder: Path, settings: ImportSettings) -> Path:
-    """Write ``dataset.json`` and the photos of a data set that ``save_to_disk`` wrote; returns its path.
+    """Write ``dataset.json`` and the photos of a data set; returns its path.
 
+    ``folder`` is what ``save_to_disk`` wrote or else what ``load_dataset`` takes: another folder of a data set, or a name on
+    the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``, which is downloaded into the library's cache.
     One column holds images, as files or as bytes, and another one a caption or a list of them. Its splits stay, where their
     names are ours; of a data set without splits a column may give them. Nothing of it is run. An import that was stopped goes
     on where it was. :class:`UserError` if the library is not installed.
     """
     check_name(settings.name)
     library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
-    with reading(folder, "a data set that the library 'datasets' saved"):
-        loaded = library.load_from_disk(str(folder))
+    loaded = _loaded(library, folder)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
     gathered = GatheredRows(settings)
     with only_writer(settings.out, folder=True):
@@ -44,6 +45,20 @@ def import_hugging_face(folder: Path, settings: ImportSettings) -> Path:
             _add_split(folder, str(split), rows, library.Image, gathered, photos, settings.columns)
         content = gathered.content(format="hugging-face", files=[folder.name])
         return write_imported_data(content, settings, None, [])
+
+
+def _loaded(library: Any, source: Path) -> Any:
+    """The data set, opened by the library; nothing of it is run."""
+    if is_saved_dataset(source):
+        with reading(source, "a data set that the library 'datasets' saved"):
+            return library.load_from_disk(str(source))
+    name, _, configuration = str(source).partition(":")
+    try:
+        return library.load_dataset(name, configuration or None)
+    except Exception as error:  # of the network, the hub and many formats
+        hint = "" if source.exists() else "; where there is no network, import a folder that save_to_disk wrote elsewhere"
+        where = "as a data set of Hugging Face" if source.exists() else "from the Hugging Face hub"
+        raise UserError(f"{source}: cannot be loaded {where} ({reason_of(error)}){hint}") from None
 
 
 def _add_split(

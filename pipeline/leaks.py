@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from vse.pipeline.audit import by_splits, leak_mark, near_report, published_id, same_images, shared_report
-from vse.pipeline.dataset import SPLITS, Dataset, count_splits, load_dataset_file
+from vse.pipeline.dataset import SPLITS, Dataset, count_splits, load_dataset_file, missing_images
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.input_files import is_name
 from vse.pipeline.plain_text import printable
 from vse.pipeline.presets import known_presets, load_dataset
 from vse.pipeline.sources import checked_dataset
@@ -18,11 +21,13 @@ _NUMBERED = {"coco": ("coco",), "flickr": ("f30k", "f8k")}  # published data set
 def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = True) -> str:
     """A report of equal captions and of photos that look alike across splits, and of images that known test sets have.
 
-    With ``against`` also of images, captions and photos that another data set has. Without ``look_alikes`` no photo is read.
+    With ``against`` also of images, captions and photos that another data set has, which is given as its file or by the name
+    under which it lies beside this one or in ``data/``, there without its photos, too. Without ``look_alikes`` no photo is
+    read.
     :class:`vse.pipeline.errors.UserError` if a data set is not valid or an image file is missing.
     """
     dataset = checked_dataset(path)
-    others = [] if against is None else [checked_dataset(against)]
+    others = [] if against is None else [_other(against, dataset)]
     lines = [count_splits(dataset)]
     for other in others:
         lines += [count_splits(other), shared_report(dataset, other)]
@@ -108,6 +113,32 @@ def _published() -> list[str]:
 
 def _known(name: str, dataset: Dataset) -> Dataset | None:
     """A published data set that is at hand; None if it is not."""
-    places = (dataset.path.parent.parent / name / "dataset.json", Path("data", name, "dataset.json"))
-    file = next((place for place in places if place.is_file()), None)
+    file = _file_of(name, dataset)
     return None if file is None else load_dataset_file(file)
+
+
+def _file_of(name: str, dataset: Dataset) -> Path | None:
+    """The ``dataset.json`` of a data set by its name, beside another one or in ``data/``."""
+    places = (dataset.path.parent.parent / name / "dataset.json", Path("data", name, "dataset.json"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def _other(against: Path, dataset: Dataset) -> Dataset:
+    """A data set by its file or its name; :class:`UserError` says how one is made that is not there.
+
+    One by name may lack its images, of which only names and captions are compared then.
+    """
+    name = str(against)
+    if against.exists() or not is_name(name) or name.endswith(".json"):
+        return checked_dataset(against)
+    file = _file_of(name, dataset)
+    if file is not None:
+        known = load_dataset_file(file)
+        return replace(known, pictures=False) if missing_images(known) else known
+    if name in _published():
+        how = f"vse-data fetch {name} --no-images, or vse-data prepare {name} where its files are, makes it"
+    elif name in known_presets("datasets"):
+        how = f"vse-data {'demo' if load_dataset(name).n_images else 'import'} --out data/{name} makes it"
+    else:
+        how = f"name a dataset.json{did_you_mean(name, known_presets('datasets'))}"
+    raise UserError(f"--against {name}: there is no data/{name}/dataset.json; {how}")

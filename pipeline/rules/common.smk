@@ -23,8 +23,11 @@ except UserError as error:  # one line, where a WorkflowError is shown with a tr
     sys.exit(1)
 
 
-# What a job that computes asks for: a GPU, unless the device says otherwise.
-GPUS = int(SETTINGS.device != "cpu")
+def gpus(rule):
+    """What a job of a rule asks for: a GPU, or what the settings say of the rule; none if the device is a processor."""
+    count = SETTINGS.gpus.get(rule, 1) if SETTINGS.device != "cpu" else 0
+    model = SETTINGS.gpu_models.get(rule)
+    return {"gpu": count, **({"gpu_model": model} if model and count else {})}
 
 
 wildcard_constraints:

@@ -12,7 +12,7 @@ rule fit:
         "logs/fit_{dataset}_{feature}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("fit"),
         mem_mb=8000,
     params:
         settings=feature_settings,
@@ -33,7 +33,7 @@ rule extract:
         "logs/extract_{dataset}_{feature}_{shard}-of-{shards}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("extract"),
         mem_mb=lambda wildcards: feature_preset(wildcards).memory_mb,
     params:
         extractor=lambda wildcards: feature_preset(wildcards).extractor_name(),

@@ -16,7 +16,7 @@ rule train:
         "logs/train_{dataset}_{experiment}_seed-{seed}.log",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("train"),
         mem_mb=4000,
     params:
         settings=experiment_settings,
@@ -40,7 +40,7 @@ rule embed:
         split="train|val|test|restval",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("embed"),
         mem_mb=4000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --split {wildcards.split} "
@@ -63,7 +63,7 @@ rule embed_sentences:
         split="train|val|test|restval",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("embed_sentences"),
         mem_mb=8000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} --sentences "
@@ -85,7 +85,7 @@ rule embed_as_features:
         "logs/embed_{dataset}_{experiment}_seed-{seed}_as_features.log",
     threads: SETTINGS.threads
     resources:
-        gpu=GPUS,
+        **gpus("embed_as_features"),
         mem_mb=8000,
     shell:
         "vse-embed runs/{wildcards.dataset}_{wildcards.experiment}/seed-{wildcards.seed} "

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -83,3 +84,22 @@ def test_without_the_library_it_is_said_what_to_install(tmp_path: Path, fails: F
     monkeypatch.setitem(sys.modules, "datasets", None)
     line = fails(main, "import", saved, "--out", tmp_path / "out")
     assert "a Hugging Face data set needs the package datasets: pip install 'vse-pipeline[datasets]'" in line
+
+
+def test_a_folder_of_a_data_set_is_loaded_as_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "x.png").write_bytes(photo_bytes(1, "PNG"))
+        (folder / split / "metadata.jsonl").write_text(json.dumps({"file_name": "x.png", "caption": f"a {split}"}) + "\n")
+    dataset = imported(folder, "--format", "hugging-face", "--out", tmp_path / "out")
+    assert [(image.split, image.captions[0].raw) for image in dataset.images] == [("train", "a train"), ("test", "a test")]
+
+
+def test_a_name_that_the_hub_cannot_give_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    message = fails(main, "import", "no-such/gulls", "--format", "hugging-face", "--out", tmp_path / "out")
+    assert "no-such/gulls: cannot be loaded from the Hugging Face hub (" in message
+    assert "where there is no network, import a folder that save_to_disk wrote elsewhere" in message
+    hint = "no-such/gulls: no such file or folder; --format hugging-face loads a data set of that name"
+    assert hint in fails(main, "import", "no-such/gulls", "--out", tmp_path / "out")

@@ -113,3 +113,20 @@ def test_a_published_data_set_is_not_compared_with_itself(tmp_path: Path, audite
 
 def test_the_audit_of_a_file_that_is_none_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
     assert "No such file" in fails(main, "audit", tmp_path / "dataset.json")
+
+
+def test_a_data_set_to_compare_with_is_given_by_its_name(
+    tmp_path: Path, audited: Callable[..., list[str]], fails: Callable[..., str]
+) -> None:
+    mine = data(tmp_path / "data" / "mine", {"1000268201.jpg": ("train", ["a gull"])}, "mine")
+    known = data(tmp_path / "data" / "f30k", {"1000268201.jpg": ("test", ["a gull"])}, "f30k")
+    leak = "        1 in train of 'mine' and test of 'f30k'  <- trained on in one, tested on in the other"
+    assert leak in audited(mine, "--against", "f30k", "--no-look-alikes")
+    known.write_text(json.dumps({**json.loads(known.read_text()), "pictures": True}))  # whose photos are not there
+    lines = audited(mine, "--against", "f30k")
+    assert leak in lines
+    assert any("f30k/dataset.json has no image files, so no photos are compared" in line for line in lines)
+    message = fails(main, "audit", mine, "--against", "coco")
+    assert "--against coco: there is no data/coco/dataset.json; vse-data fetch coco --no-images" in message
+    assert "vse-data demo --out data/demo makes it" in fails(main, "audit", mine, "--against", "demo")
+    assert "did you mean 'coco'" in fails(main, "audit", mine, "--against", "cocoo")
