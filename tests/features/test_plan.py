@@ -102,7 +102,9 @@ def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fai
     vgg = rates.networks["vgg19"]
     assert (vgg.per_s, vgg.numbers["penultimate"]) == ({"fp32": 900, "bf16": 29.4}, 4096)
     mine.write_text("netwroks: {}\n")
-    assert "unknown setting 'netwroks' (did you mean 'networks'" in fails(main, "plan", "results/x.json", "--rates", mine)
+    assert "unknown setting 'netwroks' (did you mean 'networks.per_s'" in fails(
+        main, "plan", "results/x.json", "--rates", mine
+    )
 
 
 def test_without_the_workflow_there_is_no_plan(fails: Callable[..., str]) -> None:
