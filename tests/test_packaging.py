@@ -111,7 +111,7 @@ def test_an_editable_install_is_one_folder_on_the_path_that_editors_can_read(clo
 @pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_rooms_and_the_sdist_makes_the_same_wheel(clone: Path, tmp_path: Path) -> None:
     site = install(clone, "plain", tmp_path)
-    kinds = {".py", ".yaml", ".csv", ".html"}
+    kinds = {".py", ".yaml", ".csv", ".html", ".js"}
     expected = {Path(room, path.relative_to(clone / room)) for room in ROOMS for path in (clone / room).rglob("*")}
     expected |= {Path("presets", path.relative_to(clone / "config")) for path in (clone / "config").rglob("*")}
     expected |= {Path(path.name) for path in (clone / "_vse" / "vse").glob("*.py")}

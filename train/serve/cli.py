@@ -90,11 +90,11 @@ def serve_command(
     with memory_guard("--device cpu does without it"):
         served = ServedRuns(runs, split, _places(runs, features, captions, caption_features, weights_dir), options, device)
         app = create_app(served, PageSettings(k, upload_mb * 2**20, trusted_hosts(host)))
+        if check:
+            _check(app, served.runs[0].searcher.some_text())
+            return
         server = PageServer(app, host, port, upload_mb * 2**20)
         try:
-            if check:
-                _check(app, served.runs[0].searcher.some_text())
-                return
             click.echo(server.url)
             log.info("Ctrl-C stops it")
             server.run()
@@ -121,13 +121,11 @@ def _places(
 
 
 def _check(app: flask.Flask, text: str) -> None:
-    """Print what each run finds for a text: its name, seconds, and the id and score of the best image."""
+    """Print what each run finds for a text: its name, seconds, and the id and score of the best image, or why it finds none."""
     answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
     for run in answer["runs"]:
-        if run["error"]:
-            raise UserError(f"{run['name']}: {run['error']}")
-        best = run["hits"][0]
-        click.echo(f"{run['name']}\t{run['seconds']:.3f} s\timage {best['image']}\t{best['score']:.4f}")
+        found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]
+        click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
 
 
 serve_main = entry_point(serve_command)

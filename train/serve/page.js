@@ -7,7 +7,7 @@ const byText = document.getElementById("by-text");
 const byPhoto = document.getElementById("by-photo");
 document.documentElement.classList.add("scripted");
 
-let asked = null; // the query that the results are of: {q} or {photo}
+let asked = null; // the query that the results are of, {q} or {photo}, unless they came with the page
 let running = null;
 
 function error(line) {
@@ -68,7 +68,7 @@ async function look(button) {
   const card = button.closest(".card");
   let drawing = card.querySelector(".looked");
   if (!drawing) {
-    const query = asked || { q: document.getElementById("q").value };
+    const query = asked || { q: new URL(button.href).searchParams.get("q") };
     drawing = document.createElement("div");
     drawing.className = "looked looks";
     card.append(drawing);

@@ -55,9 +55,9 @@ class Opened:
 
     def done(self) -> None:
         """Wait for the answer and its photos."""
-        self.page.wait_for_function("document.getElementById('status').textContent.match(/result/i)")
+        self.page.locator("#status").filter(has_text=re.compile("results")).wait_for()
         self.page.evaluate("document.querySelectorAll('img').forEach(image => image.loading = 'eager')")
-        self.page.wait_for_function("[...document.images].every(image => image.complete)")
+        self.page.evaluate("Promise.all([...document.images].map(image => image.decode()))")
 
     def lightness(self, selector: str, which: str) -> float:
         script = "([selector, which]) => getComputedStyle(document.querySelector(selector))[which]"
@@ -107,9 +107,9 @@ def test_by_the_keyboard_alone_a_caption_is_searched_and_a_look_is_taken(chromiu
     assert outline == "solid", "what has the focus is seen"
     for key, expanded in (("Enter", "true"), (" ", "false"), (" ", "true")):
         keys.press(key)
-        page.wait_for_function(f"document.activeElement.ariaExpanded === '{expanded}'")
-    card = page.query_selector(".card:has(.looked)")
-    assert "Each word divides its attention" in card.text_content()
+        page.wait_for_selector(f".card:first-child a.look:focus[aria-expanded={expanded}]")
+    page.wait_for_selector(".card:has(.looked) .seen")
+    assert "Each word divides its attention" in page.text_content(".card:has(.looked)")
     keys.press("Tab")
     assert page.evaluate("document.activeElement.matches('.word.w0')")
     keys.press("Tab")
@@ -122,9 +122,8 @@ def test_by_the_keyboard_alone_a_caption_is_searched_and_a_look_is_taken(chromiu
 def test_the_order_of_focus_is_that_of_the_page(chromium: Any, url: str) -> None:
     opened = Opened(chromium, url)
     page, order = opened.page, []
-    page.evaluate("document.activeElement.blur()")
-    for _ in range(6):
-        page.keyboard.press("Tab")
+    for key in ("Shift+Tab", *["Tab"] * 5):
+        page.keyboard.press(key)
         order.append(page.evaluate(FOCUSED))
     assert order == ["skip", "q", "k", "BUTTON", "photo", "BUTTON"]
     labels = "[...document.querySelectorAll('input')].map(input => input.labels[0].textContent)"
@@ -173,7 +172,7 @@ def test_what_is_refused_is_one_line_on_the_page(
     (tmp_path / "text.jpg").write_text("no image")
     for name, line in (("large.png", "The photograph has more than 0.09"), ("text.jpg", "not a readable image")):
         page.set_input_files("#photo", tmp_path / name)
-        page.wait_for_function(f"document.querySelector('[role=alert]')?.textContent.includes('{line}')")
+        page.locator("[role=alert]").filter(has_text=line).wait_for()
         assert page.evaluate("document.querySelectorAll('[role=alert]').length") == 1
         assert page.text_content("#status") == "No results"
     page.close()
