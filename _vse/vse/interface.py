@@ -230,6 +230,7 @@ def train(
     tensorboard: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    allow_code: bool = False,
     device: str | None = None,
     threads: int | None = None,
 ) -> Run:
@@ -255,6 +256,7 @@ def train(
     tensorboard : write TensorBoard events as well
     resume : continue an unfinished run where it was saved
     overwrite : replace a run of other settings
+    allow_code : run code of your own that a preset or ``start_from`` names; what ``sets`` names runs in any case
     device, threads : as of :func:`vse.extract`
 
     Raises
@@ -267,24 +269,26 @@ def train(
     run = vse.train("features/demo_fc7.h5", "vsepp")
     run.frame[["epoch", "loss", "rsum"]]
     """
+    from vse.pipeline.own_code import code_allowed
     from vse.train.named_experiment import train_experiment
     from vse.train.run.inputs import InputPaths
     from vse.train.training import Existing, Extras
 
     places = (captions, eval_features, caption_features, start_from, weights_dir_of(weights_dir), words, truth_features)
-    folder = train_experiment(
-        as_path(features),
-        experiment,
-        as_sets(sets),
-        name,
-        seed=whole("seed", seed, 0),
-        out=as_path(out),
-        device=device_of(device),
-        threads=threads_of(threads),
-        inputs=InputPaths(*map(as_path, places)),
-        existing=Existing(resume, overwrite),
-        extras=Extras(whole("log_negatives", log_negatives, 0), tensorboard),
-    )
+    with code_allowed(allow_code):
+        folder = train_experiment(
+            as_path(features),
+            experiment,
+            as_sets(sets),
+            name,
+            seed=whole("seed", seed, 0),
+            out=as_path(out),
+            device=device_of(device),
+            threads=threads_of(threads),
+            inputs=InputPaths(*map(as_path, places)),
+            existing=Existing(resume, overwrite),
+            extras=Extras(whole("log_negatives", log_negatives, 0), tensorboard),
+        )
     return Run(folder)
 
 
@@ -302,6 +306,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: bool = False,
+    allow_code: bool = False,
     device: str | None = None,
     threads: int | None = None,
 ) -> EmbeddedSplit: ...
@@ -319,6 +324,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: Literal[False] = False,
+    allow_code: bool = False,
     device: str | None = None,
     threads: int | None = None,
 ) -> tuple[OpenFeatures, OpenFeatures]: ...
@@ -336,6 +342,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: bool = False,
+    allow_code: bool = False,
     device: str | None = None,
     threads: int | None = None,
 ) -> EmbeddedSplit | tuple[OpenFeatures, OpenFeatures]:
@@ -353,6 +360,7 @@ def embed(
     unfinished : embed a run whose training did not finish, too
     allow_leak : embed images that the run was trained on, too
     sentences : of a run that localises phrases, how all captions score all images by their phrases
+    allow_code : run the code of its maker's own that the run names; look at it first
     device, threads : as of :func:`vse.extract`
 
     Returns
@@ -370,13 +378,17 @@ def embed(
     embedded.images @ embedded.captions[0]
     """
     from vse.features.hardware import use_threads
+    from vse.pipeline.own_code import code_allowed
     from vse.train.use.asked_of_run import embed_runs
     from vse.train.use.opened_run import RunPlaces
 
     use_threads(threads_of(threads))
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
     to, written_to = as_path(as_features), as_path(out)
-    written = embed_runs(as_paths(run), split, written_to, to, places, device_of(device), unfinished, allow_leak, sentences)
+    with code_allowed(allow_code):
+        written = embed_runs(
+            as_paths(run), split, written_to, to, places, device_of(device), unfinished, allow_leak, sentences
+        )
     if to is None:
         return EmbeddedSplit(written[0])
     return OpenFeatures(written[0]), OpenFeatures(written[1])

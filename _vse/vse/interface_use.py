@@ -197,6 +197,7 @@ def search(
     rerank: int | None = None,
     image: StrPath | None = None,
     html: StrPath | None = None,
+    allow_code: bool = False,
     device: str | None = None,
     threads: int | None = None,
 ) -> SearchResults:
@@ -216,6 +217,7 @@ def search(
     rerank : score only so many candidates by pooled vectors, of a model that scores every pair
     image : a photo of ``features`` in which to find ``query``, a phrase, with a run that localises phrases
     html : write a report with photos as well
+    allow_code : as of :func:`vse.embed`
     device, threads : as of :func:`vse.extract`
 
     Raises
@@ -228,6 +230,7 @@ def search(
     hits.frame[["rank", "score", "file"]]
     """
     from vse.features.hardware import use_threads
+    from vse.pipeline.own_code import code_allowed
     from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
     from vse.train.use.opened_run import RunPlaces
 
@@ -243,13 +246,12 @@ def search(
         None if rerank is None else whole("rerank", rerank, 1),
         as_path(html),
     )
-    text = os.fspath(query)
-    if image is not None:
-        photo = as_path(image)
-        hit = find_phrase(as_path(run), photo, text, asked, places, device_of(device))
-        return SearchResults(text, hit.best(k), photo)
+    text, photo = os.fspath(query), as_path(image)
     given = as_path(query) if isinstance(query, os.PathLike) else text
-    return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))
+    with code_allowed(allow_code):
+        if photo is not None:
+            return SearchResults(text, find_phrase(as_path(run), photo, text, asked, places, device_of(device)).best(k), photo)
+        return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))
 
 
 @public
@@ -261,6 +263,7 @@ def report(
     embeddings: StrPath | Sequence[StrPath] = (),
     queries: int = QUERIES,
     seed: int = 0,
+    allow_code: bool = False,
 ) -> HtmlReport:
     """Report a result, or two side by side, as one HTML file: metrics, curves, what queries retrieve (``vse-report``).
 
@@ -272,6 +275,7 @@ def report(
     embeddings : of the first seed, if they do not lie where the result says; one for each result
     queries : how many are shown in each direction
     seed : decides which of many similar queries are shown
+    allow_code : as of :func:`vse.embed`, of a model that attends
 
     Raises
     ------
@@ -283,11 +287,13 @@ def report(
     page
     """
     from vse.eval.report.report import write_report
+    from vse.pipeline.own_code import code_allowed
     from vse.train.use.attention import attention_of_run
 
     given = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
     shown, first = whole("queries", queries, 0), whole("seed", seed, 0)
-    return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, shown, first, attention_of_run))
+    with code_allowed(allow_code):
+        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, shown, first, attention_of_run))
 
 
 @public
@@ -296,17 +302,19 @@ def table(
     results: StrPath | Sequence[StrPath] = (),
     *,
     dataset: str | None = None,
+    cost: str | None = None,
     out: StrPath | None = None,
 ) -> ShownTable:
     """Make a table of result files (``vse-table``).
 
     Parameters
     ----------
-    name : ``summary``, a row per result and protocol; ``significance``, a row per metric of comparisons; or a published table,
-        such as ``vsepp_3``, with our metrics beside the printed ones
+    name : ``summary``, a row per result and protocol; ``ladder``, a row per result with its cost; ``significance``, a row per
+        metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics beside the printed ones
     results : result files, or evaluations and comparisons that were written to files
     dataset : of a published table, take our results on this data set
-    out : the table to write, .csv or .tex; None writes none
+    cost : of a ladder, the cost against which rsum is weighed; None is ``total_s``
+    out : the table to write, .csv or .tex, of a ladder also its picture, .svg or .png; None writes none
 
     Raises
     ------
@@ -321,7 +329,7 @@ def table(
 
     paths = [] if isinstance(results, Sequence) and not results else as_paths(results)
     written = as_path(out)
-    return ShownTable(make_table(name, paths, dataset, written), written)
+    return ShownTable(make_table(name, paths, dataset, written, cost), written)
 
 
 def _array(given: Any) -> NDArray[Any]:

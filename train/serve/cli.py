@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import ALLOW_CODE, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.extra_packages import extra_package
 
@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--upload-mb", default=20, show_default=True, type=click.IntRange(1, 1024), help="The largest photo.")
 @click.option("--check", is_flag=True, help="Load everything, answer one query, print what each run finds, and end.")
+@ALLOW_CODE
 @click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
 @click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 def serve_command(
@@ -121,7 +122,7 @@ def _places(
 
 
 def _check(app: flask.Flask, text: str) -> None:
-    """Print what each run finds for a text: its name, seconds, and the id and score of the best image, or why it finds none."""
+    """Print what each run finds for a text: its name, seconds, and the best image's id and score, or why it finds none."""
     answer = app.test_client().get("/search", query_string={"q": text, "as": "json", "k": 1}).get_json()
     for run in answer["runs"]:
         found = [f"image {hit['image']}\t{hit['score']:.4f}" for hit in run["hits"]] or [run["error"]]
