@@ -62,6 +62,7 @@ class PageServer:
                 clear_untrusted_proxy_headers=True,
             )
         except (OSError, ValueError) as error:
+            self._disconnect()
             raise UserError(f"--host {host} --port {port}: cannot be served at ({_said(error)})") from None
         listening = getattr(self._server, "effective_listen", None) or [(host, self._server.effective_port)]
         self.url = f"http://{_bracketed(host)}:{listening[0][1]}/"
