@@ -76,7 +76,7 @@ def estimated(planned: Sequence[PlannedFile], rates: Rates, trained_here: dict[s
             _downloads(plan, load_dataset(names[0]))
         elif one.rule == "train" and names not in seen:
             seen.add(names)
-            _training(plan, *names, rates, trained_here)
+            _training(plan, names[0], names[1], names[2], rates, trained_here)
     for (dataset, feature, n_shards), pending in shards.items():
         _extraction(plan, dataset, feature, pending / n_shards, rates)
     return plan

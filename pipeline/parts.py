@@ -115,7 +115,8 @@ class Registry(Generic[_Part]):
                 function = ", or a function" if self._of_function is not None else ""
                 raise UserError(f"{code.name}: a {self.kind} of your own is {kinds}{function}, and this is not")
             fields: dict[str, Any] = {name: (Literal[value], value) for name, value in _identity(self.key, code).items()}
-            own: Any = create_model(part.__name__, __base__=part, __module__=part.__module__, **fields)
+            made_by: Any = create_model  # which mypy would take for the definition of a class
+            own = made_by(part.__name__, __base__=part, __module__=part.__module__, **fields)
             own.__doc__ = part.__doc__
             own.own_code = code
             self._own[code.name, code.sha256] = own
