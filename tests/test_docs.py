@@ -18,8 +18,8 @@ import click
 import pytest
 
 import vse
-from tests.docs import experiments, interface
-from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, pages
+from tests.docs import experiments
+from tests.docs.pages import OTHER, ROOT, RUN, Block, blocks, console_scripts, examples, pages
 from tests.docs.world import World
 from vse.train.experiment import load_experiment
 
@@ -35,7 +35,7 @@ SKIPPED = {
 README = {
     "snakemake --cores all results/f30k_vsepp.json": "dry-run: full-size training",
 }
-# Pages whose python blocks are the cells of one notebook; elsewhere each is a program.
+# Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
 NOTEBOOKS = ("docs/notebook.md", "docs/python.md")
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
@@ -85,7 +85,7 @@ def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     cells = [block for block in there if page in NOTEBOOKS and block.language == "python" and not block.title]
     if page in NOTEBOOKS:
         assert cells
-        world.do_cells(cells)
+        world.do_cells([*cells, *examples(page)])
     for block in there:
         if block in cells:
             continue
@@ -116,11 +116,6 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_the_page_of_experiments_has_what_their_files_say() -> None:
     said = experiments.PAGE.read_text(encoding="utf-8")
     assert said == experiments.written(), "python -m tests.docs.experiments regenerates it"
-
-
-def test_the_page_of_the_python_interface_has_what_its_docstrings_say() -> None:
-    said = interface.PAGE.read_text(encoding="utf-8")
-    assert said == interface.written(), "python -m tests.docs.interface regenerates it"
 
 
 def test_every_block_says_what_it_is_so_that_no_command_hides() -> None:

@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vse.interface import draw_demo as draw_demo
+    from vse.embedded_split import EmbeddedSplit as EmbeddedSplit
     from vse.interface import embed as embed
-    from vse.interface import extract as extract
-    from vse.interface import import_data as import_data
-    from vse.interface import open_dataset as open_dataset
-    from vse.interface import open_features as open_features
+    from vse.interface import search as search
     from vse.interface import train as train
-    from vse.interface_use import compare as compare
-    from vse.interface_use import evaluate as evaluate
-    from vse.interface_use import report as report
-    from vse.interface_use import search as search
-    from vse.interface_use import table as table
-    from vse.opened import EmbeddedSplit as EmbeddedSplit
+    from vse.interface_data import draw_demo as draw_demo
+    from vse.interface_data import extract as extract
+    from vse.interface_data import import_data as import_data
+    from vse.interface_data import open_dataset as open_dataset
+    from vse.interface_data import open_features as open_features
+    from vse.interface_eval import compare as compare
+    from vse.interface_eval import evaluate as evaluate
+    from vse.interface_eval import report as report
+    from vse.interface_eval import table as table
     from vse.opened import ImportedData as ImportedData
     from vse.opened import OpenDataset as OpenDataset
     from vse.opened import OpenFeatures as OpenFeatures
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "vse.interface": ("open_dataset", "open_features", "draw_demo", "import_data", "extract", "train", "embed"),
-    "vse.interface_use": ("evaluate", "compare", "search", "report", "table"),
-    "vse.opened": ("OpenDataset", "OpenFeatures", "Run", "EmbeddedSplit", "ImportedData"),
+    "vse.interface_data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
+    "vse.interface": ("train", "embed", "search"),
+    "vse.interface_eval": ("evaluate", "compare", "report", "table"),
+    "vse.opened": ("OpenDataset", "OpenFeatures", "Run", "ImportedData"),
+    "vse.embedded_split": ("EmbeddedSplit",),
     "vse.shown": ("Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }

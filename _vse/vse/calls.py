@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import ParamSpec, TypeVar, overload
 
 import yaml
 
 from vse.pipeline.command import one_line_errors
 from vse.pipeline.errors import UserError
 from vse.pipeline.provenance import making
+
+StrPath = str | os.PathLike[str]
+Sets = Mapping[str, object] | Sequence[str]
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -112,16 +114,6 @@ def in_range(name: str, value: float | None, low: float, high: float) -> float |
     if value is not None and not low <= value <= high:
         raise UserError(f"{name}={value!r}: a number from {low} to {high} is needed")
     return value
-
-
-def signature_text(function: Callable[..., Any]) -> str:
-    """The names of a function's arguments with their defaults, as documentation shows them."""
-    shown = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
-            shown.append("*")
-        shown.append(name if parameter.default is parameter.empty else f"{name}={parameter.default!r}")
-    return f"{function.__name__}({', '.join(shown)})"
 
 
 def _as_yaml(key: str, value: object) -> str:

@@ -1,213 +1,15 @@
-"""The functions of the Python interface that open, make, train and embed; the others are in ``interface_use``.
-
-They have the names, defaults and checks of the commands, and call the same plain functions.
-"""
+"""The functions of the Python interface that train a model, embed with it and search with it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, overload
 
-from vse.calls import as_path, as_paths, as_sets, device_of, in_range, public, threads_of, weights_dir_of, whole
-from vse.opened import EmbeddedSplit, ImportedData, OpenDataset, OpenFeatures, Run
-from vse.pipeline.errors import UserError
-
-StrPath = str | os.PathLike[str]
-Sets = Mapping[str, object] | Sequence[str]
-
-
-@public
-def open_dataset(path: StrPath) -> OpenDataset:
-    """Open a data set, ``dataset.json`` (docs/formats.md), and check it.
-
-    Parameters
-    ----------
-    path : the file
-
-    Returns
-    -------
-    The data set, with a pandas frame of a row per caption
-
-    Raises
-    ------
-    vse.UserError : if an id comes twice, a caption is of no image, and the like; it names the image or caption
-
-    Examples
-    --------
-    data = vse.open_dataset("data/demo/dataset.json")
-    data.frame[data.frame["split"] == "test"]["caption"]
-    """
-    return OpenDataset(as_path(path))
-
-
-@public
-def open_features(path: StrPath) -> OpenFeatures:
-    """Open a feature cache, whose rows are then read by id from where they lie on the disk.
-
-    Parameters
-    ----------
-    path : the cache, e.g. ``features/demo_fc7.h5``
-
-    Returns
-    -------
-    The cache: ``features[ids]`` is an array (n, dim) in the order of the ids, ``features.tensor(ids)`` a float32 tensor; of
-    regions a list of arrays (n_regions, dim), and a padded tensor (n, longest, dim) with ``features.mask(ids)``
-
-    Raises
-    ------
-    vse.UserError : if the cache or one of its shards is missing or damaged; when rows are read, if an id has none
-
-    Examples
-    --------
-    features = vse.open_features("features/demo_fc7.h5")
-    features[vse.open_dataset("data/demo/dataset.json").image_ids("test")].shape
-    """
-    return OpenFeatures(as_path(path))
-
-
-@public
-def draw_demo(out: StrPath, images: int | None = None, seed: int = 0) -> OpenDataset:
-    """Draw the demo data set: scenes of simple shapes with five captions each (``vse-data demo``).
-
-    Parameters
-    ----------
-    out : folder to write, e.g. ``data/demo``
-    images : how many, all splits together; None is 5,500
-    seed : another one draws other scenes
-
-    Raises
-    ------
-    vse.UserError : if there are fewer than 6 images, or ``out`` holds another data set
-
-    Examples
-    --------
-    data = vse.draw_demo("data/shapes", images=110)
-    data.splits
-    """
-    from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
-
-    return OpenDataset(make_demo(as_path(out), DEFAULT_IMAGES if images is None else images, whole("seed", seed, 0)))
-
-
-@public
-def import_data(
-    sources: StrPath | Sequence[StrPath],
-    out: StrPath,
-    *,
-    name: str | None = None,
-    format: str | None = None,  # noqa: A002  # as the option is called
-    captions: StrPath | None = None,
-    images: StrPath | None = None,
-    out_features: StrPath = "features",
-    columns: Mapping[str, str | Sequence[str]] | None = None,
-    val: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
-    tokeniser: str | None = None,
-    skip_bad: bool = False,
-) -> ImportedData:
-    """Make a data set of your own photos or vectors (``vse-data import``).
-
-    Parameters
-    ----------
-    sources : the folder of photos or of vectors, or archives
-    out : folder to write, e.g. ``data/birds``
-    name : what the data set is called; by default as that folder
-    format : ``table``, ``webdataset``, ``clip-retrieval`` or ``hugging-face``; None is what it is
-    captions : the table, if it is no ``captions.*`` or ``metadata.*`` among the photos
-    images : folder of the photos of clip-retrieval's vectors
-    out_features : folder of the caches of vectors
-    columns : of a field (``file``, ``caption``, ``split`` or an id) the column, or columns, that it is read from
-    val, test, seed : shares of the images that are drawn for these splits where none are given; None is 0.1
-    tokeniser : what cuts captions into words: ``unicode_words``, ``letters_and_digits`` or ``nltk``
-    skip_bad : leave bad rows out, and list them in ``import.failures.jsonl``
-
-    Raises
-    ------
-    vse.UserError : names the file and the row that cannot be taken
-
-    Examples
-    --------
-    birds = vse.import_data("birds/images", "data/birds", captions="birds/captions.csv")
-    birds.dataset.splits
-    """
-    from vse.features.import_formats import Import
-    from vse.features.import_formats import import_data as import_sources
-    from vse.pipeline.imported_rows import import_settings
-
-    pairs = [(field, columns) for field, columns in (columns or {}).items()]
-    given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]
-    val, test = in_range("val", val, 0, 1), in_range("test", test, 0, 1)
-    settings = import_settings(as_path(out), name, val, test, whole("seed", seed, 0), tokeniser, skip_bad, given)
-    job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features))
-    return ImportedData(import_sources(job, format))
-
-
-@public
-def extract(
-    dataset: StrPath,
-    feature: str | None = None,
-    *,
-    out: StrPath | None = None,
-    shards: int | None = None,
-    like: StrPath | None = None,
-    sets: Sets | None = None,
-    skip_bad: bool = False,
-    weights_dir: StrPath | None = None,
-    words: StrPath | None = None,
-    device: str | None = None,
-    threads: int | None = None,
-) -> OpenFeatures:
-    """Extract a feature of images or captions once, into a cache that the trainers read (``vse-extract``).
-
-    What is finished is kept: the same call again goes on where it was interrupted, or opens the cache.
-
-    Parameters
-    ----------
-    dataset : the data set's ``dataset.json``, or an opened one
-    feature : a preset of ``config/features``, such as ``effnet`` or ``minilm``, or a YAML file
-    out : the cache to write; None is ``features/<dataset>_<feature>.h5``
-    shards : how many; None is as many as the preset of the data set says
-    like : a cache whose settings and weights are taken instead of those of ``feature``
-    sets : settings of the preset to change, e.g. ``{"crop": 224}``
-    skip_bad : leave unreadable images out, and list them beside the cache
-    weights_dir : folder of weights instead of downloads; None is ``$VSE_WEIGHTS_DIR``
-    words : file of word vectors, for features that are made of some; None is ``$VSE_WORDS``
-    device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
-    threads : processor cores that torch may use from now on; None changes nothing
-
-    Returns
-    -------
-    The opened cache
-
-    Raises
-    ------
-    vse.UserError : names the preset, setting or image that is wrong, or the package or weights that are missing
-
-    Examples
-    --------
-    features = vse.extract("data/demo/dataset.json", "fc7")
-    features[features.ids[:2]].shape
-    """
-    from vse.features.feature_job import FeatureRequest, extract_feature
-
-    if (feature is None) == (like is None):
-        raise UserError("a feature is asked for by its preset (feature), or as that of another cache (like): give one of them")
-    asked = FeatureRequest(
-        as_path(dataset),
-        feature or "",
-        as_path(out),
-        as_sets(sets),
-        as_path(like),
-        None if shards is None else whole("shards", shards, 1),
-        skip_bad,
-        as_path(weights_dir),
-        as_path(words),
-        device_of(device),
-        threads_of(threads),
-    )
-    return OpenFeatures(extract_feature(asked))
+from vse.calls import Sets, StrPath, as_path, as_paths, as_sets, device_of, public, threads_of, weights_dir_of, whole
+from vse.embedded_split import EmbeddedSplit
+from vse.opened import OpenFeatures, Run
+from vse.shown import SearchResults
 
 
 @public
@@ -240,34 +42,60 @@ def train(
 
     Parameters
     ----------
-    features : the feature cache of images, or an opened one
-    experiment : a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
-    sets : settings to change, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
-    name : what tables call this run; None is the experiment and what ``sets`` changed
-    seed : of the first weights and of the order of pairs
-    out : the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
-    captions : the data set's ``dataset.json``; None is the one that the cache names
-    eval_features, caption_features, truth_features : caches for validation, of captions, and of ground-truth regions; None are
-        the experiment's, beside ``features``
-    start_from : run to take weights from; None is the experiment's, of the same seed
-    weights_dir : folder of CNN weights, where photos are read; None is ``$VSE_WEIGHTS_DIR``
-    words : file of word vectors that word embeddings start from; None is the experiment's
-    log_negatives : how many of the hardest negatives of each epoch and direction are listed
-    tensorboard : write TensorBoard events as well
-    resume : continue an unfinished run where it was saved
-    overwrite : replace a run of other settings
-    allow_code : run code of your own that a preset or ``start_from`` names; what ``sets`` names runs in any case
-    device, threads : as of :func:`vse.extract`
+    features
+        the feature cache of images, or an opened one
+    experiment
+        a preset (docs/experiments.md), or a YAML file; by default VSE++ with the paper's settings
+    sets
+        settings to change, e.g. ``{"loss.margin": 0.1, "train.epochs": 3}``
+    name
+        what tables call this run; None is the experiment and what ``sets`` changed
+    seed
+        of the first weights and of the order of pairs
+    out
+        the run folder; None is ``runs/<dataset>_<experiment>/seed-<seed>``
+    captions
+        the data set's ``dataset.json``; None is the one that the cache names
+    eval_features
+        cache for validation; None is the experiment's, beside ``features``
+    caption_features
+        cache of captions; None is the experiment's
+    truth_features
+        cache of ground-truth regions; None is the experiment's
+    start_from
+        run to take weights from; None is the experiment's, of the same seed
+    weights_dir
+        folder of CNN weights, where photos are read; None is ``$VSE_WEIGHTS_DIR``
+    words
+        file of word vectors that word embeddings start from; None is the experiment's
+    log_negatives
+        how many of the hardest negatives of each epoch and direction are listed
+    tensorboard
+        write TensorBoard events as well
+    resume
+        continue an unfinished run where it was saved
+    overwrite
+        replace a run of other settings
+    allow_code
+        run code of your own that a preset or ``start_from`` names; what ``sets`` names runs in any case
+    device
+        as of [`vse.extract`][]
+    threads
+        as of [`vse.extract`][]
 
     Raises
     ------
-    vse.UserError : names the setting, cache or run that is wrong, with the nearest name that would be right
-    vse.Interrupted : if it was stopped (Ctrl-C); ``resume=True`` goes on
+    vse.UserError
+        names the setting, cache or run that is wrong, with the nearest name that would be right
+    vse.Interrupted
+        if it was stopped (Ctrl-C); ``resume=True`` goes on
 
     Examples
     --------
+    ```python
     run = vse.train("features/demo_fc7.h5", "vsepp")
     run.frame[["epoch", "loss", "rsum"]]
+    ```
     """
     from vse.pipeline.own_code import code_allowed
     from vse.train.named_experiment import train_experiment
@@ -350,32 +178,52 @@ def embed(
 
     Parameters
     ----------
-    run : the run; with ``as_features`` also embeddings files of any program, one for each split
-    split : ``test`` if None
-    out : the file to write; None is ``<split>.h5`` in the run, of another data set ``<dataset>_<split>.h5``
-    as_features : write the embeddings of all splits as the caches ``<as_features>_images.h5`` and ``_captions.h5`` instead
-    features : the cache, if it was moved, or one of another data set by the same extractor
-    captions, caption_features : ``dataset.json`` and the cache of captions, if they were moved
-    weights_dir : folder of a text encoder, for another data set; None is ``$VSE_WEIGHTS_DIR``
-    unfinished : embed a run whose training did not finish, too
-    allow_leak : embed images that the run was trained on, too
-    sentences : of a run that localises phrases, how all captions score all images by their phrases
-    allow_code : run the code of its maker's own that the run names; look at it first
-    device, threads : as of :func:`vse.extract`
+    run
+        the run; with ``as_features`` also embeddings files of any program, one for each split
+    split
+        ``test`` if None
+    out
+        the file to write; None is ``<split>.h5`` in the run, of another data set ``<dataset>_<split>.h5``
+    as_features
+        write the embeddings of all splits as the caches ``<as_features>_images.h5`` and ``_captions.h5`` instead
+    features
+        the cache, if it was moved, or one of another data set by the same extractor
+    captions
+        ``dataset.json``, if it was moved
+    caption_features
+        the cache of captions, if it was moved
+    weights_dir
+        folder of a text encoder, for another data set; None is ``$VSE_WEIGHTS_DIR``
+    unfinished
+        embed a run whose training did not finish, too
+    allow_leak
+        embed images that the run was trained on, too
+    sentences
+        of a run that localises phrases, how all captions score all images by their phrases
+    allow_code
+        run the code of its maker's own that the run names; look at it first
+    device
+        as of [`vse.extract`][]
+    threads
+        as of [`vse.extract`][]
 
     Returns
     -------
-    The embeddings: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), their ids, and the file as ``path``; with
-    ``as_features`` the two caches
+    EmbeddedSplit | tuple[OpenFeatures, OpenFeatures]
+        ``images`` (n_images, dim) and ``captions`` (n_captions, dim), their ids, and the file as ``path``; with
+        ``as_features`` the two caches
 
     Raises
     ------
-    vse.UserError : if the run did not finish, was trained on images of the split, or its cache is not there
+    vse.UserError
+        if the run did not finish, was trained on images of the split, or its cache is not there
 
     Examples
     --------
+    ```python
     embedded = vse.embed("runs/demo_vsepp/seed-0")
     embedded.images @ embedded.captions[0]
+    ```
     """
     from vse.features.hardware import use_threads
     from vse.pipeline.own_code import code_allowed
@@ -392,3 +240,103 @@ def embed(
     if to is None:
         return EmbeddedSplit(written[0])
     return OpenFeatures(written[0]), OpenFeatures(written[1])
+
+
+@public
+def search(
+    run: StrPath,
+    query: StrPath,
+    k: int = 10,
+    *,
+    split: str | None = None,
+    features: StrPath | None = None,
+    captions: StrPath | None = None,
+    caption_features: StrPath | None = None,
+    weights_dir: StrPath | None = None,
+    corpus: StrPath | None = None,
+    index: StrPath | None = None,
+    index_type: str | None = None,
+    index_parameters: str = "",
+    rerank: int | None = None,
+    image: StrPath | None = None,
+    html: StrPath | None = None,
+    allow_code: bool = False,
+    device: str | None = None,
+    threads: int | None = None,
+) -> SearchResults:
+    """Search a split with a run: a text finds images, a photo finds captions (``vse-search``).
+
+    Parameters
+    ----------
+    run
+        the run
+    query
+        a text, or the path of a JPEG, PNG or WebP file
+    k
+        how many results
+    split
+        ``test`` if None
+    features
+        the cache, if it was moved, or one of your album by the same extractor
+    captions
+        as of [`vse.embed`][]
+    caption_features
+        as of [`vse.embed`][]
+    weights_dir
+        as of [`vse.embed`][]
+    corpus
+        embeddings by this run to search, instead of embedding the split
+    index
+        FAISS index file: built the first time, then read instead of embedding the split
+    index_type
+        which index to build, e.g. ``IVF1024,Flat``
+    index_parameters
+        how far to look in it, e.g. ``nprobe=16``
+    rerank
+        score only so many candidates by pooled vectors, of a model that scores every pair
+    image
+        a photo of ``features`` in which to find ``query``, a phrase, with a run that localises phrases
+    html
+        write a report with photos as well
+    allow_code
+        as of [`vse.embed`][]
+    device
+        as of [`vse.extract`][]
+    threads
+        as of [`vse.extract`][]
+
+    Raises
+    ------
+    vse.UserError
+        if the query has no word, the photo cannot be read, or an option does not suit the run
+
+    Examples
+    --------
+    ```python
+    hits = vse.search("runs/demo_vsepp/seed-0", "a red circle above a blue square", k=3)
+    hits.frame[["rank", "score", "file"]]
+    ```
+    """
+    from vse.features.hardware import use_threads
+    from vse.pipeline.own_code import code_allowed
+    from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
+    from vse.train.use.opened_run import RunPlaces
+
+    use_threads(threads_of(threads))
+    places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
+    asked = SearchOptions(
+        whole("k", k, 1),
+        split,
+        as_path(corpus),
+        as_path(index),
+        index_type,
+        index_parameters,
+        None if rerank is None else whole("rerank", rerank, 1),
+        as_path(html),
+    )
+    text, photo = os.fspath(query), as_path(image)
+    given = as_path(query) if isinstance(query, os.PathLike) else text
+    with code_allowed(allow_code):
+        if photo is not None:
+            return SearchResults(text, find_phrase(as_path(run), photo, text, asked, places, device_of(device)).best(k), photo)
+        return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))

@@ -1,11 +1,10 @@
-"""Files that the Python interface opens: a data set, a feature cache, a run, the embeddings of a split."""
+"""Files that the Python interface opens: a data set, a feature cache, a run."""
 
 from __future__ import annotations
 
 import html
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vse.calls import as_path
-from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -25,8 +23,6 @@ from vse.pipeline.preset_files import read_yaml
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from vse.eval.files.embeddings import Embeddings
 
 RowIds = int | np.integer[Any] | slice | Iterable[int] | NDArray[Any]
 _SHOWN = 5  # rows of a frame in a notebook
@@ -58,11 +54,18 @@ class OpenDataset(OpenFile):
 
     Attributes
     ----------
-    path, name : the file, and what the data set is called
-    frame : a row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (inside the folder of images), ``caption``
-    images : a row per image, those without a caption as well: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
-    splits : a row per split: ``n_images``, ``n_captions``
-    json : the content of the file
+    path : Path
+        the file
+    name : str
+        what the data set is called
+    frame : pandas.DataFrame
+        a row per caption: ``image_id``, ``caption_id``, ``split``, ``file`` (inside the folder of images), ``caption``
+    images : pandas.DataFrame
+        a row per image, those without a caption as well: ``image_id``, ``split``, ``file``, ``n_captions``, ``coco_id``
+    splits : pandas.DataFrame
+        a row per split: ``n_images``, ``n_captions``
+    json : dict[str, Any]
+        the content of the file
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -96,17 +99,17 @@ class OpenDataset(OpenFile):
         return content
 
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
-        """Ids of the images (n_images,) of a split, or of all; :class:`vse.UserError` if there is no such split."""
+        """Ids of the images (n_images,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
         return np.asarray([image.imgid for image in images], np.int64)
 
     def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
-        """Ids of the captions (n_captions,) of a split, or of all; :class:`vse.UserError` if there is no such split."""
+        """Ids of the captions (n_captions,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
         return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
 
     def photo(self, image_id: int) -> Path:
-        """The file of an image; :class:`vse.UserError` if the data set has no such image."""
+        """The file of an image; [`vse.UserError`][] if the data set has no such image."""
         file = self._files.get(int(image_id))
         if file is None:
             raise UserError(f"{self.path}: has no image {image_id}")
@@ -128,16 +131,26 @@ class OpenFeatures(OpenFile):
 
     ``features[ids]`` are the rows of some ids in their order: (n, dim), or (n, n_crops, dim) and (n, n_positions, dim) of
     banks of crops and of grids. Of a ``ragged`` cache, such as one of regions, it is a list of n arrays (n_regions, dim).
-    ``features[7]`` is the row of one id, ``features[:]`` all rows. :class:`vse.UserError` names an id that the cache lacks.
+    ``features[7]`` is the row of one id, ``features[:]`` all rows. [`vse.UserError`][] names an id that the cache lacks.
 
     Attributes
     ----------
-    path, dataset, feature : the file, and the names of data set and feature
-    kind : ``image`` or ``text``: whose ids they are
-    ids : (n,) of the rows, in their order
-    shape : of all rows together: (n, dim), (n, n_crops, dim), or of a ragged cache (n, None, dim)
-    ragged : whether rows have numbers of vectors of their own
-    json : what the rows were made from: settings, weights, versions
+    path : Path
+        the file
+    dataset : str
+        name of the data set
+    feature : str
+        name of the feature
+    kind : str
+        ``image`` or ``text``: whose ids they are
+    ids : NDArray[int64]
+        (n,) of the rows, in their order
+    shape : tuple[int | None, ...]
+        of all rows together: (n, dim), (n, n_crops, dim), or of a ragged cache (n, None, dim)
+    ragged : bool
+        whether rows have numbers of vectors of their own
+    json : dict[str, Any]
+        what the rows were made from: settings, weights, versions
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -174,7 +187,7 @@ class OpenFeatures(OpenFile):
         return tensor[0] if _is_one(ids) else tensor
 
     def mask(self, ids: RowIds = slice(None)) -> Tensor:
-        """Where a padded :meth:`tensor` has vectors: (n, longest) booleans; :class:`vse.UserError` if it is not ragged."""
+        """Where a padded ``tensor`` has vectors: (n, longest) booleans; [`vse.UserError`][] if it is not ragged."""
         import torch
 
         counts = self.counts(ids)
@@ -182,7 +195,7 @@ class OpenFeatures(OpenFile):
         return mask[0] if _is_one(ids) else mask
 
     def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
-        """How many vectors each row of a ragged cache has, (n,); :class:`vse.UserError` if it is not ragged."""
+        """How many vectors each row of a ragged cache has, (n,); [`vse.UserError`][] if it is not ragged."""
         positions = self._positions(ids)
         if self._cache.offsets is None:
             raise UserError(f"{self.path}: all its rows are {' x '.join(map(str, self._cache.row_shape))}, none is padded")
@@ -231,10 +244,14 @@ class Run(OpenFile):
 
     Attributes
     ----------
-    path : the folder
-    frame : a row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation split, seconds
-    json : the record of the run, ``run.json``: what it was made from, its state, its best epoch
-    settings : every setting of its experiment, as in ``config.yaml``
+    path : Path
+        the folder
+    frame : pandas.DataFrame
+        a row per epoch, as in ``metrics.csv``: learning rate, loss, recalls on the validation split, seconds
+    json : dict[str, Any]
+        the record of the run, ``run.json``: what it was made from, its state, its best epoch
+    settings : dict[str, Any]
+        every setting of its experiment, as in ``config.yaml``
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -273,98 +290,15 @@ class Run(OpenFile):
         return self._head(said, self.frame.tail(_SHOWN))
 
 
-class EmbeddedSplit(OpenFile):
-    """Embeddings, or scores of all pairs, of a split by a model; or, of a model that localises phrases, their scores.
-
-    Attributes
-    ----------
-    path : the file
-    dataset, split : what it is of
-    frame : a row per caption, in the order of ``captions``: ``caption_id`` and ``image_id``; or a row per phrase:
-        ``phrase_id``, ``image_id``, ``caption_id``, ``types``, ``n_candidates``
-    json : what it was made from: features, settings, versions
-    images, captions : (n_images, dim) and (n_captions, dim) float32, what is compared; None of a model that scores pairs
-    image_ids, caption_ids, caption_image_ids : (n_images,), (n_captions,) and (n_captions,), the last the captions' images
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        self.phrases: PhraseScores | None = read_phrase_scores(self.path) if is_phrase_scores(self.path) else None
-        described = self._read if self.phrases is None else self.phrases
-        self.dataset, self.split = described.dataset, described.split
-        self._provenance = described.provenance
-
-    @property
-    def images(self) -> NDArray[np.float32] | None:
-        """Embeddings of images."""
-        return self._read.images
-
-    @property
-    def captions(self) -> NDArray[np.float32] | None:
-        """Embeddings of captions."""
-        return self._read.captions
-
-    @property
-    def image_ids(self) -> NDArray[np.int64]:
-        """Ids of the images."""
-        return self._read.image_ids
-
-    @property
-    def caption_ids(self) -> NDArray[np.int64]:
-        """Ids of the captions."""
-        return self._read.caption_ids
-
-    @property
-    def caption_image_ids(self) -> NDArray[np.int64]:
-        """Of each caption the id of its image."""
-        return self._read.caption_image_ids
-
-    def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
-        """The score of every pair, (n_images, n_captions), in the direction ``i2t`` or ``t2i``; they may differ.
-
-        Of embeddings it is computed, of a model that scores pairs it is read; all of it is held in memory.
-        """
-        if direction not in ("i2t", "t2i"):
-            raise UserError(f"direction {direction!r}: known are i2t and t2i")
-        i2t, t2i = self._read.score_blocks()
-        blocks = t2i if direction == "t2i" and t2i is not None else i2t
-        spans = (slice(start, min(start + blocks.rows, blocks.n_images)) for start in range(0, blocks.n_images, blocks.rows))
-        return np.concatenate([blocks.score(span, None).cpu().numpy().copy() for span in spans])
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """What it was made from."""
-        said = json.loads(self._provenance or "{}")
-        return dict(said) if isinstance(said, Mapping) else {"note": said}
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A row per caption, or per phrase."""
-        if self.phrases is None:
-            return pd.DataFrame({"caption_id": self.caption_ids, "image_id": self.caption_image_ids})
-        names = {"phrase_id": "phrase_ids", "image_id": "image_ids", "caption_id": "caption_ids", "types": "types"}
-        columns = {name: getattr(self.phrases, field) for name, field in names.items()}
-        return pd.DataFrame({**columns, "n_candidates": np.diff(self.phrases.offsets)})
-
-    @cached_property
-    def _read(self) -> Embeddings:
-        from vse.eval.files.embeddings import read_embeddings
-
-        if self.phrases is not None:
-            raise UserError(f"{self.path}: holds how phrases score boxes (phrases), and no embeddings")
-        return read_embeddings(self.path)
-
-    def _repr_html_(self) -> str:
-        return self._head(f"{self.split} of data set {self.dataset!r}", self.frame)
-
-
 class ImportedData:
     """What an import wrote.
 
     Attributes
     ----------
-    dataset : the :class:`vse.OpenDataset`
-    features : the :class:`vse.OpenFeatures` that came with it, such as the vectors of clip-retrieval; there may be none
+    dataset : OpenDataset
+        the data set
+    features : tuple[OpenFeatures, ...]
+        the caches that came with it, such as the vectors of clip-retrieval; there may be none
     """
 
     def __init__(self, written: Sequence[Path]) -> None:

@@ -32,10 +32,13 @@ class Evaluation:
 
     Attributes
     ----------
-    frame : a row per protocol, as ``vse-table summary`` has it: e.g. ``i2t_r1``, its 95% interval ``i2t_r1_low`` and
+    frame : pandas.DataFrame
+        a row per protocol, as ``vse-table summary`` has it: e.g. ``i2t_r1``, its 95% interval ``i2t_r1_low`` and
         ``i2t_r1_high``, with several seeds its deviation ``i2t_r1_std``, and ``rsum``
-    json : the content of the result file (docs/formats.md)
-    path : the result file; None if it was not written
+    json : dict[str, Any]
+        the content of the result file (docs/formats.md)
+    path : Path | None
+        the result file; None if it was not written
     """
 
     def __init__(self, content: Mapping[str, Any], path: Path | None) -> None:
@@ -64,9 +67,12 @@ class ModelComparison(OpenFile):
 
     Attributes
     ----------
-    frame : a row per protocol and metric: both values, ``difference``, its 95% interval ``low`` and ``high``, ``p``
-    json : the content of the file (docs/formats.md)
-    path : the comparison file
+    frame : pandas.DataFrame
+        a row per protocol and metric: both values, ``difference``, its 95% interval ``low`` and ``high``, ``p``
+    json : dict[str, Any]
+        the content of the file (docs/formats.md)
+    path : Path
+        the comparison file
     """
 
     @cached_property
@@ -92,10 +98,12 @@ class SearchResults:
 
     Attributes
     ----------
-    frame : a row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if ``dataset.json`` does not know the
+    frame : pandas.DataFrame
+        a row per result: ``rank`` (from 1), ``score``, ``image_id``, ``file`` (None if ``dataset.json`` does not know the
         image), ``caption_id`` (where captions were searched), ``caption``; of a phrase in a photo ``rank``, ``score``, ``x1``,
         ``y1``, ``x2``, ``y2`` in its pixels
-    json : the same as a list of objects
+    json : list[dict[str, Any]]
+        the same as a list of objects
     """
 
     def __init__(self, query: str, results: Sequence[SearchHit] | PhraseHit, photo: Path | None = None) -> None:
@@ -137,8 +145,10 @@ class HtmlReport(OpenFile):
 
     Attributes
     ----------
-    path : the file
-    html : its content
+    path : Path
+        the file
+    html : str
+        its content
     """
 
     @property
@@ -155,10 +165,14 @@ class ShownTable:
 
     Attributes
     ----------
-    frame : all that the table has, as its CSV
-    json : the rows of the frame as objects
-    latex : what is shown of it, for booktabs
-    path : the file that was written, if one was
+    frame : pandas.DataFrame
+        all that the table has, as its CSV
+    json : list[dict[str, Any]]
+        the rows of the frame as objects
+    latex : str
+        what is shown of it, for booktabs
+    path : Path | None
+        the file that was written, if one was
     """
 
     def __init__(self, made: MadeTable, path: Path | None) -> None:

@@ -13,14 +13,17 @@ A block with a title is a file of that name, or with the language ``diff`` a cha
 from __future__ import annotations
 
 import configparser
+import inspect
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 
 ROOT = Path(__file__).parents[2]
 RUN = ("sh", "console", "python")
 OTHER = ("text", "json", "ini", "yaml", "diff")
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?$')
+_DOCUMENTED = re.compile(r"^::: (vse\.\S+)$((?:\n    .*)*)", re.M)
 _DIRECTIVE = re.compile(r"^<!-- test: (.+) -->$")
 _KNOWN = re.compile(r"skip: .+|dry-run: .+|replace \S+ by \S+: .+|fails|same output")
 
@@ -87,6 +90,23 @@ def blocks(page: str) -> list[Block]:
             assert not line.startswith("```"), f"{page}:{number}: not a fence that the tests read: {line}"
             assert not directives, f"{page}:{number}: a directive stands directly before its block"
     return found
+
+
+def documented(page: str) -> dict[str, str]:
+    """What mkdocstrings documents on a page: of each name, such as ``vse.embed``, the options below it."""
+    found = _DOCUMENTED.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert len(dict(found)) == len(found), f"{page}: a name comes twice"
+    return dict(found)
+
+
+def examples(page: str) -> list[Block]:
+    """The python blocks in the docstrings that a page shows, in the order of the page."""
+    texts = {name: inspect.getdoc(resolve_name(name)) or "" for name in documented(page)}
+    return [
+        Block(name, 1 + text.count("\n", 0, block.start()), "python", "", block[1], ())
+        for name, text in texts.items()
+        for block in re.finditer(r"^```python\n(.*?\n)```$", text, re.M | re.S)
+    ]
 
 
 def patched(text: str, diff: str) -> str:

@@ -70,8 +70,8 @@ def test_a_function_documents_every_argument_and_has_an_example(name: str) -> No
     function = function._function if inspect.ismodule(function) else function
     text = inspect.getdoc(function)
     assert text is not None
-    parameters = text.partition("Parameters\n")[2].partition("\n\n")[0]
-    entries = [line.partition(" : ")[0] for line in parameters.splitlines() if " : " in line]
-    assert sorted(name for names in entries for name in names.split(", ")) == sorted(inspect.signature(function).parameters)
+    _, *parameters = text.partition("Parameters\n")[2].partition("\n\n")[0].splitlines()
+    assert [line for line in parameters if not line.startswith(" ")] == list(inspect.signature(function).parameters)
     assert "Raises\n" in text
-    assert len(text.partition("Examples\n--------\n")[2].splitlines()) == 2
+    first, *code, last = text.partition("Examples\n--------\n")[2].splitlines()
+    assert (first, len(code), last) == ("```python", 2, "```")

@@ -1,8 +1,7 @@
-"""The functions of the Python interface that evaluate, compare, search and show a model, or vectors of another program."""
+"""The functions of the Python interface that evaluate and compare models, or vectors of another program, and show results."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,17 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.calls import as_path, as_paths, device_of, public, threads_of, weights_dir_of, whole
+from vse.calls import StrPath, as_path, as_paths, device_of, public, whole
 from vse.eval.defaults import COMPARED, QUERIES, SAMPLES
 from vse.pipeline.errors import UserError
-from vse.shown import Evaluation, HtmlReport, ModelComparison, SearchResults, ShownTable
+from vse.shown import Evaluation, HtmlReport, ModelComparison, ShownTable
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from vse.eval.files.embeddings import Embeddings
 
-StrPath = str | os.PathLike[str]
 _NO_FILE = Path("result.json")  # where an evaluation would be written, for the paths in it
 
 
@@ -64,38 +62,78 @@ def evaluate(
 
     Parameters
     ----------
-    files : embeddings files or folders of arrays (docs/formats.md) of one model, one for each seed
-    images, captions : (n_images, dim) and (n_captions, dim), compared by ``similarity``
-    scores : (n_images, n_captions), of all pairs, instead
-    image_ids, caption_ids : (n_images,) and (n_captions,) whole numbers; None counts from 0
-    caption_image_ids : (n_captions,), of each caption the id of its image
-    similarity : ``cosine``, the inner product, which does not divide by lengths, or ``order``
-    name, dataset, split : what the result calls the model of the arrays, and what they are of
-    out : the result file to write (JSON); None writes none
-    protocol : one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv``
-        (docs/evaluation.md)
-    bootstrap : samples of the images for the intervals, 0 for none; None is 1,000
-    cross_check : compare the ranks with a search by FAISS
-    k : further K of R@K, beside 1, 5 and 10
-    iou : of phrase scores, from which IoU with its truth on a candidate box is right; None is 0.5
-    cxc : folder of the pairs that Crisscrossed Captions judged
-    ensemble : the files are members, whose scores are averaged
-    experiment, alpha, save : of an ensemble: its preset, the share of phrases, and a file for its embeddings
-    index, index_parameters : a FAISS index to try, e.g. ``IVF1024,Flat`` with ``nprobe=16``
-    rerank : numbers of candidates to re-rank, to see what is lost
-    per_query : file (.csv or .parquet) for what each query got
-    trec, trec_depth : folder for run and qrels files, and how many answers these have
-    unfinished : evaluate runs whose training did not finish, too
-    device : where FAISS searches, as of :func:`vse.extract`
+    files
+        embeddings files or folders of arrays (docs/formats.md) of one model, one for each seed
+    images
+        (n_images, dim), compared with ``captions`` by ``similarity``
+    captions
+        (n_captions, dim)
+    scores
+        (n_images, n_captions), of all pairs, instead
+    image_ids
+        (n_images,) whole numbers; None counts from 0
+    caption_ids
+        (n_captions,) whole numbers; None counts from 0
+    caption_image_ids
+        (n_captions,), of each caption the id of its image
+    similarity
+        ``cosine``, the inner product, which does not divide by lengths, or ``order``
+    name
+        what the result calls the model of the arrays
+    dataset
+        what it calls their data set
+    split
+        and their split
+    out
+        the result file to write (JSON); None writes none
+    protocol
+        one or several of ``auto``, ``full``, ``1k``, ``sentence``, ``sentence-1k``, ``cxc`` and ``eccv`` (docs/evaluation.md)
+    bootstrap
+        samples of the images for the intervals, 0 for none; None is 1,000
+    cross_check
+        compare the ranks with a search by FAISS
+    k
+        further K of R@K, beside 1, 5 and 10
+    iou
+        of phrase scores, from which IoU with its truth on a candidate box is right; None is 0.5
+    cxc
+        folder of the pairs that Crisscrossed Captions judged
+    ensemble
+        the files are members, whose scores are averaged
+    experiment
+        preset of an ensemble
+    alpha
+        share of phrases in an ensemble
+    save
+        file for the embeddings of an ensemble
+    index
+        a FAISS index to try, e.g. ``IVF1024,Flat``
+    index_parameters
+        how far to look in it, e.g. ``nprobe=16``
+    rerank
+        numbers of candidates to re-rank, to see what is lost
+    per_query
+        file (.csv or .parquet) for what each query got
+    trec
+        folder for run and qrels files
+    trec_depth
+        how many answers these have
+    unfinished
+        evaluate runs whose training did not finish, too
+    device
+        where FAISS searches, as of [`vse.extract`][]
 
     Raises
     ------
-    vse.UserError : names what is missing, duplicate, of another length or not finite, and options that do not go together
+    vse.UserError
+        names what is missing, duplicate, of another length or not finite, and options that do not go together
 
     Examples
     --------
+    ```python
     result = vse.evaluate("runs/demo_vsepp/seed-0/test.h5", out="results/demo_vsepp.json")
     result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
+    ```
     """
     from vse.eval.protocols.evaluate import evaluated_run
     from vse.eval.protocols.evaluation_options import EvaluationOptions
@@ -157,19 +195,34 @@ def compare(
 
     Parameters
     ----------
-    files : embeddings of the two models, or as many seeds of each
-    out : the comparison file to write; None is ``results/<dataset>_<a>_vs_<b>.json``
-    bootstrap : samples of the images; None is 10,000
-    protocol, cross_check, iou, unfinished, device : as of :func:`vse.evaluate`
+    files
+        embeddings of the two models, or as many seeds of each
+    out
+        the comparison file to write; None is ``results/<dataset>_<a>_vs_<b>.json``
+    bootstrap
+        samples of the images; None is 10,000
+    protocol
+        as of [`vse.evaluate`][]
+    cross_check
+        as of [`vse.evaluate`][]
+    iou
+        as of [`vse.evaluate`][]
+    unfinished
+        as of [`vse.evaluate`][]
+    device
+        as of [`vse.evaluate`][]
 
     Raises
     ------
-    vse.UserError : if the files are of different queries, or of other than two models
+    vse.UserError
+        if the files are of different queries, or of other than two models
 
     Examples
     --------
+    ```python
     difference = vse.compare(["runs/demo_vsepp/seed-0/test.h5", "runs/demo_vse0/seed-0/test.h5"])
     difference.frame[["protocol", "difference", "low", "high", "p"]]
+    ```
     """
     from vse.eval.search.gpu import use_device
     from vse.eval.tables.significance import compare_files
@@ -177,81 +230,6 @@ def compare(
     use_device(device_of(device))
     samples = COMPARED if bootstrap is None else whole("bootstrap", bootstrap, 0)
     return ModelComparison(compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou))
-
-
-@public
-def search(
-    run: StrPath,
-    query: StrPath,
-    k: int = 10,
-    *,
-    split: str | None = None,
-    features: StrPath | None = None,
-    captions: StrPath | None = None,
-    caption_features: StrPath | None = None,
-    weights_dir: StrPath | None = None,
-    corpus: StrPath | None = None,
-    index: StrPath | None = None,
-    index_type: str | None = None,
-    index_parameters: str = "",
-    rerank: int | None = None,
-    image: StrPath | None = None,
-    html: StrPath | None = None,
-    allow_code: bool = False,
-    device: str | None = None,
-    threads: int | None = None,
-) -> SearchResults:
-    """Search a split with a run: a text finds images, a photo finds captions (``vse-search``).
-
-    Parameters
-    ----------
-    run : the run
-    query : a text, or the path of a JPEG, PNG or WebP file
-    k : how many results
-    split : ``test`` if None
-    features : the cache, if it was moved, or one of your album by the same extractor
-    captions, caption_features, weights_dir : as of :func:`vse.embed`
-    corpus : embeddings by this run to search, instead of embedding the split
-    index : FAISS index file: built the first time, then read instead of embedding the split
-    index_type, index_parameters : what to build (e.g. ``IVF1024,Flat``), and how far to look (e.g. ``nprobe=16``)
-    rerank : score only so many candidates by pooled vectors, of a model that scores every pair
-    image : a photo of ``features`` in which to find ``query``, a phrase, with a run that localises phrases
-    html : write a report with photos as well
-    allow_code : as of :func:`vse.embed`
-    device, threads : as of :func:`vse.extract`
-
-    Raises
-    ------
-    vse.UserError : if the query has no word, the photo cannot be read, or an option does not suit the run
-
-    Examples
-    --------
-    hits = vse.search("runs/demo_vsepp/seed-0", "a red circle above a blue square", k=3)
-    hits.frame[["rank", "score", "file"]]
-    """
-    from vse.features.hardware import use_threads
-    from vse.pipeline.own_code import code_allowed
-    from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
-    from vse.train.use.opened_run import RunPlaces
-
-    use_threads(threads_of(threads))
-    places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
-    asked = SearchOptions(
-        whole("k", k, 1),
-        split,
-        as_path(corpus),
-        as_path(index),
-        index_type,
-        index_parameters,
-        None if rerank is None else whole("rerank", rerank, 1),
-        as_path(html),
-    )
-    text, photo = os.fspath(query), as_path(image)
-    given = as_path(query) if isinstance(query, os.PathLike) else text
-    with code_allowed(allow_code):
-        if photo is not None:
-            return SearchResults(text, find_phrase(as_path(run), photo, text, asked, places, device_of(device)).best(k), photo)
-        return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))
 
 
 @public
@@ -269,22 +247,32 @@ def report(
 
     Parameters
     ----------
-    results : one or two result files, or evaluations that were written to files
-    out : the report to write
-    data : ``dataset.json``, if it does not lie where the embeddings say
-    embeddings : of the first seed, if they do not lie where the result says; one for each result
-    queries : how many are shown in each direction
-    seed : decides which of many similar queries are shown
-    allow_code : as of :func:`vse.embed`, of a model that attends
+    results
+        one or two result files, or evaluations that were written to files
+    out
+        the report to write
+    data
+        ``dataset.json``, if it does not lie where the embeddings say
+    embeddings
+        of the first seed, if they do not lie where the result says; one for each result
+    queries
+        how many are shown in each direction
+    seed
+        decides which of many similar queries are shown
+    allow_code
+        as of [`vse.embed`][], of a model that attends
 
     Raises
     ------
-    vse.UserError : if a result was edited, or the embeddings are not those that it was made from
+    vse.UserError
+        if a result was edited, or the embeddings are not those that it was made from
 
     Examples
     --------
+    ```python
     page = vse.report("results/demo_vsepp.json", "report.html")
     page
+    ```
     """
     from vse.eval.report.report import write_report
     from vse.pipeline.own_code import code_allowed
@@ -309,21 +297,29 @@ def table(
 
     Parameters
     ----------
-    name : ``summary``, a row per result and protocol; ``ladder``, a row per result with its cost; ``significance``, a row per
+    name
+        ``summary``, a row per result and protocol; ``ladder``, a row per result with its cost; ``significance``, a row per
         metric of comparisons; or a published table, such as ``vsepp_3``, with our metrics beside the printed ones
-    results : result files, or evaluations and comparisons that were written to files
-    dataset : of a published table, take our results on this data set
-    cost : of a ladder, the cost against which rsum is weighed; None is ``total_s``
-    out : the table to write, .csv or .tex, of a ladder also its picture, .svg or .png; None writes none
+    results
+        result files, or evaluations and comparisons that were written to files
+    dataset
+        of a published table, take our results on this data set
+    cost
+        of a ladder, the cost against which rsum is weighed; None is ``total_s``
+    out
+        the table to write, .csv or .tex, of a ladder also its picture, .svg or .png; None writes none
 
     Raises
     ------
-    vse.UserError : if there is no such table, or a result was edited
+    vse.UserError
+        if there is no such table, or a result was edited
 
     Examples
     --------
+    ```python
     rows = vse.table("summary", ["results/demo_vsepp.json", "results/demo_vse0.json"])
     print(rows.latex)
+    ```
     """
     from vse.eval.tables.any_table import make_table
 
