@@ -199,10 +199,10 @@ def compare(
         embeddings of the two models, or as many seeds of each
     out
         the comparison file to write; None is ``results/<dataset>_<a>_vs_<b>.json``
-    bootstrap
-        samples of the images; None is 10,000
     protocol
         as of [`vse.evaluate`][]
+    bootstrap
+        samples of the images; None is 10,000
     cross_check
         as of [`vse.evaluate`][]
     iou
