@@ -39,7 +39,6 @@ def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) ->
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
                     "captions": hit.captions[:_SHOWN_CAPTIONS],
                     "elsewhere": elsewhere,
-                    "right": len(elsewhere) + 1 == len(answers) > 1,
                 }
             )
         made.append({"answer": answer, "cards": cards, "number": number, "attends": run.attends, "by_photo": by_photo})

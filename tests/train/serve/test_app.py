@@ -104,7 +104,7 @@ def test_a_part_of_the_page_has_the_results_alone(client: FlaskClient, photo: Pa
 
 
 def test_unknown_words_are_named(client: FlaskClient) -> None:
-    runs = client.get("/search", query_string={"q": "a zebra", "as": "json"}).get_json()["runs"]
+    runs = client.get("/search", query_string={"q": "a Zebra", "as": "json"}).get_json()["runs"]
     assert [run["remark"] for run in runs] == ["not a word of the training captions: zebra"] * 2
     assert "Not a word of the training captions: zebra." in client.get("/search?q=a+zebra").get_data(as_text=True)
 
