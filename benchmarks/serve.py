@@ -1,12 +1,13 @@
 """How long a query of vse-serve takes on 100,000 images: over HTTP, from the text that is sent to the JSON that is read.
 
-Claim: below 0.1 s, of a model that compares vectors of 1,024 numbers (by inner products; by order scores, of which 200
-candidates are scored), and of SCAN, which scores the 200 of 100,000 that pooled vectors find.
-Limits: made-up features (of 32 numbers, from which the model makes vectors of 1,024; of SCAN 36 regions for each image) and
-models of one epoch, whose arithmetic is that of any other; photos are not sent, since what their CNN takes is its own
-matter. ``captions`` has no model and no HTTP: it is the search of a photo's vector among 500,000 captions. Every query is
-another text; the first one is left out. Other work shares the machine: ``cpu_ms``, the processor time of client and server, is
-what a query takes on one core of an idle one, wall time is what it took here.
+Claim: below 0.1 s, of a model that compares vectors of 1,024 numbers: by inner products, and by order scores, of which 200
+candidates are scored. ``scan`` scores the 200 of 10,000 images that pooled vectors find, of 36 regions each: the sets of
+100,000 would take 15 GB. What it takes beyond the search of vectors does not depend on how many images there are.
+Limits: made-up features (of 32 numbers, from which the model makes vectors of 1,024) and models of one epoch, whose
+arithmetic is that of any other; photos are not sent, since what their CNN takes is its own matter. ``captions`` has no model
+and no HTTP: it is the search of a photo's vector among 500,000 captions. Every query is another text; the first one is left
+out. Other work shares the machine: ``cpu_ms`` is the mean processor time of client and server, and ``fastest_ms`` comes
+nearest to what a query takes on an idle one.
 
     python benchmarks/serve.py
 """
@@ -47,7 +48,8 @@ SCAN = (
     "model.similarity={name: scan, attention: t2i}",
     "model.caption_encoder={name: gru, states: all, bidirectional: true}",
 )
-MODELS = {"inner products": (), "order": ("model.similarity=order",), "scan, the best 200": SCAN}
+VECTORS: dict[str, tuple[str, ...]] = {"inner products": (), "order": ("model.similarity=order",)}
+SETS_OF_REGIONS = {"scan, the best 200": SCAN}
 SETS = ("train.epochs=1", "warmup.epochs=0", "train.min_count=1", "train.batch_size=64")
 
 
@@ -60,7 +62,7 @@ def make_dataset(folder: Path, n_images: int) -> Path:
         sentence = {"sentid": k, "imgid": k, "raw": text, "tokens": text.split()}
         images.append({"imgid": k, "filename": f"{k}.jpg", "split": split, "sentences": [sentence]})
     path = folder / "data" / "dataset.json"
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"dataset": "made_up", "pictures": False, "images": images}))
     return path
 
@@ -93,7 +95,12 @@ def times(ask: Callable[[int], object], n: int) -> dict[str, float]:
         taken.append(1000 * seconds(lambda k=k: ask(k)))
     cpu = 1000 * (time.process_time() - started) / n
     taken.sort()
-    named = {"cpu_ms": cpu, "median_ms": statistics.median(taken), "p95_ms": taken[int(0.95 * len(taken))]}
+    named = {
+        "cpu_ms": cpu,
+        "fastest_ms": taken[0],
+        "median_ms": statistics.median(taken),
+        "p95_ms": taken[int(0.95 * len(taken))],
+    }
     named["longest_ms"] = taken[-1]
     return {name: round(value, 1) for name, value in named.items()}
 
@@ -142,10 +149,10 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [of_captions(5 * arguments.images, arguments.queries)]
     with tempfile.TemporaryDirectory() as name:
-        dataset = make_dataset(Path(name), arguments.images)
-        caches = {sets: make_cache(dataset, sets) for sets in (False, True)}
-        for model, sets in MODELS.items():
-            rows.append(of_model(model, sets, caches[sets is SCAN], arguments.queries))
+        for n_images, models in ((arguments.images, VECTORS), (arguments.images // 10, SETS_OF_REGIONS)):
+            dataset = make_dataset(Path(name) / str(n_images), n_images)
+            cache = make_cache(dataset, sets=models is SETS_OF_REGIONS)
+            rows += [of_model(model, sets, cache, arguments.queries) for model, sets in models.items()]
     report("serve", rows)
 
 

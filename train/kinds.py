@@ -75,6 +75,15 @@ class Packed:
         where = (self._starts[rows][:, None] + column).clamp(max=len(self.vectors) - 1)
         return self.vectors[where] * mask[:, :, None], mask
 
+    def select(self, rows: Tensor) -> Packed:
+        """Some rows by themselves."""
+        if self.lengths is None:
+            return Packed(self.vectors[rows])
+        lengths = self.lengths[rows]
+        before = lengths.cumsum(0) - lengths
+        where = torch.arange(int(lengths.sum())) + (self._starts[rows] - before).repeat_interleave(lengths)
+        return Packed(self.vectors[where], lengths)
+
     def all(self) -> Encoded:
         """All rows."""
         return self.of(torch.arange(len(self), device=self.vectors.device))

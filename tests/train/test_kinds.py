@@ -90,3 +90,16 @@ def test_padding_adds_zeros_that_do_not_count(counts: list[int], n_more: int) ->
     assert members((vectors, mask)) == members(before)
     assert mask.shape == (len(counts), max(counts) + n_more)
     assert not vectors[~mask].any()
+
+
+@given(counts=st.lists(st.integers(1, 4), min_size=1, max_size=6), data=st.data())
+def test_some_of_the_stored_rows_are_stored_as_they_would_be_alone(counts: list[int], data: st.DataObject) -> None:
+    rng = torch.Generator().manual_seed(0)
+    sets = [(torch.randn(1, count, 3, generator=rng), torch.ones(1, count, dtype=torch.bool)) for count in counts]
+    rows = data.draw(st.lists(st.integers(0, len(counts) - 1), min_size=1))
+    some = packed(sets).select(torch.tensor(rows))
+    alone = packed([sets[row] for row in rows])
+    assert torch.equal(some.vectors, alone.vectors)
+    assert torch.equal(some.lengths, alone.lengths)
+    vectors = packed([(part[0][:, 0],) for part in sets])
+    assert torch.equal(vectors.select(torch.tensor(rows)).vectors, vectors.vectors[rows])

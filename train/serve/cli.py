@@ -64,6 +64,7 @@ def serve_command(
     index_type: str | None,
     index_parameters: str,
     rerank: int,
+    held_gb: float,
     host: str,
     port: int,
     upload_mb: int,
@@ -87,7 +88,7 @@ def serve_command(
     use_threads(threads)
     if not is_loopback(host):
         log.warning("--host %s: whoever reaches this address can search and see the photos of the split", host)
-    options = SearchOptions(index_type=index_type, index_parameters=index_parameters, rerank=rerank, many=True)
+    options = SearchOptions(None, None, index_type, index_parameters, rerank, many=True, held_bytes=int(held_gb * 1e9))
     with memory_guard("--device cpu does without it"):
         served = ServedRuns(runs, split, _places(runs, features, captions, caption_features, weights_dir), options, device)
         app = create_app(served, PageSettings(k, upload_mb * 2**20, trusted_hosts(host)))

@@ -69,7 +69,7 @@ class PageServer:
 
     def run(self) -> None:
         """Serve until Ctrl-C, SIGTERM or :meth:`stop`."""
-        with _stopped_by_sigterm():
+        with _stopped_by_signals():
             self._server.run()
 
     def stop(self) -> None:
@@ -89,8 +89,8 @@ class PageServer:
 
 
 @contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """In this block SIGTERM stops what Ctrl-C stops."""
+def _stopped_by_signals() -> Iterator[None]:
+    """In this block SIGTERM stops what Ctrl-C stops, and Ctrl-C does so in a background job, too, where it is ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,11 +98,12 @@ def _stopped_by_sigterm() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _bracketed(host: str) -> str:

@@ -40,7 +40,6 @@ from vse.train.use.searched import (
 log = logging.getLogger(__name__)
 
 _BLANK = (64, 64)  # width and height of the photo of the first query
-_HELD = 2 * 2**30  # bytes of the sets of one side that are kept for a re-ranking; of more, candidates are encoded again
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class SearchOptions:
     index_parameters : how thoroughly it is searched, see :func:`vse.eval.search.index.set_parameters`
     rerank : how many candidates are scored, as many as are shown at least
     many : many queries follow: an index is built in memory, and sets are kept for a re-ranking
+    held_bytes : of the sets of one side that are kept; of more, candidates are encoded again
     """
 
     corpus: Path | None = None
@@ -64,6 +64,7 @@ class SearchOptions:
     index_parameters: str = ""
     rerank: int | None = None
     many: bool = False
+    held_bytes: int = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -206,7 +207,7 @@ class Searcher:
         elif options.many:
             vectors: Corpus
             if pairwise:
-                vectors, encoded = pooled_side(trained, by_photo, _HELD)
+                vectors, encoded = pooled_side(trained, by_photo, options.held_bytes)
             else:
                 vectors = searched.vectors()
             index = index_of(vectors, searched.name, similarity, options.index_type).index
@@ -245,7 +246,7 @@ class Searcher:
             if candidates is None:
                 candidates = encoded_side(self.trained, by_photo, among)
             else:
-                candidates = packed([candidates.of(torch.from_numpy(among))])
+                candidates = candidates.select(torch.from_numpy(among))
         assert candidates is not None
         if by_photo:
             every = PairScores(model, packed([asked]), candidates)(slice(0, 1), None)[0][0]

@@ -14,7 +14,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
-from vse.train.use import searched, searcher
+from vse.train.use import searched
 from vse.train.use.embed import load_run
 from vse.train.use.search import search_split
 from vse.train.use.searched import encoded_side, pooled_side
@@ -37,12 +37,9 @@ def photo(demo: Path) -> Path:
 
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("held", [0, 2**30])
-def test_each_of_many_queries_finds_what_it_finds_alone(
-    run: Path, photo: Path, many: bool, held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(searcher, "_HELD", held)
+def test_each_of_many_queries_finds_what_it_finds_alone(run: Path, photo: Path, many: bool, held: int) -> None:
     opened = load_run(run, "test", device="cpu")
-    options = SearchOptions(rerank=60 if many else None, many=many)
+    options = SearchOptions(rerank=60 if many else None, many=many, held_bytes=held)
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
         expected = search_split(run, query, k=5, device="cpu")
