@@ -134,28 +134,8 @@ def _numbers(config: FeatureSettings, rates: Rates) -> int | None:
         return None if trained is None or config.word_file() is not None else int(trained)
     network = rates.networks.get(str(getattr(config, "model", "")))
     layer = {"text": "text", "regions": "box_head"}.get(config.extractor_name(), str(getattr(config, "layer", "")))
-    vector = None if network is None else network.numbers.get(layer)
-    vectors = _vectors(config)
+    vector, vectors = None if network is None else network.numbers.get(layer), config.most_vectors
     return None if vector is None or vectors is None else vector * vectors
-
-
-def _vectors(config: FeatureSettings) -> int | None:
-    """How many vectors a row of a feature has, or at most."""
-    if config.row_kind == "vectors":
-        return 1
-    if config.row_kind == "crops":
-        return _crops(config)
-    if config.extractor_name() == "cnn":
-        grid = getattr(config, "grid", None)
-        return grid**2 if isinstance(grid, int) else None
-    bound = getattr(config, "max_boxes", None) or getattr(config, "n_boxes", None)
-    return None if bound is None else int(bound)
-
-
-def _crops(config: FeatureSettings) -> int:
-    """How many crops of an image a network reads."""
-    crops = str(getattr(config, "crops", "1c"))
-    return int(getattr(config, "n_random", 1)) if crops.startswith("rc") else int(crops.partition("c")[0] or 1)
 
 
 def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
@@ -163,12 +143,12 @@ def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
-    if network is None or config.extractor_name() not in ("cnn", "text"):
+    if network is None or config.network_reads is None:
         return None
     rate = network.per_s.get(str(getattr(config, "precision", "fp32")))
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
-    return rate / _crops(config)
+    return rate / config.network_reads
 
 
 def _training(

@@ -319,12 +319,12 @@ def search(
     """
     from vse.features.hardware import use_threads
     from vse.pipeline.own_code import code_allowed
-    from vse.train.use.asked_of_run import SearchOptions, find_phrase, search_run
+    from vse.train.use.asked_of_run import AskedSearch, find_phrase, search_run
     from vse.train.use.opened_run import RunPlaces
 
     use_threads(threads_of(threads))
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
-    asked = SearchOptions(
+    asked = AskedSearch(
         whole("k", k, 1),
         split,
         as_path(corpus),

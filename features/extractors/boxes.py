@@ -56,6 +56,11 @@ class BoxesConfig(LayerSettings):
         return "sets"
 
     @property
+    def most_vectors(self) -> int | None:
+        """None if all boxes of a file or of phrases are taken."""
+        return None if self.from_file or self.boxes == "phrases" else self.n_boxes
+
+    @property
     def from_file(self) -> bool:
         """Whether ``boxes`` names a file."""
         return self.boxes.endswith((".json", ".h5"))

@@ -63,6 +63,17 @@ class CnnConfig(LayerSettings):
         return {"1c": 1, "10c": 10, "10c_bank": 10, "rc_bank": self.n_random}[self.crops]
 
     @property
+    def most_vectors(self) -> int | None:
+        """None if positions are those of a whole map, whose size the network decides."""
+        if not self.positions:
+            return self.n_crops if self.bank else 1
+        return self.grid**2 if isinstance(self.grid, int) else None
+
+    @property
+    def network_reads(self) -> int:
+        return self.n_crops
+
+    @property
     def bank(self) -> bool:
         """Whether every crop keeps its own vector."""
         return self.crops.endswith("_bank")

@@ -36,6 +36,10 @@ class RegionsConfig(NetworkSettings):
         """The regions of an image."""
         return "sets"
 
+    @property
+    def most_vectors(self) -> int:
+        return self.max_boxes
+
     @model_validator(mode="after")
     def _bounds(self) -> RegionsConfig:
         if self.min_boxes > self.max_boxes:

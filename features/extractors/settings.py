@@ -89,6 +89,16 @@ class FeatureSettings(Settings):
         return "vectors"
 
     @property
+    def most_vectors(self) -> int | None:
+        """How many vectors a row has, or at most; None if that is not known before it is made."""
+        return 1
+
+    @property
+    def network_reads(self) -> int | None:
+        """How often its network reads something for a row, at the speed of the bare network; None if that says nothing."""
+        return None
+
+    @property
     def text_rows(self) -> Literal["captions", "phrases"]:
         """What a feature of texts has a row of: every caption, or every different text of the captions' phrases."""
         return "captions"

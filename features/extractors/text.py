@@ -65,6 +65,14 @@ class TextConfig(TextSettings):
         return "sets" if self.pooling == "tokens" else "vectors"
 
     @property
+    def most_vectors(self) -> int | None:
+        return None if self.pooling == "tokens" else 1
+
+    @property
+    def network_reads(self) -> int:
+        return 1
+
+    @property
     def open_clip(self) -> str | None:
         """The name of the OpenCLIP model; None for a model of the hub."""
         return self.model.removeprefix(_OPEN_CLIP) if self.model.startswith(_OPEN_CLIP) else None

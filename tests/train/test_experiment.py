@@ -68,7 +68,7 @@ REFUSED = {
     ),
     "another solver": (["solver=adam"], "solver: unknown solver 'adam'"),
     "a misspelt setting": (["loss.margn=1"], "^unknown setting 'loss.margn' .did you mean 'loss.margin'"),
-    "a wrong value": (["loss.same_image=drop"], "loss.same_image: Input should be 'keep' or 'mask'"),
+    "a wrong value": (["loss.same_image=drop"], "loss.same_image: Input should be 'keep', 'mask' or 'positive'"),
 }
 
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SearchOptions:
+class AskedSearch:
     """How a run is searched; None is what :func:`vse.train.use.search.search_split` does by itself.
 
     Attributes
@@ -81,7 +81,7 @@ def embed_runs(
 def search_run(
     run: Path,
     query: str | Path,
-    asked: SearchOptions = SearchOptions(),
+    asked: AskedSearch = AskedSearch(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> list[SearchHit]:
@@ -115,7 +115,7 @@ def find_phrase(
     run: Path,
     photo: Path,
     phrase: str,
-    asked: SearchOptions = SearchOptions(),
+    asked: AskedSearch = AskedSearch(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:

@@ -20,6 +20,7 @@ from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.ladder import cost_cell, ladder, pareto_front, write_ladder
 
 N_IMAGES, N_EACH = 20, 2
@@ -49,7 +50,7 @@ def embeddings(name: str, seed: int, noise: float, **cost: Any) -> Embeddings:
 def result(folder: Path, name: str, *runs: Embeddings) -> Path:
     """The result of some seeds of a model."""
     files = [write_embeddings(folder / f"{name}-{run.seed}.h5", run) for run in runs]
-    return evaluate(files, folder / f"{name}.json", bootstrap=200)
+    return evaluate(files, folder / f"{name}.json", asked=EvaluationOptions(bootstrap=200))
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> Path:

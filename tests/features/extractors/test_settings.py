@@ -79,6 +79,7 @@ def test_word_vectors_given_for_all_features_are_before_those_of_a_preset() -> N
 EXTRAS = {
     "effnet": "timm",
     "effnet_10c": "timm",
+    "effnet2": "timm",
     "effnet_rc": "timm",
     "effnet_grid": "timm",
     "effnet_map": "timm",

@@ -34,7 +34,7 @@ class Attraction(Loss):
     def averages(self) -> bool:
         return self.reduction == "mean_topk"
 
-    def objective(self, similarity: Similarity, compiled: bool = False) -> Objective:
+    def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         def cost(batch: Batch, seed: int) -> Cost:
             pairs = torch.arange(len(batch.image_of))
             costs = 1 - similarity.of_pairs(batch.images, batch.captions, pairs, pairs)
