@@ -117,6 +117,8 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     made_by = checked.provenance.get("config", {}).get("extractor")
     raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw
     items = items_of(dataset, kind, raw, checked.text_rows)
+    if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
+        return f"not at hand (none of the images of {dataset.path} is there)"
     changed = changed_source(items, checked.ids, cache.read_sources(checked), checked.text_rows)
     boxes = boxes_sha256(truth_boxes(dataset)) if changed is None and holds_truths(checked) else None
     if boxes is not None and boxes != checked.provenance.get("boxes_sha256"):

@@ -18,6 +18,7 @@ from vse.features.bundle_fetch import DamagedBundle, check_bundle, fetch_feature
 from vse.features.bundles import pack
 from vse.features.cache import open_cache, verify_cache
 from vse.features.data_cli import main
+from vse.features.extraction import verify_sources
 from vse.features.rows import Identity
 from vse.pipeline.errors import UserError
 
@@ -227,6 +228,13 @@ def test_the_data_set_and_the_notes_have_their_places(own_cache: Path, tmp_path:
     fetch_features(str(tmp_path / "b"), tmp_path / "other", tmp_path / "elsewhere")
     assert (tmp_path / "elsewhere" / "dataset.json").read_bytes() == data.read_bytes()
     assert files_in(fetched.with_suffix(".shards")) == files_in(own_cache.with_suffix(".shards"))
+
+
+def test_a_fetched_cache_is_verified_without_the_images_that_it_was_made_from(own_cache: Path, tmp_path: Path) -> None:
+    pack([own_cache], tmp_path / "b", with_dataset=True)
+    (fetched,) = fetch_features(str(tmp_path / "b"), tmp_path / "new" / "features", tmp_path / "new" / "data")
+    assert verify_sources(verify_cache(own_cache)) == "unchanged"
+    assert "none of the images of" in verify_sources(verify_cache(fetched))
 
 
 def test_what_is_there_and_is_something_else_is_never_replaced(
