@@ -45,6 +45,13 @@ log = logging.getLogger(__name__)
     help="Of a model that scores every pair, how many are scored: the best K by pooled vectors.",
 )
 @click.option(
+    "--held-gb",
+    default=4.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Of such a model, how much of each run and side stays in memory.",
+)
+@click.option(
     "--host", default="127.0.0.1", show_default=True, help="The address to listen at; 0.0.0.0: for other machines, too."
 )
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")

@@ -104,6 +104,8 @@ def assert_close(a: Any, b: Any) -> None:
     elif isinstance(a, list):
         for x, y in zip(a, b, strict=True):
             assert_close(x, y)
+    elif a is None:
+        assert b is None
     else:
         assert a == pytest.approx(b, rel=1e-5, abs=1e-5)
 
