@@ -24,7 +24,7 @@ except UserError as error:  # one line, where a WorkflowError is shown with a tr
 
 
 def gpus(rule):
-    """What a job of a rule asks for: a GPU, or what the settings say of the rule; none if the device is a processor."""
+    """The GPUs that jobs of a rule ask for, one or as many as the settings say; none if the device is a processor."""
     count = SETTINGS.gpus.get(rule, 1) if SETTINGS.device != "cpu" else 0
     model = SETTINGS.gpu_models.get(rule)
     return {"gpu": count, **({"gpu_model": model} if model and count else {})}
