@@ -88,7 +88,7 @@ def main() -> None:
                 rows.append({**what, "scores_mb": scores, **measured, "difference": ""})
         difference = compared(name, 2_048, arguments.dim, 100)
         rows[-1]["difference"] = f"{difference:.1g}"
-    report("large_batches", rows)
+        report("large_batches", rows)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from vse.train.kinds import select
 from vse.train.losses.base import Batch, Cost, Objective, Play, Ranking
+from vse.train.losses.block_costs import BlockCost, block_costs
 from vse.train.losses.learned_scale import LearnedScale, in_full_precision
 from vse.train.losses.ranking import RankingLoss
 from vse.train.models.similarities.base import Similarity
@@ -140,22 +139,19 @@ class ContrastiveLoss(RankingLoss):
         return cost
 
     def _by_blocks(self, batch: Batch, similarity: Similarity, weights: nn.Module | None, size: int) -> Cost:
-        """The cost of a batch; the backward pass computes the scores of each block again (Chen et al., 2016)."""
         image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
-        numbers = torch.arange(len(image_of), device=image_of.device)
 
-        def of_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            scores = similarity(select(batch.images, rows), batch.captions)
+        def of_rows(images: Tensor, captions: Tensor, start: int) -> BlockCost:
+            scores = similarity((images,), (captions,))
             assert isinstance(scores, Tensor)
-            same = image_of[rows][:, None] == image_of
-            return *self.of_block(ScoreBlock(self.logits(scores, weights), rows, same)), scores.detach().sum()
+            own = torch.arange(start, start + len(images), device=image_of.device)
+            block = ScoreBlock(self.logits(scores, weights), own, image_of[own][:, None] == image_of)
+            return *self.of_block(block), scores.detach().sum()
 
-        parts = [
-            checkpoint(of_rows, rows, use_reentrant=False, preserve_rng_state=False) for rows in torch.split(numbers, size)
-        ]
-        costs, columns, sums = (torch.stack(part) for part in zip(*parts, strict=True))
+        parameters = () if weights is None else weights.parameters()
+        cost, columns, total = block_costs(of_rows, size, batch.images[0], batch.captions[0], *parameters)
         _, which, counts = torch.unique(image_of, return_inverse=True, return_counts=True)
         with torch.no_grad():
-            mean = self.logits(sums.sum()[None, None] / len(image_of) ** 2, weights)[0, 0]
+            mean = self.logits(total[None, None] / len(image_of) ** 2, weights)[0, 0]
             collapsed = self.of_equal(counts[which], mean)
-        return Cost(costs.sum() + self.of_columns(columns), collapsed)
+        return Cost(cost + self.of_columns(columns), collapsed)
