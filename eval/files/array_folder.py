@@ -1,11 +1,10 @@
-"""Embeddings as a folder of plain arrays: ``.npy`` files, with ids as ``.npy``, ``.csv`` or ``.parquet``."""
+"""Embeddings as a folder of plain arrays: ``.npy`` files with ids beside them, or parquet tables of ids and vectors."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.files import parse_json
 from vse.pipeline.input_files import reading
 from vse.pipeline.read_once import ReadFiles, ReadOnce
@@ -23,6 +23,7 @@ _TABLES = {
     "images": {"image_id": "image_ids", "coco_id": "coco_ids"},
     "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
 }  # what the columns of a table are called elsewhere
+_VECTORS = ("vector", "embedding")  # what a column of vectors may be called
 
 
 class FolderArrays(NamedTuple):
@@ -38,9 +39,10 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
 
     An array lies in ``<name>.npy``. The ids may be columns of ``images.csv`` or ``.parquet`` (``image_id``, ``coco_id``) and
     ``captions.csv`` or ``.parquet`` (``caption_id`` and ``image_id``, that of the caption's image); without ``image_ids`` or
-    ``caption_ids`` the rows are numbered from 0. ``about.json`` has the attributes; without it, ``dataset`` is the folder's
-    name, ``split`` is ``test``, and ``similarity`` is ``cosine``, or of scores ``scores``. Nothing is unpickled. A matrix of
-    float32 in C order is mapped. :class:`UserError` names the file that is not what it should be.
+    ``caption_ids`` the rows are numbered from 0. A parquet table may have the vectors, too, a list of numbers in each row of
+    ``vector`` or ``embedding``. ``about.json`` has the attributes; without it, ``dataset`` is the folder's name, ``split`` is
+    ``test``, and ``similarity`` is ``cosine``, or of scores ``scores``. Nothing is unpickled. A matrix of float32 in C order
+    is mapped. :class:`UserError` names the file that is not what it should be.
     """
     files: dict[str, ReadOnce] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -52,10 +54,10 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
         for path in (folder / f"{table}{suffix}" for suffix in (".csv", ".parquet")):
             if path.exists():
                 files[path.name] = ReadOnce(path)
-                for name, ids in _ids(files[path.name], columns).items():
+                for name, values in _table(files[path.name], table, columns).items():
                     if name in arrays:
                         raise UserError(f"{path}: {name} are in another file of the folder, too; remove one of them")
-                    arrays[name] = ids
+                    arrays[name] = values
     if not arrays:
         raise UserError(
             f"{folder}: without images.npy, captions.npy or scores.npy a folder has no embeddings (docs/formats.md)"
@@ -91,20 +93,51 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
-def _ids(file: ReadOnce, columns: dict[str, str]) -> dict[str, NDArray[np.int64]]:
-    """The ids in a table, by their names in an embeddings file."""
+def _table(file: ReadOnce, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
+    """The ids in a table, by their names in an embeddings file, and its vectors, if it has any, as ``vectors``."""
     if file.path.suffix == ".parquet":
-        if not find_spec("pyarrow"):
-            raise UserError(f"{file.path}: parquet needs a package: pip install 'vse-pipeline[parquet]'; or give a .csv")
+        library = extra_package("pyarrow.parquet", str(file.path), "parquet")
         with reading(file.path, "a parquet file"):
-            table = pd.read_parquet(file.stream, engine="pyarrow")
+            parquet = library.ParquetFile(file.stream)
+            there = [column for column in (*columns, *_VECTORS) if column in parquet.schema_arrow.names]
+            arrow = parquet.read(columns=there)
+            table = arrow.select([column for column in there if column in columns]).to_pandas()
     else:
         with reading(file.path, "a CSV file with a header"):
             table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
-    there = {column: name for column, name in columns.items() if column in table}
+            there = [column for column in columns if column in table]
     if not there:
         raise UserError(f"{file.path}: has no column {' or '.join(columns)}")
-    return {name: _integers(file.path, column, table[column].tolist()) for column, name in there.items()}
+    found: dict[str, NDArray[Any]] = {
+        name: _integers(file.path, column, table[column].tolist()) for column, name in columns.items() if column in there
+    }
+    named = [column for column in there if column in _VECTORS]
+    if len(named) > 1:
+        raise UserError(f"{file.path}: has the columns {' and '.join(named)}; remove one of them")
+    for column in named:
+        found[vectors] = _vectors(file.path, column, arrow[column])
+    return found
+
+
+def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
+    """The matrix of a parquet column of lists (pyarrow); :class:`UserError` names the first row that does not fit."""
+    lists = column.combine_chunks()
+    inner = getattr(column.type, "value_type", None)
+    with reading(path, f"a parquet file whose column {name} has lists of numbers"):
+        if inner is None or inner.to_pandas_dtype() not in (np.float16, np.float32, np.float64):
+            raise ValueError(f"it has {column.type}")
+    lengths = (
+        np.array([-1 if row is None else row for row in lists.value_lengths().to_pylist()]) if len(lists) else np.zeros(0)
+    )
+    wrong = np.flatnonzero((lengths != lengths[:1]) | (lengths < 1))
+    if len(wrong):
+        row, length = int(wrong[0]), max(0, int(lengths[wrong[0]]))
+        raise UserError(f"{path}: row {row + 1}: {name} has {length:,} numbers, that of row 1 {max(0, int(lengths[0])):,}")
+    values = lists.flatten()
+    if values.null_count:
+        row = int(np.flatnonzero(np.asarray(values.is_null()))[0] // lengths[0])
+        raise UserError(f"{path}: row {row + 1}: {name} lacks a number")
+    return np.array(values).reshape(len(lists), -1)  # a copy, which may be written to
 
 
 def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64]:

@@ -114,6 +114,68 @@ def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: C
         assert "captions.parquet: parquet needs a package: pip install" in fails(eval_main, folder)
 
 
+def write_tables(folder: Path, run: Embeddings, column: str = "vector", kind: Any = None) -> Path:
+    """A run as two parquet tables of ids and vectors."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    assert run.images is not None
+    assert run.captions is not None
+    folder.mkdir()
+    lists = [
+        pa.array([row.tolist() for row in values[:]], pa.list_(kind or pa.float32())) for values in (run.images, run.captions)
+    ]
+    tables = {
+        "images": {"file": ["a.jpg"] * len(run.image_ids), "image_id": run.image_ids, column: lists[0]},
+        "captions": {"image_id": run.caption_image_ids, "caption_id": run.caption_ids, column: lists[1]},
+    }
+    for name, table in tables.items():
+        parquet.write_table(pa.table(table), folder / f"{name}.parquet", row_group_size=7)
+    return folder
+
+
+@pytest.mark.parametrize("column", ["vector", "embedding"])
+def test_tables_of_ids_and_vectors_are_enough(column: str, tmp_path: Path) -> None:
+    run = made(noise=1.5)
+    folder = write_tables(tmp_path / "mine", run, column)
+    assert result(tmp_path, folder)["protocols"] == result(tmp_path, write_embeddings(tmp_path / "e.h5", run))["protocols"]
+    read = read_embeddings(folder)
+    assert read.images is not None
+    assert np.array_equal(read.images, np.asarray(run.images))
+
+
+TABLE_FAULTS: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
+    "a shorter one": (lambda rows: [*rows[:4], rows[4][:-1], *rows[5:]], "row 5: vector has 15 numbers, that of row 1 16"),
+    "none": (lambda rows: [*rows[:4], None, *rows[5:]], "row 5: vector has 0 numbers, that of row 1 16"),
+    "a missing number": (lambda rows: [*rows[:2], [None, *rows[2][1:]], *rows[3:]], "row 3: vector lacks a number"),
+    "empty ones": (lambda rows: [rows[0][:0] for _ in rows], "(it has list<element: null>)"),
+    "texts": (lambda rows: [["a"] for _ in rows], "not a parquet file whose column vector has lists of numbers (it has list<"),
+    "single numbers": (lambda rows: [row[0] for row in rows], "has lists of numbers (it has double)"),
+    "a row too few": (lambda rows: rows[:-1], "images has shape (29, 16), expected (30, dim)"),
+}
+
+
+@pytest.mark.parametrize("fault", TABLE_FAULTS)
+def test_a_fault_in_a_column_of_vectors_is_named_in_a_line(fault: str, tmp_path: Path, fails: Callable[..., str]) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    folder = write_tables(tmp_path / "mine", made())
+    change, message = TABLE_FAULTS[fault]
+    table = parquet.read_table(folder / "images.parquet")
+    rows = change(table["vector"].to_pylist())
+    np.save(folder / "image_ids.npy", table["image_id"].to_numpy())
+    parquet.write_table(pa.table({"vector": pa.array(rows)}), folder / "images.parquet")
+    assert message in fails(eval_main, folder)
+
+
+def test_two_columns_or_files_of_vectors_are_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = made()
+    folder = write_tables(tmp_path / "mine", run)
+    np.save(folder / "images.npy", run.images)
+    assert "images.parquet: images are in another file of the folder, too" in fails(eval_main, folder)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table(folder / "images.parquet")
+    parquet.write_table(table.append_column("embedding", table["vector"]), folder / "images.parquet")
+    assert "has the columns vector and embedding; remove one of them" in fails(eval_main, folder)
+
+
 def a_pickle(folder: Path) -> None:
     np.save(folder / "images.npy", np.array([{"an": "object"}], object), allow_pickle=True)
 
