@@ -19,7 +19,7 @@ from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
-from vse.train.losses.base import Loss, Play
+from vse.train.losses.base import Loss, LossUse
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
 from vse.train.solvers import SOLVERS
@@ -76,8 +76,8 @@ class ExperimentConfig(ExperimentPlan):
                 raise ValueError(
                     f"loss.lambda3 and lambda4 compare unit vectors of one side, not by {self.model.similarity.name}"
                 )
-        self.loss.check_play(
-            Play(
+        self.loss.check_use(
+            LossUse(
                 self.model.similarity,
                 compiled=self.train.compile,
                 adversary=self.adversary is not None,

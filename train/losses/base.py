@@ -61,7 +61,7 @@ Objective = Callable[[Batch, int], Cost]
 
 
 @dataclass(frozen=True)
-class Play:
+class LossUse:
     """What a loss is used with.
 
     similarity : the model's
@@ -123,7 +123,7 @@ class Loss(Settings, ABC):
         """Whether its costs come with the rankings of a batch, of which hard negatives can be listed."""
         return self.ranks
 
-    def check_play(self, play: Play) -> None:
+    def check_use(self, use: LossUse) -> None:
         """:class:`ValueError` if it cannot be used so."""
 
     @property

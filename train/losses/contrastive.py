@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.train.losses.base import Batch, Cost, Objective, Play, Ranking
+from vse.train.losses.base import Batch, Cost, LossUse, Objective, Ranking
 from vse.train.losses.block_costs import BlockCost, block_costs
 from vse.train.losses.learned_scale import LearnedScale, in_full_precision
 from vse.train.losses.ranking import RankingLoss
@@ -53,8 +53,8 @@ class ContrastiveLoss(RankingLoss):
     def lists_negatives(self) -> bool:
         return self.block is None
 
-    def check_play(self, play: Play) -> None:
-        if play.phrases:
+    def check_use(self, use: LossUse) -> None:
+        if use.phrases:
             for wrong, setting in (
                 (self.learned, "learned: false"),
                 (self.block is not None, "block: null"),
@@ -64,17 +64,17 @@ class ContrastiveLoss(RankingLoss):
                     raise ValueError(f"with phrases the loss {self.name} takes {setting}")
         if self.block is None:
             return
-        if play.similarity.ranked_by is None:
-            raise ValueError(f"loss.block compares single vectors, not by {play.similarity.name}, which scores pair by pair")
+        if use.similarity.ranked_by is None:
+            raise ValueError(f"loss.block compares single vectors, not by {use.similarity.name}, which scores pair by pair")
         for wrong, what in (
-            (play.adversary, "an adversary"),
-            (play.compiled, "train.compile"),
+            (use.adversary, "an adversary"),
+            (use.compiled, "train.compile"),
             (bool(self.lambda3 or self.lambda4), "lambda3 and lambda4"),
         ):
             if wrong:
                 raise ValueError(f"loss.block does not go with {what}")
-        if play.warmup is not None:
-            raise ValueError(f"loss.block bounds no memory of the warm-up loss {play.warmup}; warmup.epochs: 0 leaves it out")
+        if use.warmup is not None:
+            raise ValueError(f"loss.block bounds no memory of the warm-up loss {use.warmup}; warmup.epochs: 0 leaves it out")
 
     @property
     def first_bias(self) -> float | None:
