@@ -34,6 +34,7 @@ from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.gpo import Gpo
 from vse.train.models.encoders.mlp import Mlp
+from vse.train.models.encoders.residual import Residual
 from vse.train.models.encoders.recurrent import Gru, Lstm
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
@@ -136,7 +137,10 @@ def test_heads_of_today_differ_in_their_layers_and_in_their_loss() -> None:
     assert base.loss == InfoNce(learned=True, temperature=0.07, same_image="positive")
     layers, sigmoid = (load_experiment(name) for name in ("infonce_mlp_minilm_effnet", "sigmoid_minilm_effnet"))
     assert [layers.model.image_encoder, layers.model.caption_encoder] == [Mlp(dropout=0.3)] * 2
-    assert (layers.loss, layers.train) == (base.loss, base.train)
+    residual = load_experiment("infonce_residual_minilm_effnet")
+    assert [residual.model.image_encoder, residual.model.caption_encoder] == [Residual(dropout=0.3)] * 2
+    for heads in (layers, residual):
+        assert (heads.loss, heads.train) == (base.loss, base.train)
     assert sigmoid.loss == Sigmoid(temperature=0.1, bias=-10, same_image="positive")
     assert (sigmoid.model, sigmoid.train) == (base.model, base.train)
 
@@ -147,7 +151,14 @@ def test_infonce_on_words_differs_from_vse_plus_plus_in_its_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["infonce_minilm_effnet", "infonce_mlp_minilm_effnet", "sigmoid_minilm_effnet", "infonce_effnet"]
+    "name",
+    [
+        "infonce_minilm_effnet",
+        "infonce_mlp_minilm_effnet",
+        "infonce_residual_minilm_effnet",
+        "sigmoid_minilm_effnet",
+        "infonce_effnet",
+    ],
 )
 def test_contrastive_heads_have_no_warm_up_on_the_demo(name: str) -> None:
     assert load_experiment(name, "demo").warmup.epochs == 0
