@@ -34,8 +34,8 @@ from vse.train.models.encoders.bert import Bert
 from vse.train.models.encoders.branch import BranchSettings, LayersSettings
 from vse.train.models.encoders.gpo import Gpo
 from vse.train.models.encoders.mlp import Mlp
-from vse.train.models.encoders.residual import Residual
 from vse.train.models.encoders.recurrent import Gru, Lstm
+from vse.train.models.encoders.residual import Residual
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
 from vse.train.phrases.phrase_trainer import PhraseGradientSettings
