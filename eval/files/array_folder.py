@@ -126,13 +126,11 @@ def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
     with reading(path, f"a parquet file whose column {name} has lists of numbers"):
         if inner is None or inner.to_pandas_dtype() not in (np.float16, np.float32, np.float64):
             raise ValueError(f"it has {column.type}")
-    lengths = (
-        np.array([-1 if row is None else row for row in lists.value_lengths().to_pylist()]) if len(lists) else np.zeros(0)
-    )
+    lengths = lists.value_lengths().fill_null(0).to_numpy()
     wrong = np.flatnonzero((lengths != lengths[:1]) | (lengths < 1))
     if len(wrong):
-        row, length = int(wrong[0]), max(0, int(lengths[wrong[0]]))
-        raise UserError(f"{path}: row {row + 1}: {name} has {length:,} numbers, that of row 1 {max(0, int(lengths[0])):,}")
+        row = int(wrong[0])
+        raise UserError(f"{path}: row {row + 1}: {name} has {lengths[row]:,} numbers, that of row 1 {lengths[0]:,}")
     values = lists.flatten()
     if values.null_count:
         row = int(np.flatnonzero(np.asarray(values.is_null()))[0] // lengths[0])
