@@ -16,15 +16,18 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vse.eval.ranking.counts import column_counts, row_counts
 from vse.eval.ranking.scores import similarity_by_name
 from vse.pipeline.errors import UserError
 
-ROWS = 512  # of a score matrix, ranked at once
+ROWS = 512  # of a score matrix, ranked at once, if they are of no more than so many scores:
+_SCORES = 2**24
 _COLUMNS = 2**23  # scores of all images with some captions that are held at once
-_CHECKED = 4096  # rows whose sums are formed at once, in double precision
+_CAPTIONS = 2048  # at least, that are scored at once where tiles are smaller
+_CHECKED = 4096  # rows whose sums are formed at once
 
-# Scores of some image rows with all captions, or with the captions of these numbers.
-ScoreBlock = Callable[[slice, Tensor | None], Tensor]
+# Scores of some image rows with all captions, with some consecutive ones, or with the captions of these numbers.
+ScoreBlock = Callable[[slice, slice | Tensor | None], Tensor]
 
 
 @runtime_checkable
@@ -63,8 +66,9 @@ class ScoreBlocks:
     image_of_caption : (n_captions,) int64, for each caption the row of its image, on the device of the scores
     rows : how many image rows a block has; the last one may have fewer
     score : ``score(rows, columns)`` gives the scores (n_rows, n_captions) of the images ``rows`` with all captions if
-        ``columns`` is None, else (n_rows, n_columns) with the captions of these numbers. The caller reads a block before
-        it asks for the next, never writes into it, and a block may therefore be overwritten by the next one.
+        ``columns`` is None, else (n_rows, n_columns) with the captions of a slice or of these numbers. The caller reads a
+        block before it asks for the next, never writes into it, and a block may therefore be overwritten by the next one.
+    columns : how many captions are best asked for at once; None for all
 
     :class:`UserError` if a caption belongs to an image that is not there.
     """
@@ -73,10 +77,13 @@ class ScoreBlocks:
     image_of_caption: Int[Tensor, " n_captions"]
     rows: int
     score: ScoreBlock
+    columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.rows < 1:
             raise ValueError(f"blocks of {self.rows} rows")
+        if self.columns is not None and self.columns < 1:
+            raise ValueError(f"blocks of {self.columns} columns")
         outside = self.image_of_caption[(self.image_of_caption < 0) | (self.image_of_caption >= self.n_images)]
         if len(outside):
             raise UserError(f"a caption belongs to image row {int(outside[0])}, but there are {self.n_images} images")
@@ -86,40 +93,44 @@ def ranks_from_blocks(i2t: ScoreBlocks, t2i: ScoreBlocks | None = None, own_rank
     """Ranks of both directions from scores that are computed or read block by block; no whole matrix is ever held.
 
     ``i2t`` are the scores by which images rank captions, and captions images, unless the score depends on the direction:
-    then ``t2i`` are those by which captions rank images, also (n_images, n_captions), in blocks of the same rows. Both are
-    asked in lockstep, for a block of rows first ``i2t``, then ``t2i``, so that a model that computes both at once can keep
-    what it made for ``i2t`` and hand out the other half.
+    then ``t2i`` are those by which captions rank images, also (n_images, n_captions), in blocks of the same shape. Both are
+    asked in lockstep, for a block first ``i2t``, then ``t2i``, so that a model that computes both at once can keep what it
+    made for ``i2t`` and hand out the other half.
 
-    Every block is asked for twice: first for the positive pairs alone (of ``t2i``, if it is given), with ``columns`` the
-    captions of its own images, of which there may be none at all; then for all captions. Both times a pair must have the
-    same score, bit for bit, and equal images or captions equal scores, whatever is asked along with them: otherwise a tie
-    is missed and a collapsed model gets credit. Most kernels give that only for inputs of one shape, so that a model does
-    best to score tiles of a fixed size, the last one padded.
+    Every pair is asked for twice: first the positive pairs alone, for a block of rows with ``columns`` the captions of its
+    own images, of which there may be none at all; then, for each block of rows, all captions, in blocks of columns. Both
+    times a pair must have the same score, bit for bit, and equal images or captions equal scores, whatever is asked along
+    with them: otherwise a tie is missed and a collapsed model gets credit. Most kernels give that only for inputs of one
+    shape, so that a model does best to score tiles of a fixed size, the last one padded.
 
     With ``own_ranks`` the ranks of all captions of an image are counted, not of its best one alone.
 
-    :class:`UserError` names the first image row whose scores are not finite.
+    :class:`UserError` names the first image row, of a block, whose scores are not finite.
     """
     other = i2t if t2i is None else t2i
     image_of_caption = i2t.image_of_caption
-    if (other.n_images, other.rows) != (i2t.n_images, i2t.rows) or not torch.equal(other.image_of_caption, image_of_caption):
-        raise ValueError("the two directions differ in their images, their captions or the rows of a block")
-    blocks = row_blocks(i2t)
-    positives = _positive_scores(other, blocks)
+    shapes = [(blocks.n_images, blocks.rows, blocks.columns) for blocks in (i2t, other)]
+    if shapes[0] != shapes[1] or not torch.equal(other.image_of_caption, image_of_caption):
+        raise ValueError("the two directions differ in their images, their captions or the shape of a block")
+    blocks, n_captions = row_blocks(i2t), len(image_of_caption)
+    positives_i2t, positives_t2i = _positive_scores(i2t, t2i, blocks)
     ranks_i2t = torch.empty(i2t.n_images, dtype=torch.int64, device=image_of_caption.device)
-    ranks_t2i = torch.zeros_like(image_of_caption)
-    ranks_own = torch.zeros_like(image_of_caption) if own_ranks else None
+    ranks_t2i, ranks_own = torch.zeros_like(image_of_caption), torch.zeros_like(image_of_caption)
     for rows, own in blocks:
-        scores = _finite_block(i2t, rows)
-        ranks_i2t[rows] = _image_ranks(scores, own, image_of_caption[own] - rows.start)
-        if ranks_own is not None:
-            ranks_own[own] = _own_ranks(scores, own, image_of_caption[own] - rows.start)
-        if t2i is not None:
-            scores = _finite_block(t2i, rows)
-        ranks_t2i += (scores >= positives).sum(0)
-        # The positive itself is no candidate that comes before it.
-        ranks_t2i[own] -= (scores[image_of_caption[own] - rows.start, own] >= positives[own]).long()
-    every = None if ranks_own is None else ranks_own.cpu().numpy()
+        asking = _Asking(rows, own, image_of_caption[own] - rows.start, positives_i2t[own], own_ranks)
+        for columns in _slices(n_captions, i2t.columns or n_captions):
+            inside = own[(own >= columns.start) & (own < columns.stop)]
+            pairs = (image_of_caption[inside] - rows.start, inside - columns.start)
+            scores = _finite_block(i2t, rows, columns)
+            asking.count(scores, pairs)
+            if t2i is not None:
+                scores = _finite_block(t2i, rows, columns)
+            ranks_t2i[columns] += column_counts(scores >= positives_t2i[columns])
+            # The positive itself is no candidate that comes before it.
+            ranks_t2i[inside] -= (scores[pairs] >= positives_t2i[inside]).long()
+        ranks_i2t[rows] = asking.ranks.amin(1)
+        ranks_own[own] = asking.ranks[asking.row_of_own, asking.place_of_own] if own_ranks else 0
+    every = ranks_own.cpu().numpy() if own_ranks else None
     return Ranks(ranks_i2t[torch.unique(image_of_caption)].cpu().numpy(), ranks_t2i.cpu().numpy(), every)
 
 
@@ -154,6 +165,7 @@ def blocks_from_embeddings(
 ) -> ScoreBlocks:
     """Scores of embeddings, up to ``tile_images`` images at once, each block overwritten by the next.
 
+    No more than a block is held beside the embeddings, which may be mapped from files that are larger than memory.
     Parameters are those of :func:`ranks_from_embeddings`; :class:`UserError` names a row that is not finite.
     """
     score, tile_images, tile_captions = similarity_by_name(similarity)
@@ -161,21 +173,24 @@ def blocks_from_embeddings(
         raise UserError(f"images have {images.shape[1]} dimensions, captions {captions.shape[1]}")
     for name, rows in (("images", images), ("captions", captions)):
         check_finite(name, rows)
-    captions = captions.float()
-    # All tiles have one shape: the arithmetic of a pair then does not depend on how many others are
-    # scored with it, so equal embeddings get equal scores wherever they stand.
-    everything = _padded(captions, tile_captions)
-    buffer = torch.empty(tile_images, len(everything))
+    buffer = torch.empty(tile_images, 0)
 
-    def block(rows: slice, columns: Tensor | None) -> Tensor:
-        part = _padded(images[rows].float(), tile_images)
-        right = everything if columns is None else _padded(captions[columns], tile_captions)
-        for start in range(0, len(right), tile_captions):
+    def block(rows: slice, columns: slice | Tensor | None) -> Tensor:
+        nonlocal buffer
+        # All tiles have one shape: the arithmetic of a pair then does not depend on how many others are
+        # scored with it, so equal embeddings get equal scores wherever they stand.
+        left = _padded(images[rows].float(), tile_images)
+        some = captions if columns is None else captions[columns]
+        width = -(-len(some) // tile_captions) * tile_captions
+        if buffer.shape[1] < width:
+            buffer = torch.empty(tile_images, width)
+        for start in range(0, len(some), tile_captions):
             tile = slice(start, start + tile_captions)
-            score(part, right[tile], buffer[:, tile])
-        return buffer[: rows.stop - rows.start, : len(captions) if columns is None else len(columns)]
+            score(left, _padded(some[tile].float(), tile_captions), buffer[:, tile])
+        return buffer[: rows.stop - rows.start, : len(some)]
 
-    return ScoreBlocks(len(images), image_of_caption, tile_images, block)
+    columns = -(-_CAPTIONS // tile_captions) * tile_captions
+    return ScoreBlocks(len(images), image_of_caption, tile_images, block, columns)
 
 
 def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_captions"]) -> ScoreBlocks:
@@ -183,11 +198,11 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
     if scores.shape[1] != len(image_of_caption):
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
 
-    def block(rows: slice, columns: Tensor | None) -> Tensor:
+    def block(rows: slice, columns: slice | Tensor | None) -> Tensor:
         block = torch.as_tensor(scores[rows])
         return block if columns is None else block[:, columns]
 
-    return ScoreBlocks(len(scores), image_of_caption, ROWS, block)
+    return ScoreBlocks(len(scores), image_of_caption, max(1, min(ROWS, _SCORES // scores.shape[1])), block)
 
 
 def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
@@ -217,25 +232,64 @@ def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:
     """:class:`UserError` names the first row that holds NaN or an infinity."""
     # Scores alone do not tell: no caption exceeds an image of infinities, whose order scores are all 0.
     for start in range(0, len(rows), _CHECKED):
-        finite = torch.isfinite(rows[start : start + _CHECKED].sum(1, dtype=torch.float64))
-        if not bool(finite.all()):
+        some = rows[start : start + _CHECKED]
+        # The sum of finite values may overflow; then they are looked at one by one.
+        if not torch.isfinite(some.sum()) and not (finite := torch.isfinite(some).all(1)).all():
             raise UserError(f"{name} row {start + int(torch.nonzero(~finite)[0])} is not finite (NaN or infinite)")
 
 
-def _positive_scores(blocks: ScoreBlocks, rows: list[tuple[slice, Int[Tensor, " _"]]]) -> Float[Tensor, " n_captions"]:
-    """The score of each caption with its image."""
-    image_of_caption = blocks.image_of_caption
-    parts = []
+class _Asking:
+    """The images of a block of rows as queries: how many captions of other images score as high as their own.
+
+    Without ``own_ranks`` there is one place for each image, that of the best of its captions; else one for each of its
+    captions. ``ranks`` is (n_rows, n_places), of which :attr:`place_of_own` belongs to a caption.
+    """
+
+    def __init__(self, rows: slice, own: Tensor, row_of_own: Tensor, positives: Tensor, own_ranks: bool) -> None:
+        n_rows, self.row_of_own = rows.stop - rows.start, row_of_own
+        self.place_of_own = torch.zeros_like(own)
+        if own_ranks:  # captions go by image, so that those of an image are neighbours
+            n_own = torch.bincount(row_of_own, minlength=n_rows)
+            self.place_of_own = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[row_of_own]
+        n_places = 1 + (int(self.place_of_own.max()) if len(own) else 0)
+        self._goals = torch.full((n_rows * n_places,), -torch.inf, dtype=positives.dtype, device=own.device)
+        self._goals.scatter_reduce_(0, row_of_own * n_places + self.place_of_own, positives, "amax")
+        self._goals = self._goals.view(n_rows, n_places)
+        self.ranks = torch.zeros(n_rows, n_places, dtype=torch.int64, device=own.device)
+        # Where an image has no such caption, the rank is above all others.
+        self.ranks[torch.isneginf(self._goals)] = torch.iinfo(torch.int64).max // 2
+
+    def count(self, scores: Float[Tensor, "n_rows n_columns"], own: tuple[Tensor, Tensor]) -> None:
+        """Count among some captions, of which those at ``own`` are an image's own."""
+        own_scores = scores[own]
+        for place in range(self._goals.shape[1]):
+            goals = self._goals[:, place]
+            rows = torch.nonzero(~torch.isneginf(goals))[:, 0]
+            some = scores if len(rows) == len(goals) else scores[rows]
+            self.ranks[rows, place] += row_counts(some >= goals[rows, None])
+            self.ranks[:, place].index_add_(0, own[0], -(own_scores >= goals[own[0]]).long())
+
+
+def _positive_scores(
+    i2t: ScoreBlocks, t2i: ScoreBlocks | None, rows: list[tuple[slice, Int[Tensor, " _"]]]
+) -> tuple[Float[Tensor, " n_captions"], Float[Tensor, " n_captions"]]:
+    """The score of each caption with its image in both directions."""
+    directions = [i2t] if t2i is None else [i2t, t2i]
+    positives: list[list[Tensor]] = [[] for _ in directions]
     for some, own in rows:
-        scores = blocks.score(some, own)
-        parts.append(scores[image_of_caption[own] - some.start, torch.arange(len(own), device=own.device)])
-    return torch.cat(parts)[torch.argsort(torch.cat([own for _, own in rows]))]
+        pairs = (i2t.image_of_caption[own] - some.start, torch.arange(len(own), device=own.device))
+        for blocks, scores in zip(directions, positives, strict=True):
+            scores.append(blocks.score(some, own)[pairs])
+    in_order = torch.argsort(torch.cat([own for _, own in rows]))
+    both = [torch.cat(scores)[in_order] for scores in positives]
+    return both[0], both[-1]
 
 
-def _finite_block(blocks: ScoreBlocks, rows: slice) -> Float[Tensor, "n_rows n_captions"]:
-    """The scores of some images with all captions."""
-    scores = blocks.score(rows, None)
-    if scores.shape != (expected := (rows.stop - rows.start, len(blocks.image_of_caption))):
+def _finite_block(blocks: ScoreBlocks, rows: slice, columns: slice) -> Float[Tensor, "n_rows n_columns"]:
+    """The scores of some images with some captions."""
+    n_captions = len(blocks.image_of_caption)
+    scores = blocks.score(rows, None if columns == slice(0, n_captions) else columns)
+    if scores.shape != (expected := (rows.stop - rows.start, columns.stop - columns.start)):
         raise ValueError(f"a block of scores has shape {tuple(scores.shape)}, expected {expected}")
     # The sum of finite scores may overflow; then they are looked at one by one.
     if not torch.isfinite(scores.sum()) and not torch.isfinite(scores).all():
@@ -244,32 +298,8 @@ def _finite_block(blocks: ScoreBlocks, rows: slice) -> Float[Tensor, "n_rows n_c
     return scores
 
 
-def _image_ranks(
-    scores: Float[Tensor, "n_rows n_captions"], own: Int[Tensor, " own"], row_of_own: Int[Tensor, " own"]
-) -> Int[Tensor, " n_rows"]:
-    """How many captions of other images score at least as high as the best of each image's own captions."""
-    positives = scores[row_of_own, own]
-    best = torch.full((len(scores),), -torch.inf, dtype=scores.dtype, device=scores.device)
-    best.scatter_reduce_(0, row_of_own, positives, "amax")
-    ranks = (scores >= best[:, None]).sum(1)
-    return ranks.index_add_(0, row_of_own, -(positives >= best[row_of_own]).long())
-
-
-def _own_ranks(
-    scores: Float[Tensor, "n_rows n_captions"], own: Int[Tensor, " own"], row_of_own: Int[Tensor, " own"]
-) -> Int[Tensor, " own"]:
-    """How many captions of other images score at least as high as each of the images' own captions, which go by image."""
-    n_own = torch.bincount(row_of_own, minlength=len(scores))
-    place = torch.arange(len(own), device=own.device) - (n_own.cumsum(0) - n_own)[row_of_own]
-    positives = torch.full((len(scores), int(n_own.max())), -torch.inf, dtype=scores.dtype, device=scores.device)
-    positives[row_of_own, place] = scores[row_of_own, own]
-    ranks = torch.empty_like(own)
-    for k in range(positives.shape[1]):  # the k-th captions of all images that have one
-        here, rows = place == k, torch.nonzero(n_own > k)[:, 0]
-        goals = positives[rows, k, None]
-        some = scores if len(rows) == len(scores) else scores[rows]
-        ranks[here] = (some >= goals).sum(1) - (positives[rows] >= goals).sum(1)
-    return ranks
+def _slices(n: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
 
 def _padded(rows: Tensor, multiple: int) -> Tensor:

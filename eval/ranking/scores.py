@@ -63,7 +63,7 @@ def order_scores(
 
 # Ranking scores all images of a tile with all their own captions first; where a pair is dear, few images keep that small.
 SIMILARITIES = {
-    "cosine": RankingSimilarity(cosine_scores, tile_images=512, tile_captions=4096),
+    "cosine": RankingSimilarity(cosine_scores, tile_images=512, tile_captions=2560),
     "order": RankingSimilarity(order_scores, tile_images=64, tile_captions=32),
 }
 

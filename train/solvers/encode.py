@@ -93,14 +93,14 @@ class PairScores:
         self._caption_tiles = {
             width: self._caption_tile(width, count) for width, count in Counter(self._widths.tolist()).items()
         }
-        self._last: tuple[slice, Tensor | None, tuple[Tensor, Tensor]] | None = None
+        self._last: tuple[slice, slice | Tensor | None, tuple[Tensor, Tensor]] | None = None
         first = torch.zeros(1, dtype=torch.int64)
         with torch.inference_mode():
             one = model.similarity(*(self._tile(side, first, 1, None) for side in (images, captions)))
         self.has_directions = isinstance(one, tuple)
 
-    def __call__(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scores (i2t, t2i) of some image rows with all captions, or with the captions of these numbers, on the CPU."""
+    def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
+        """Scores (i2t, t2i) of some image rows with all captions, or with those of a slice or of these numbers, on the CPU."""
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
@@ -113,9 +113,9 @@ class PairScores:
             return i2t, None
         return i2t, ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[1])
 
-    def _scored(self, rows: slice, columns: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _scored(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
         n_rows = rows.stop - rows.start
-        numbers = torch.arange(len(self._captions)) if columns is None else columns
+        numbers = columns if isinstance(columns, Tensor) else torch.arange(len(self._captions))[columns or slice(None)]
         images = self._tile(self._images, torch.arange(rows.start, rows.stop), self._image_tile, self._image_width)
         i2t, t2i = torch.empty(2, n_rows, len(numbers))
         with torch.inference_mode(), autocast(self._precision, self._device):

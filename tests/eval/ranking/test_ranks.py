@@ -21,22 +21,29 @@ def check(scores: np.ndarray, image_of_caption: list[int]) -> None:
 
 
 def blocks_of(
-    scores: np.ndarray, image_of_caption: list[int], rows: int, asked: list[str] | None = None, name: str = ""
+    scores: np.ndarray,
+    image_of_caption: list[int],
+    rows: int,
+    asked: list[str] | None = None,
+    name: str = "",
+    columns: int | None = None,
 ) -> ScoreBlocks:
     """Blocks of a matrix as a model would give them, all in one buffer; ``asked`` records what was asked for."""
     matrix, buffer = torch.from_numpy(scores), torch.empty(rows, len(image_of_caption))
 
-    def score(some: slice, columns: torch.Tensor | None) -> torch.Tensor:
-        wanted = matrix[some] if columns is None else matrix[some][:, columns]
+    def score(some: slice, part: slice | torch.Tensor | None) -> torch.Tensor:
+        wanted = matrix[some] if part is None else matrix[some][:, part]
         block = buffer.fill_(torch.nan)[: wanted.shape[0], : wanted.shape[1]]
         if asked is not None:
-            asked.append(f"{name} {some.start} {'all' if columns is None else columns.tolist()}")
+            named = part.tolist() if isinstance(part, torch.Tensor) else "all" if part is None else f"{part.start}:{part.stop}"
+            asked.append(f"{name} {some.start} {named}")
         return block.copy_(wanted)
 
-    return ScoreBlocks(len(scores), torch.tensor(image_of_caption), rows, score)
+    return ScoreBlocks(len(scores), torch.tensor(image_of_caption), rows, score, columns)
 
 
 TIES = st.sampled_from([-1.0, 0.0, 0.5, 1.0])
+COLUMNS = st.none() | st.integers(1, 13)  # of a block
 
 
 @st.composite
@@ -60,17 +67,17 @@ def slow_ranks_of_queries(scores: np.ndarray, image_of_caption: list[int]) -> tu
 
 @given(splits(), st.data())
 def test_blocks_of_any_size_rank_like_the_slow_count(split: tuple[int, list[int], int], data: st.DataObject) -> None:
-    n_images, image_of_caption, rows = split
+    (n_images, image_of_caption, rows), columns = split, data.draw(COLUMNS)
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
-    ranks = ranks_from_blocks(blocks_of(scores, image_of_caption, rows))
+    ranks = ranks_from_blocks(blocks_of(scores, image_of_caption, rows, columns=columns))
     assert listed(ranks) == slow_ranks_of_queries(scores, image_of_caption)
 
 
 @given(splits(), st.data())
 def test_every_caption_has_a_rank_among_those_of_other_images(split: tuple[int, list[int], int], data: st.DataObject) -> None:
-    n_images, image_of_caption, rows = split
+    (n_images, image_of_caption, rows), columns = split, data.draw(COLUMNS)
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
-    blocks = blocks_of(scores, image_of_caption, rows)
+    blocks = blocks_of(scores, image_of_caption, rows, columns=columns)
     found = ranks_from_blocks(blocks, own_ranks=True)
     assert found.own is not None
     assert found.own.tolist() == [
@@ -82,10 +89,10 @@ def test_every_caption_has_a_rank_among_those_of_other_images(split: tuple[int, 
 
 @given(splits(), st.data())
 def test_each_direction_is_ranked_by_its_own_scores(split: tuple[int, list[int], int], data: st.DataObject) -> None:
-    n_images, image_of_caption, rows = split
+    (n_images, image_of_caption, rows), columns = split, data.draw(COLUMNS)
     shape = (n_images, len(image_of_caption))
     i2t, t2i = (data.draw(hnp.arrays(np.float32, shape, elements=TIES)) for _ in range(2))
-    ranks = ranks_from_blocks(*(blocks_of(scores, image_of_caption, rows) for scores in (i2t, t2i)))
+    ranks = ranks_from_blocks(*(blocks_of(scores, image_of_caption, rows, columns=columns) for scores in (i2t, t2i)))
     assert ranks.i2t.tolist() == slow_ranks_of_queries(i2t, image_of_caption)[0]
     assert ranks.t2i.tolist() == slow_ranks_of_queries(t2i, image_of_caption)[1]
 
@@ -94,7 +101,11 @@ def test_two_directions_are_asked_in_lockstep() -> None:
     asked: list[str] = []
     scores = np.zeros((3, 3), np.float32)
     ranks_from_blocks(*(blocks_of(scores, [2, 0, 0], 2, asked, name) for name in ("i2t", "t2i")))
-    assert asked == ["t2i 0 [1, 2]", "t2i 2 [0]", "i2t 0 all", "t2i 0 all", "i2t 2 all", "t2i 2 all"]
+    positives = ["i2t 0 [1, 2]", "t2i 0 [1, 2]", "i2t 2 [0]", "t2i 2 [0]"]
+    assert asked == [*positives, "i2t 0 all", "t2i 0 all", "i2t 2 all", "t2i 2 all"]
+    asked.clear()
+    ranks_from_blocks(*(blocks_of(scores, [2, 0, 0], 3, asked, name, columns=2) for name in ("i2t", "t2i")))
+    assert asked[2:] == ["i2t 0 0:2", "t2i 0 0:2", "i2t 0 2:3", "t2i 0 2:3"]
 
 
 def test_blocks_are_read_and_never_written() -> None:
@@ -108,6 +119,7 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
     good = blocks_of(np.zeros((3, 4), np.float32), [0, 1, 2, 2], 2)
     for other in (
         replace(good, rows=3),
+        replace(good, columns=3),
         replace(good, n_images=4),
         replace(good, image_of_caption=torch.tensor([0, 1, 1, 2])),
     ):
@@ -115,6 +127,8 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
             ranks_from_blocks(good, other)
     with pytest.raises(ValueError, match="blocks of 0 rows"):
         replace(good, rows=0)
+    with pytest.raises(ValueError, match="blocks of 0 columns"):
+        replace(good, columns=0)
     with pytest.raises(ValueError, match=r"shape \(2, 3\), expected \(2, 4\)"):
         ranks_from_blocks(replace(good, score=lambda rows, columns: torch.zeros(2, 3 if columns is None else len(columns))))
 
