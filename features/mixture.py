@@ -18,7 +18,8 @@ from vse.features.extractors.hglmm import MixtureKind
 
 FLOOR = 1e-3  # of deviations and variances
 _BLOCK = 256  # samples whose deviations are held at once: as many as stay in a processor's cache
-_MEDIAN_BLOCK = 1 << 22  # weights that are put into order at once
+_RUN = 32  # samples whose weight is added up before half of all is looked for
+_MEDIAN_BLOCK = 1 << 17  # weights that are put into order at once
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,16 @@ def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: i
 
     A step: posteriors; medians (the first sample, in order, at which half the weight is reached) and mean deviations;
     means and variances; priors; then each dimension of a cluster becomes what is likelier under the new parameters.
-    In a mixture that is ``gaussian`` or ``laplacian`` all dimensions are that from the start and stay it.
+    In a mixture that is ``gaussian`` or ``laplacian`` all dimensions are that from the start and stay it; medians and mean
+    deviations of a Gaussian mixture stay as they are, because nothing reads them.
+
+    What squares are added up is expanded into matrix products, as in scikit-learn: use double precision.
     """
-    columns = samples.T.contiguous()
-    order = columns.argsort(dim=1)
-    ordered = columns.gather(1, order)
-    mixture = _of_kind(mixture, kind)
+    mixture, squares = _of_kind(mixture, kind), samples.square()
+    ranked = None if kind == "gaussian" else _Ranked.of(samples)
     for _ in range(n_iterations):
-        weights = posteriors(samples, mixture)
-        mixture = _of_kind(_maximised(samples, weights, order, ordered), kind)
+        weights = _fitting_posteriors(samples, squares, mixture, kind)
+        mixture = _of_kind(_maximised(samples, squares, weights, mixture, ranked), kind)
     return mixture
 
 
@@ -124,8 +126,7 @@ def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
 
 
 def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
-    scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
-    constant = mixture.priors.log() - scale.sum(1)
+    constant = _log_constants(mixture)
     columns = []
     for k in range(len(mixture.priors)):
         z = _standardised(samples, mixture, k)
@@ -133,29 +134,74 @@ def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
     return torch.stack(columns, dim=1).softmax(1)
 
 
-def _maximised(samples: Tensor, weights: Tensor, order: Tensor, ordered: Tensor) -> Mixture:
+def _log_constants(mixture: Mixture) -> Tensor:
+    """Per cluster the logarithm of the prior and of what its density is normalised by."""
+    scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
+    return mixture.priors.log() - scale.sum(1)
+
+
+def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Tensor:
+    """:func:`posteriors`, by products of matrices but for the Laplacian dimensions."""
+    precision = (~mixture.laplacian) / mixture.variance
+    costs = squares @ (precision / 2).T - samples @ (precision * mixture.mean).T
+    costs += (precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture)
+    if kind != "gaussian":
+        scale = mixture.laplacian / mixture.deviation
+        for cost, block in zip(torch.split(costs, _BLOCK), torch.split(samples, _BLOCK), strict=True):
+            for k in range(len(scale)):
+                cost[:, k] += (block - mixture.median[k]).abs_() @ scale[k]
+    return costs.neg_().softmax(1)
+
+
+def _maximised(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ranked: _Ranked | None) -> Mixture:
+    """What is likeliest under the posteriors; without ``ranked`` samples the mixture is a Gaussian one."""
     totals = weights.sum(0)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
-    medians = torch.stack([_weighted_medians(weight, order, ordered) for weight in weights.T.contiguous()])
     means = weights.T @ samples / heavy
-    absolute, squared = torch.zeros_like(means), torch.zeros_like(means)
+    squared = (weights.T @ squares / heavy - means.square()).clamp(min=0)
+    variances = squared.clamp(min=FLOOR)
+    moved = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
+    if ranked is None:
+        return moved
+    medians, absolute = ranked.weighted_medians(weights), torch.zeros_like(means)
     for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK), strict=True):
         for k in range(len(totals)):
-            absolute[k] += weight[:, k] @ (block - medians[k]).abs()
-            squared[k] += weight[:, k] @ (block - means[k]).square()
-    absolute, squared = absolute / heavy, squared / heavy
-    deviations, variances = absolute.clamp(min=FLOOR), squared.clamp(min=FLOOR)
+            absolute[k] += weight[:, k] @ (block - medians[k]).abs_()
+    absolute /= heavy
+    deviations = absolute.clamp(min=FLOOR)
     laplace = -(2 * deviations).log() - absolute / deviations
     gauss = ((2 * math.pi * variances).log() + squared / variances) / -2
-    return Mixture(totals / totals.sum(), medians, deviations, means, variances, laplace > gauss)
+    return replace(moved, median=medians, deviation=deviations, laplacian=laplace > gauss)
 
 
-def _weighted_medians(weight: Float[Tensor, " N"], order: Int[Tensor, "D N"], ordered: Float[Tensor, "D N"]) -> Tensor:
-    """Per dimension, the first of the samples in order at which half the weight is reached."""
-    medians, block = [], max(1, _MEDIAN_BLOCK // len(weight))
-    for of_dimension, values in zip(torch.split(order, block), torch.split(ordered, block), strict=True):
-        reached = weight[of_dimension].cumsum(1)
-        half = reached[:, -1:] / 2
-        place = torch.searchsorted(reached, half)
-        medians.append(values.gather(1, place).squeeze(1))
-    return torch.cat(medians)
+@dataclass(frozen=True)
+class _Ranked:
+    """Samples in the order of each dimension, filled up to whole runs with the last one, which ``places`` then do not name."""
+
+    places: Int[Tensor, "D n_runs run"]
+    values: Float[Tensor, "D n_filled"]
+
+    @classmethod
+    def of(cls, samples: Float[Tensor, "N D"]) -> _Ranked:
+        values, places = samples.T.contiguous().sort(dim=1, stable=True)
+        missing = -len(samples) % _RUN
+        values = torch.cat([values, values[:, -1:].expand(-1, missing)], dim=1)
+        return cls(torch.nn.functional.pad(places, (0, missing), value=len(samples)).unflatten(1, (-1, _RUN)), values)
+
+    def weighted_medians(self, weights: Float[Tensor, "N K"]) -> Float[Tensor, "K D"]:
+        """Per cluster and dimension, the first of the samples in order at which half the weight is reached.
+
+        The run in which that is comes first, by the sums of runs; then the place in the run.
+        """
+        weights = torch.cat([weights, weights.new_zeros(1, weights.shape[1])])
+        medians, block = [], max(1, _MEDIAN_BLOCK // weights.numel())
+        for places, values in zip(torch.split(self.places, block), torch.split(self.values, block), strict=True):
+            parts = weights[places]  # dimension, run, place in the run, cluster
+            reached = parts.sum(2).cumsum(1)
+            half = reached[:, -1:] / 2
+            run = (reached < half).sum(1, keepdim=True)
+            before = torch.where(run > 0, reached.gather(1, (run - 1).clamp(min=0)), 0)
+            inside = parts.gather(1, run[:, :, None].expand(-1, -1, _RUN, -1))[:, 0].cumsum(1)
+            place = run[:, 0] * _RUN + (before + inside < half).sum(1).clamp(max=_RUN - 1)
+            medians.append(values.gather(1, place))
+        return torch.cat(medians).T.contiguous()
