@@ -36,7 +36,7 @@ class TfidfEncoder(CaptionEncoder):
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
         """Vectors of captions."""
-        return torch.from_numpy(self._vectorizer.transform(captions).toarray()).float()
+        return torch.from_numpy(self._vectorizer.transform(captions).astype(np.float32).toarray())
 
     def tensors(self) -> dict[str, Tensor]:
         """The words and their rarity."""
