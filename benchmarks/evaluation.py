@@ -22,8 +22,9 @@ import numpy as np
 from common import report
 from ranks import published
 
+from vse.eval.defaults import FOLD
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import FOLD, averaged, metrics
+from vse.eval.ranking.metrics import averaged, metrics
 from vse.eval.ranking.ranks import Ranks
 
 IMAGES, EACH, DIM = 5000, 5, 1024

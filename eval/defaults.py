@@ -6,7 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-FOLDED = ("1k", "sentence-1k")  # over consecutive folds of 1,000 images
+FOLD = 1000  # images
+FOLDED = ("1k", "sentence-1k")  # over consecutive folds of so many images
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 PHRASE = "phrase"  # of files of phrase scores
 IOU = 0.5  # with its truth, from which on a candidate of a phrase is right

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError, did_you_mean
@@ -95,6 +94,8 @@ def _array(file: ReadOnce) -> NDArray[Any]:
 
 def _table(file: ReadOnce, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
     """The ids in a table, by their names in an embeddings file, and its vectors, if it has any, as ``vectors``."""
+    import pandas as pd
+
     if file.path.suffix == ".parquet":
         library = extra_package("pyarrow.parquet", str(file.path), "parquet")
         with reading(file.path, "a parquet file"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
@@ -46,6 +45,8 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
 
 
 def _pairs(file: ReadOnce, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+    import pandas as pd
+
     with reading(file.path, "a CSV file with a header"):
         table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, index_col=False)
     lacking = [column for column in (*columns, "agg_score") if column not in table]

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
-from numpy.typing import NDArray
 
 from vse.eval.ranking.best_answers import BestAnswers
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, written
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _KINDS = (".csv", ".parquet")
 
@@ -44,6 +45,8 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
     R@K counts ranks below K), ``right_id`` and ``right_score`` of the best right answer, ``wrong_id`` and ``wrong_score`` of
     the best wrong one, missing where there is none. Scores are in the precision in which they were ranked.
     """
+    import pandas as pd
+
     check_per_query(out)
     table = pd.concat([_rows(fold) for fold in folds], ignore_index=True)
     with written(out) as stream:
@@ -55,6 +58,8 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
 
 
 def _rows(fold: FoldAnswers) -> pd.DataFrame:
+    import pandas as pd
+
     answers, none = fold.answers, np.isneginf(fold.answers.wrong_scores)
     n_queries = len(answers.queries)
     return pd.DataFrame(
@@ -67,12 +72,7 @@ def _rows(fold: FoldAnswers) -> pd.DataFrame:
             "rank": answers.ranks,
             "right_id": answers.right,
             "right_score": answers.right_scores,
-            "wrong_id": _where(answers.wrong, none),
+            "wrong_id": pd.arrays.IntegerArray(answers.wrong.copy(), none),
             "wrong_score": np.where(none, np.nan, answers.wrong_scores),
         }
     )
-
-
-def _where(ids: NDArray[np.int64], none: NDArray[np.bool_]) -> pd.api.extensions.ExtensionArray:
-    """Ids that may be missing."""
-    return pd.arrays.IntegerArray(ids.copy(), none)

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeVar
 from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
+from vse.eval.defaults import FOLD
 from vse.eval.files.file_fields import Described
 from vse.eval.files.split_identity import SplitIdentity
-from vse.eval.ranking.metrics import FOLD
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_json
 

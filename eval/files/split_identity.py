@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from vse.eval.defaults import published_folder
-from vse.eval.files.embeddings import Embeddings
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.pipeline.preset_files import read_yaml
+
+if TYPE_CHECKING:  # tables read results, and do without torch
+    from vse.eval.files.embeddings import Embeddings
 
 
 class SplitIdentity(BaseModel):

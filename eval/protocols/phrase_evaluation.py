@@ -17,7 +17,8 @@ from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import localised
-from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
+from vse.eval.ranking.metric_names import NAMES
+from vse.eval.ranking.metrics import Fold, fold_metrics
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json
 

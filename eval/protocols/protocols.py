@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, FOLDED, PROTOCOLS, RECALLS
+from vse.eval.defaults import COCO_PROTOCOLS, FOLD, FOLDED, PROTOCOLS, RECALLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.files.judged_pairs import JudgedPairs
 from vse.eval.protocols.coco import coco_fold, is_coco_test
 from vse.eval.protocols.crisscrossed import intramodal_fold
 from vse.eval.ranking.best_answers import best_answers
-from vse.eval.ranking.metrics import FOLD, Fold, Queries, fold_of
+from vse.eval.ranking.metrics import Fold, Queries, fold_of
 from vse.eval.ranking.ranks import ranks_from_blocks
 from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.cross_check import (

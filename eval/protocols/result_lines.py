@@ -8,7 +8,7 @@ from typing import Any
 from vse.eval.defaults import RECALLS
 from vse.eval.files.results import Combination, Result, mean_and_std
 from vse.eval.ranking.list_metrics import LIST_METRICS
-from vse.eval.ranking.metrics import metric_name
+from vse.eval.ranking.metric_names import metric_name
 
 
 def summary_line(result: Result, protocol: str) -> str:

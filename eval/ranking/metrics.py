@@ -9,36 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.best_answers import BestAnswers
 from vse.eval.ranking.list_metrics import list_metrics
 from vse.eval.ranking.ranks import Ranks
-
-# What directions and metrics are called, where people read them.
-DIRECTIONS = {
-    "i2t": "image to text",
-    "t2i": "text to image",
-    "i2i": "image to image",
-    "t2t": "text to text",
-    "s2s": "sentence to sentence",
-    "phrase": "phrase to region",
-}
-NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
-    "medr": "Med r",
-    "meanr": "mean r",
-    "ndcg10": "nDCG@10",
-    "mrr": "MRR",
-    "map": "mAP",
-    "map_at_r": "mAP@R",
-    "rprecision": "R-Precision",
-    "rsum": "rsum",
-    "mean_recall": "mean recall",
-    "bound": "upper bound",
-    "mean_iou": "mean IoU",
-}
-FOLD = 1000
 
 
 @dataclass(frozen=True)
@@ -76,11 +51,6 @@ class Queries:
 
 # The queries of each direction among the same candidates: the whole split, or a fold of it.
 Fold = Mapping[str, Queries]
-
-
-def metric_name(metric: str) -> str:
-    """What people call a metric: ``R@50`` for ``r50``, say; the metric itself if there is no other name."""
-    return NAMES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
 def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
@@ -167,6 +137,8 @@ def _weighted_median_rank(
     ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """floor(median) + 1 of ranks that count as often as their images weigh."""
+    from scipy.sparse import csr_array
+
     values, which = np.unique(ranks, return_inverse=True)
     of_each_rank = csr_array((np.ones(len(ranks)), (which, images)), shape=(len(values), len(weights)))
     up_to = np.cumsum(of_each_rank @ weights, axis=0)

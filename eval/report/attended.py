@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.reported import ReportedResult
 from vse.eval.search.hits import Attention
 from vse.pipeline.errors import UserError
+
+if TYPE_CHECKING:  # a search does without pandas
+    from vse.eval.report.reported import ReportedResult
 
 log = logging.getLogger(__name__)
 _TOLERANCE = 0.01  # of a score; embeddings may be of another device

@@ -10,7 +10,7 @@ from vse.eval.defaults import COMPARED, IOU, PHRASE
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.protocols.phrase_evaluation import phrase_folds
 from vse.eval.ranking.bootstrap import differences
-from vse.eval.ranking.metrics import NAMES
+from vse.eval.ranking.metric_names import NAMES
 from vse.eval.report.phrase_cards import PhraseGallery, phrase_gallery
 from vse.eval.report.reported import ReportedResult
 from vse.eval.report.result_metrics import ShownDifference, ShownMetric, shown_difference

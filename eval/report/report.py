@@ -14,7 +14,7 @@ from markupsafe import Markup
 from vse.eval.defaults import PHRASE, QUERIES
 from vse.eval.files.results import Member, Result
 from vse.eval.protocols.result_lines import combination_line
-from vse.eval.ranking.metrics import DIRECTIONS
+from vse.eval.ranking.metric_names import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.attended import Attended, AttentionOfRun
 from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives

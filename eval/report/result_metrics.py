@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from vse.eval.defaults import COMPARED, PHRASE
 from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct, mean_and_std
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of, metric_name
+from vse.eval.ranking.metric_names import DIRECTIONS, NAMES, metric_name
+from vse.eval.ranking.metrics import fold_of
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.chance import chance_recall
 from vse.eval.report.charts import Bars, recall_bars

@@ -12,7 +12,6 @@ import pandas as pd
 from vse.eval.defaults import TABLES, published_tables
 from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
 from vse.eval.tables.published_table import compared, compared_cells, write_compared
-from vse.eval.tables.significance import significance, significance_cells, write_significance
 from vse.eval.tables.summary import Cells, summary, summary_cells, write_summary
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import check_out
@@ -54,6 +53,8 @@ def make_table(
         frame = summary(results)
         made, write = MadeTable(frame, summary_cells(frame)), write_summary
     elif name == "significance":
+        from vse.eval.tables.significance import significance, significance_cells, write_significance  # imports torch
+
         frame = significance(results)
         made, write = MadeTable(frame, significance_cells(frame)), write_significance
     else:

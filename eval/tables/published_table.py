@@ -11,10 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLDED, PHRASE
+from vse.eval.defaults import FOLD, FOLDED, PHRASE
 from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
 from vse.eval.files.split_identity import split_name
-from vse.eval.ranking.metrics import FOLD
 from vse.eval.tables.names import described
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
 from vse.eval.tables.summary import NO_INTERVAL, Cells, as_latex, metric_cell, title_of, write_table

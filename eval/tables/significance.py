@@ -34,7 +34,7 @@ from vse.eval.protocols.phrase_evaluation import (
     read_phrase_seeds,
 )
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import metric_name
+from vse.eval.ranking.metric_names import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out, write_json, write_text

@@ -20,7 +20,7 @@ from vse.eval.files.results import (
     without_comparisons,
 )
 from vse.eval.ranking.list_metrics import LIST_METRICS
-from vse.eval.ranking.metrics import DIRECTIONS, metric_name
+from vse.eval.ranking.metric_names import DIRECTIONS, metric_name
 from vse.eval.tables.names import ABOUT, described
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_text
