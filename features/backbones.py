@@ -142,7 +142,7 @@ def _build(config: NetworkSettings, pretrained: bool, family: ModuleType | None,
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None)
-    import torchvision
+    from vse.features.vision import torchvision
 
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
@@ -169,7 +169,7 @@ def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _download(name: str, weights: str) -> dict[str, Tensor]:
-    import torchvision
+    from vse.features.vision import torchvision
 
     choices = torchvision.models.get_model_weights(name)
     if weights != "pretrained" and weights not in choices.__members__:

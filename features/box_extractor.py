@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.ops import roi_align
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
 from vse.features.crops import as_tensor, normalized, scaled
@@ -22,6 +21,7 @@ from vse.features.extractors.regions import RegionsConfig
 from vse.features.hardware import moved
 from vse.features.proposals import EdgeModel, Floats, edge_boxes, inside, opencv, read_boxes, selective_search
 from vse.features.truth_boxes import boxes_sha256, truth_boxes
+from vse.features.vision import torchvision
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
@@ -174,7 +174,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         (rows, columns), (height, width) = output.shape[2:], self._input
         down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
         boxes = self._rois * self._rois.new_tensor([across, down, across, down])
-        pooled: Tensor = roi_align(output.float(), [boxes], self.config.pool, aligned=True)
+        pooled: Tensor = torchvision.ops.roi_align(output.float(), [boxes], self.config.pool, aligned=True)
         return pooled.to(output.dtype)
 
     def _try_once(self) -> None:

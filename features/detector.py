@@ -13,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
-from torchvision.models.detection.rpn import concat_box_prediction_layers
-from torchvision.ops import batched_nms, clip_boxes_to_image, nms, remove_small_boxes
 
 from vse.features.backbones import autocast, load_backbone, weights_sha256
 from vse.features.crops import as_tensor, scaled
 from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.features.extractors.regions import RegionsConfig
 from vse.features.hardware import moved
+from vse.features.vision import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
@@ -78,7 +76,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             kept, size = detect(self.detector, moved(pixels, self.device), self.config)
         scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept.boxes.device)
-        boxes = clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
+        boxes = torchvision.ops.clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
         features = kept.features.float()
         features = nn.functional.normalize(features, dim=1) if self.config.normalize else features
         return Vectors(features.cpu().numpy(), boxes.cpu().numpy(), kept.scores.float().cpu().numpy(), (width, height))
@@ -122,7 +120,7 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
     rpn, levels = detector.rpn, list(maps.values())
     objectness, deltas = rpn.head(levels)
     n_anchors = [level[0].numel() for level in objectness]
-    scores, shifts = concat_box_prediction_layers(objectness, deltas)
+    scores, shifts = torchvision.models.detection.rpn.concat_box_prediction_layers(objectness, deltas)
     boxes = rpn.box_coder.decode(shifts, rpn.anchor_generator(images, levels)).view(1, -1, 4)
     kept, values = rpn.filter_proposals(boxes, scores, images.image_sizes, n_anchors)
     return Proposals(maps, kept[0], values[0], images.image_sizes[0])
@@ -152,7 +150,7 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
         kept = ScoredBoxes(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
-        boxes, best = _suppressed(clip_boxes_to_image(regressed, size), scores, config)
+        boxes, best = _suppressed(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
         order = _kept(best, config)
         kept = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
     return (kept if len(order) else _whole_image(size, proposals, vectors)), size
@@ -162,7 +160,7 @@ def _highest_kept(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"
     """For each box the highest of its class scores that survives the suppression within the class, 0 if none does."""
     best = torch.zeros(len(boxes), device=boxes.device)
     for of_class in scores.T:
-        kept = nms(boxes, of_class, overlap)
+        kept = torchvision.ops.nms(boxes, of_class, overlap)
         best[kept] = torch.maximum(best[kept], of_class[kept])
     return best
 
@@ -180,8 +178,8 @@ def _suppressed(
     while True:
         best = order[:take]
         candidates, values, classes = boxes.flatten(0, 1)[best], scores.flatten()[best], best % n_classes
-        large = remove_small_boxes(candidates, SMALLEST)
-        kept = large[batched_nms(candidates[large], values[large], classes[large], config.nms)]
+        large = torchvision.ops.remove_small_boxes(candidates, SMALLEST)
+        kept = large[torchvision.ops.batched_nms(candidates[large], values[large], classes[large], config.nms)]
         if len(kept) >= config.max_boxes or take >= len(order):
             return candidates[kept], values[kept]
         take *= 4

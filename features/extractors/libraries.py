@@ -20,6 +20,8 @@ class Library:
 
     def load(self, model: str) -> Any:
         """The module; :class:`UserError` says what to install for ``model`` if it is not there."""
+        from vse.features import vision  # noqa: F401  which they import, too
+
         try:
             return import_module(self.module)
         except ImportError:
