@@ -20,6 +20,7 @@ from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
 from vse.train.solvers.base import RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
 from vse.train.solvers.epochs import GradientSolver, Numbers
+from vse.train.solvers.optimizers import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
         self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
         if self.adversary is not None and task.adversary is not None:
-            self.adversary_optimizer = torch.optim.Adam(
+            self.adversary_optimizer = OPTIMIZERS["adam"](
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
             )
 

@@ -20,13 +20,13 @@ from vse.train.losses.base import Loss
 from vse.train.run.interruption import TrainingFailed
 from vse.train.solvers.averaged_weights import AveragedWeights
 from vse.train.solvers.base import Progress, Solver, Task
+from vse.train.solvers.optimizers import OPTIMIZERS
 from vse.train.solvers.schedule import Schedule
 
 log = logging.getLogger(__name__)
 
 _FIRST_STEPS = 100  # before these nothing counts as a collapse
 _LOOK = 20  # steps between looks at the loss: each look waits for the GPU
-_OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 Numbers = NDArray[np.int64]
 
 
@@ -55,7 +55,7 @@ class GradientSolver(Solver):
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
             self.schedule.add_loss(self.loss_weights, task.loss.own_rate)
-        self.optimizer = _OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
+        self.optimizer = OPTIMIZERS[self.settings.optimizer](self.schedule.groups(), fused=True)
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Numbers]:
