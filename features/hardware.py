@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import metadata
 
 import PIL
 import torch
@@ -72,18 +73,19 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
     :class:`UserError` for an operation that has no such algorithm.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    if wanted:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS reads when it is first used
-    torch.use_deterministic_algorithms(wanted or before)
+    if not wanted or torch.are_deterministic_algorithms_enabled():  # torch's switch imports its compiler
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS reads when it is first used
+    torch.use_deterministic_algorithms(True)
     try:
         yield
     except RuntimeError as error:
-        if not wanted or "deterministic" not in str(error):
+        if "deterministic" not in str(error):
             raise
         raise UserError(f"train.deterministic: {str(error).split('. ')[0]}") from None
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(False)
 
 
 @contextmanager
@@ -103,11 +105,9 @@ def use_threads(threads: int | None) -> None:
 
 def versions() -> dict[str, str]:
     """Versions of this package and of the libraries that every feature depends on."""
-    import torchvision
-
     return {
         "vse": vse.__version__,
         "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
+        "torchvision": metadata.version("torchvision"),
         "pillow": PIL.__version__,
     }
