@@ -8,12 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors.torch
-import sklearn
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -59,7 +59,10 @@ class CaptionExtractor(Extractor):
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
         self.encoder.words_read = config.words_read
         self.weights_sha256 = fitted.metadata["sha256"]
-        self.notes = {"encoder": encoder_file.name, "versions": {**versions(), "scikit-learn": sklearn.__version__}}
+        self.notes = {
+            "encoder": encoder_file.name,
+            "versions": {**versions(), "scikit-learn": metadata.version("scikit-learn")},
+        }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of captions, in order; those without a known word are zeros, and are counted."""

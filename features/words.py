@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gensim.models import KeyedVectors, Word2Vec
 from numpy.typing import NDArray
-from smart_open import open as open_plain_or_compressed
 from torch import Tensor
 
 from vse.features.caption_encoders import CaptionCorpus, TokenLists, tensor_text, text_tensor
@@ -86,6 +84,8 @@ def read_words(path: Path) -> WordVectors:
 
 def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
     """Skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, on one core, so that they can be repeated."""
+    from gensim.models import Word2Vec
+
     model = Word2Vec(
         [list(caption) for caption in captions],
         vector_size=dim,
@@ -125,6 +125,8 @@ def vectors_of(
 
 
 def _read_binary(path: Path) -> WordVectors:
+    from gensim.models import KeyedVectors
+
     keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 
@@ -148,6 +150,8 @@ def _read_text(path: Path) -> WordVectors:
 
     A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
     """
+    from smart_open import open as open_plain_or_compressed
+
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words, because an array for each would take twice the memory
     n_lines, dim, expected = 0, 0, None

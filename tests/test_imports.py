@@ -15,7 +15,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 
 HEAVY = {
     *("torch", "torchvision", "faiss", "pandas", "matplotlib", "sklearn", "scipy", "cv2", "gensim"),
-    *("timm", "open_clip", "transformers", "sentence_transformers"),
+    *("timm", "open_clip", "transformers", "sentence_transformers", "torch._dynamo"),
 }
 
 
@@ -36,10 +36,16 @@ def heavy_imports(command: str, *arguments: object, code: int) -> set[str]:
     program = (
         f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); from {module} import {function} as main; main()"
     )
+    (modules,) = last_lines(1, program, *arguments, code=code)
+    return HEAVY & set(modules.split())
+
+
+def last_lines(n: int, program: str, *arguments: object, code: int = 0) -> list[str]:
+    """The last ``n`` lines that a program prints, which must exit with ``code``."""
     line = [sys.executable, "-c", program, *map(str, arguments)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    return HEAVY & set(done.stdout.splitlines()[-1].split())
+    return done.stdout.splitlines()[-n:]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -64,6 +70,45 @@ def test_help_of_a_subcommand_imports_nothing_heavy(command: str, subcommand: st
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_usage_error_imports_nothing_heavy(command: str) -> None:
     assert not heavy_imports(command, "--no-such-option", code=2)
+
+
+MAIN_JOB = """
+import sys
+from pathlib import Path
+from vse.eval.cli import eval_main
+from vse.features.cli import main as extract_main
+from vse.train.cli import embed_main, search_main, train_main
+
+cache, folder = map(Path, sys.argv[1:])
+run, result = folder / "run", folder / "result.json"
+small = [f"--set={text}" for text in ("train.epochs=1", "train.min_count=1", "model.dim=8", "model.word_dim=8")]
+tiny = [f"--set={text}" for text in ("model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32")]
+steps = [
+    (train_main, ["--features", cache, "--out", run, *small]),
+    (embed_main, [run, "--out", folder / "test.h5"]),
+    (search_main, [run, "a red circle"]),
+    (eval_main, [folder / "test.h5", "--out", result]),
+    (extract_main, ["cnn", "--dataset", cache.parent.parent / "data" / "dataset.json", "--out", folder / "tiny.h5", *tiny]),
+]
+imported = []
+for main, arguments in steps:
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stop:
+        assert not stop.code, (main, stop)
+    imported.append(" ".join(sys.modules))
+print(*imported, sep="\\n")
+"""
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_main_job_import_only_what_they_use(cache: Path, tmp_path: Path) -> None:
+    steps = [HEAVY & set(line.split()) for line in last_lines(5, MAIN_JOB, cache, tmp_path)]
+    training, embedding, search, evaluation, extraction = steps
+    assert training == {"torch"}
+    assert search == embedding == {"torch", "faiss"}
+    assert evaluation == {"torch", "faiss", "scipy"}
+    assert extraction == {"torch", "faiss", "scipy", "torchvision"}
 
 
 def test_evaluation_does_without_torchvision(tmp_path: Path) -> None:
