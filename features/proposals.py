@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from vse.features.cache import open_cache
 from vse.features.rows import FORMAT
 from vse.pipeline.errors import UserError
+from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.files import read_json
 from vse.pipeline.hdf5_files import open_hdf5, required_data
 from vse.pipeline.input_files import reading
@@ -145,11 +146,7 @@ def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 def opencv() -> Any:
     """The module cv2 of opencv-contrib; :class:`UserError` says how to install it."""
-    try:
-        import cv2
-    except ImportError:
-        raise UserError("proposals need OpenCV: pip install opencv-contrib-python-headless") from None
-    return cv2
+    return extra_package("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
 
 def _from_json(path: Path) -> dict[int, Floats]:

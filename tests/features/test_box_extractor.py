@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,15 @@ def boxes_file(demo: Path, tmp_path: Path) -> Path:
     content = {image.imgid: [[4, 8, 60.5, 100], [0, 0, 128, 128]] for image in load_dataset_file(demo).images}
     (tmp_path / "boxes.json").write_text(json.dumps(content))
     return tmp_path / "boxes.json"
+
+
+@pytest.mark.parametrize("boxes", ["edge_boxes", "selective_search"])
+def test_without_opencv_boxes_are_proposed_by_no_edges_but_a_line_that_says_what_to_install(
+    boxes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(UserError, match=r"needs the package cv2: pip install 'vse-pipeline\[edgeboxes\]'$"):
+        BoxesExtractor(TINY.model_copy(update={"boxes": boxes}))
 
 
 def test_the_whole_picture_as_a_box_gives_what_the_network_gives(tmp_path: Path) -> None:
