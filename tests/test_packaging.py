@@ -4,14 +4,17 @@ import ast
 import configparser
 import importlib
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_string
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from vse.pipeline.archives import unpack
 
@@ -54,7 +57,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.h5", "*.shards")
     for name in ["_vse", "config", *ROOMS]:
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignored)
-    for name in ["setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]:
+    for name in ["setup.cfg", "setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, copy)
     return copy
 
@@ -107,6 +110,22 @@ def test_an_editable_install_is_one_folder_on_the_path_that_editors_can_read(clo
     assert path.read_text().split() == [str(clone / "_vse")]
     for name in ["__init__.py", "py.typed", "train/__init__.py", "eval/ranking/__init__.py", "presets/config.yaml"]:
         assert (clone / "_vse" / "vse" / name).is_file()
+
+
+@pytest.mark.parametrize("wanted", [None, "cpu"])
+def test_faiss_is_for_gpus_where_it_can_be_or_for_processors_alone(
+    wanted: str | None, clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VSE_FAISS", raising=False)
+    if wanted is not None:
+        monkeypatch.setenv("VSE_FAISS", wanted)
+    build(clone, f"prepare_metadata_for_build_wheel({str(tmp_path)!r})")
+    (metadata,) = tmp_path.rglob("METADATA")
+    requirements = [Requirement(line) for line in message_from_string(metadata.read_text()).get_all("Requires-Dist", [])]
+    needed = {one.name for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})}
+    here = "cpu" if wanted == "cpu" or (sys.platform, platform.machine()) != ("linux", "x86_64") else "gpu"
+    assert {name for name in needed if name.startswith("faiss")} == {f"faiss-{here}"}
+    assert needed > {"torch", "numpy", "click", "snakemake"}
 
 
 @pytest.mark.slow
