@@ -1,0 +1,133 @@
+"""What the commands take before they work: processor seconds and peak memory of each on a demo that is almost no work.
+
+Claim: ``--help`` and usage errors stay below 0.5 s, and a command that computes takes 0.3 s beyond ``import torch``, which it
+cannot do without (a report draws with matplotlib, and an extraction builds its network, VGG19 with random weights).
+Limits: a start includes the work on a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round runs
+everything once in a new folder; figures are medians over rounds. The rows ``ten commands`` are the sum over those that
+``snakemake results/demo_vsepp.html`` runs.
+
+    python benchmarks/startup.py
+    python benchmarks/startup.py --before OTHER_CHECKOUT
+
+With ``--before`` every command runs of that checkout as well, one after the other, and has a column ``before_s``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from common import report
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = {
+    "data": "vse.features.data_cli:main",
+    "extract": "vse.features.cli:main",
+    "train": "vse.train.cli:train_main",
+    "embed": "vse.train.cli:embed_main",
+    "eval": "vse.eval.cli:eval_main",
+    "report": "vse.train.cli:report_main",
+    "table": "vse.eval.cli:table_main",
+    "search": "vse.train.cli:search_main",
+    "serve": "vse.train.serve.cli:serve_main",
+}
+SHARDS = 4
+TINY = f"""
+n_images: 110
+shards: {SHARDS}
+features: {{ fc7: {{ weights: random, layer: features.4, grid: 8, resize: 32, crop: 32 }} }}
+experiment: {{ model: {{ dim: 32, word_dim: 16 }}, train: {{ epochs: 2 }} }}
+"""
+EXTRACT = "extract cnn --dataset data/demo/dataset.json --feature fc7"
+WORKFLOW = [
+    "data demo --out data/demo --images 110",
+    *(f"{EXTRACT} --shard {k}" for k in range(SHARDS)),
+    "extract merge --dataset data/demo/dataset.json --out features/demo_fc7.h5",
+    "train --features features/demo_fc7.h5",
+    "embed runs/demo_vsepp/seed-0",
+    "eval runs/demo_vsepp/seed-0/test.h5 --out results/demo_vsepp.json",
+    "report results/demo_vsepp.json --out results/demo_vsepp.html",
+]
+FURTHER = ["table summary results/demo_vsepp.json --out summary.csv", "search runs/demo_vsepp/seed-0 circle"]
+STARTS = [*WORKFLOW, *FURTHER]
+HELPS = [f"{command} --help" for command in COMMANDS]
+ERRORS = [f"{command} --no-such-option" for command in COMMANDS]
+Cost = tuple[float, float]  # processor seconds, and MB at the peak
+
+
+def cost(program: list[str], tree: Path, folder: Path, code: int = 0) -> Cost:
+    """Of a Python program that runs in ``folder`` with the package of ``tree``, and exits with ``code``."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "VSE_PRESETS": str(folder / "presets")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    with (folder / "said").open("wb") as said:
+        line = [sys.executable, *program]
+        process = subprocess.Popen(line, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=said)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == code, (program, (folder / "said").read_text())
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def command_line(line: str) -> list[str]:
+    """Python's arguments for a command, as its console script runs it."""
+    command, *arguments = line.split()
+    module, _, function = COMMANDS[command].partition(":")
+    return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())", *arguments]
+
+
+def costs(tree: Path) -> dict[str, Cost]:
+    """Of everything, once, in a new folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "presets" / "datasets").mkdir(parents=True)
+        (folder / "presets" / "datasets" / "demo.yaml").write_text(TINY)
+        measured = {"import torch": cost(["-c", "import torch"], tree, folder)}
+        for line in [*HELPS, *STARTS]:
+            measured[line] = cost(command_line(line), tree, folder)
+        for line in ERRORS:
+            measured[line] = cost(command_line(line), tree, folder, code=2)
+    return measured
+
+
+def rows(rounds: dict[str, list[dict[str, Cost]]]) -> list[dict[str, object]]:
+    """Medians over rounds, of the longest ``--help`` and usage error, of every start, and of the ten commands together."""
+    torch = median(measured["import torch"][0] for measured in rounds["now"])
+    groups = {
+        "import torch": ["import torch"],
+        "--help, the slowest": [max(HELPS, key=lambda line: median(m[line][0] for m in rounds["now"]))],
+        "a usage error, the slowest": [max(ERRORS, key=lambda line: median(m[line][0] for m in rounds["now"]))],
+        **{f"vse-{line}": [line] for line in dict.fromkeys(STARTS)},
+        "ten commands": WORKFLOW,
+    }
+    table = []
+    for name, lines in groups.items():
+        seconds = {when: median(sum(m[line][0] for line in lines) for m in of) for when, of in rounds.items()}
+        peak = median(max(m[line][1] for line in lines) for m in rounds["now"])
+        row: dict[str, object] = {"start": name, "cpu_s": round(seconds["now"], 2)}
+        if "before" in seconds:
+            row["before_s"] = round(seconds["before"], 2)
+        table.append({**row, "beyond_torch_s": round(seconds["now"] - torch, 2), "peak_mb": round(peak)})
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
+    arguments = parser.parse_args()
+    trees = {"now": ROOT} | ({"before": arguments.before.resolve()} if arguments.before else {})
+    rounds: dict[str, list[dict[str, Cost]]] = defaultdict(list)
+    for _ in range(arguments.rounds):
+        for when, tree in trees.items():
+            rounds[when].append(costs(tree))
+    report("startup", rows(rounds))
+
+
+if __name__ == "__main__":
+    main()
