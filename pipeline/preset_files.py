@@ -165,10 +165,21 @@ def _preset_at(path: Path) -> Preset:
     return presets[path.stem]
 
 
-def _presets_in(folder: Path) -> dict[str, Preset]:
+def _presets_in(folder: Path) -> Mapping[str, Preset]:
+    """The presets of a folder by name; of none where there is no folder."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
+    return _joined(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found)))
+
+
+@lru_cache(maxsize=100)
+def _joined(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
+    """The presets of files by name, mtime and size."""
     presets: dict[str, Preset] = {}
-    for path in sorted(folder.glob("*.yaml")):
-        for name, preset in _presets_of(path).items():
+    for path, *state in ((folder / name, *state) for name, *state in states):
+        for name, preset in _read(path, *state).items():
             if name in presets:
                 raise UserError(f"the preset {name!r} is in two files, {presets[name].path} and {path}; rename one of them")
             presets[name] = preset
