@@ -31,9 +31,9 @@ def machine() -> str:
     return f"{'-'.join(words[:3]).lower()}_{len(os.sched_getaffinity(0))}-cores_torch-{torch.__version__.split('+')[0]}"
 
 
-def report(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Print the rows and write them to ``benchmarks/results/<name>_<machine>.csv``."""
-    path = RESULTS / f"{name}_{machine()}.csv"
+def report(name: str, rows: Sequence[Mapping[str, object]], folder: Path = RESULTS) -> Path:
+    """Print the rows and write them to ``benchmarks/results/<name>_<machine>.csv``, or into another folder."""
+    path = folder / f"{name}_{machine()}.csv"
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as stream:
         table = csv.DictWriter(stream, fieldnames=list(rows[0]), lineterminator="\n")

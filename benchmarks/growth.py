@@ -1,0 +1,190 @@
+"""How time and memory grow with size, over two orders of magnitude, each point in a process of its own.
+
+Claims: all but evaluation grow in proportion to size, and evaluation, which compares all images with all captions, with its
+square; memory grows with the embeddings, the features in memory and the texts, and with nothing else.
+Works: ``evaluation`` is ``evaluate()`` of images with five captions each, of 1,024 numbers; ``extraction`` of a small network
+on crops of 32 pixels, so that what is not the network would show; ``training`` an epoch of VSE++ of 256 dimensions, from
+opening the cache to the last checkpoint; ``search`` an exact query on rows of 512 numbers, mapped from a file, whose pages
+count as memory; ``workflow`` a dry run of Snakemake, by shards of a feature; ``dataset.json`` loading it, by images of five
+captions each.
+Limits: made-up data, one thread, one run of each point. ``cpu_s`` is processor time of the work alone; ``start_gb`` is the
+memory before it, libraries included (0 of ``workflow``, a program of its own), ``peak_gb`` the most that was resident.
+
+    python benchmarks/growth.py
+    python benchmarks/growth.py --works search workflow --largest 0.1  # a quick look, at smaller sizes
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import numpy as np
+import torch
+from common import RESULTS, report
+from numpy.typing import NDArray
+from training import make_up
+
+from vse.eval.files.embeddings import Embeddings, write_embeddings
+from vse.eval.protocols.evaluate import evaluate
+from vse.eval.search.exact import exact_search
+from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.demo import make_demo
+from vse.train.experiment import load_experiment
+from vse.train.training import train
+
+ROOT = Path(__file__).parents[1]
+DRAWN, EACH, DIM, ROW = 110, 5, 1024, 512
+SMALL_NETWORK = ["model=squeezenet1_1", "layer=features.2", "grid=2", "weights=random", "resize=32", "crop=32"]
+SMALL_MODEL = ["model.dim=256", "model.word_dim=100", "train.epochs=1", "train.min_count=1", "train.on_collapse=warn"]
+
+
+def unit_rows(rng: np.random.Generator, n: int, dim: int) -> NDArray[np.float32]:
+    rows = rng.standard_normal((n, dim), np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def make_embeddings(folder: Path, n_images: int) -> None:
+    rng, ids = np.random.default_rng(0), np.arange(EACH * n_images)
+    sides = unit_rows(rng, n_images, DIM), unit_rows(rng, len(ids), DIM)
+    run = Embeddings(ids[:n_images], ids, np.repeat(ids[:n_images], EACH), "coco", "test", *sides, experiment="vsepp", seed=0)
+    write_embeddings(folder / "test.h5", run)
+
+
+def make_photos(folder: Path, n_images: int) -> None:
+    """A few drawn images under many names."""
+    drawn = json.loads(make_demo(folder / "drawn", DRAWN).read_text())["images"]
+    (folder / "images").mkdir()
+    images = []
+    for k in range(n_images):
+        image, captions = drawn[k % DRAWN], range(EACH * k, EACH * (k + 1))
+        (folder / "images" / f"{k}.jpg").hardlink_to(folder / "drawn" / "images" / image["filename"])
+        sentences = [{**one, "sentid": n, "imgid": k} for n, one in zip(captions, image["sentences"], strict=True)]
+        images.append({**image, "imgid": k, "filename": f"{k}.jpg", "sentids": list(captions), "sentences": sentences})
+    (folder / "dataset.json").write_text(json.dumps({"dataset": "many", "images": images}))
+
+
+def make_corpus(folder: Path, n_rows: int) -> None:
+    rng = np.random.default_rng(0)
+    corpus = np.lib.format.open_memmap(folder / "corpus.npy", "w+", np.float32, (n_rows, ROW))
+    for start in range(0, n_rows, 10_000):
+        corpus[start : start + 10_000] = unit_rows(rng, min(10_000, n_rows - start), ROW)
+    corpus.flush()
+
+
+def make_preset(folder: Path, n_shards: int) -> None:
+    (folder / "datasets").mkdir()
+    (folder / "datasets" / "demo.yaml").write_text(f"n_images: {4 * n_shards}\nshards: {n_shards}\n")
+
+
+def extract(folder: Path) -> None:
+    asked = FeatureRequest(
+        folder / "dataset.json", "mobilenet", folder / "x.h5", SMALL_NETWORK, shards=4, device="cpu", threads=1
+    )
+    extract_feature(asked)
+
+
+def search(folder: Path) -> None:
+    query = unit_rows(np.random.default_rng(1), 1, ROW)
+    exact_search(np.load(folder / "corpus.npy", mmap_mode="r"), query, 10)
+
+
+def plan_jobs(folder: Path) -> None:
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
+    command += ["--dry-run", "--quiet", "all", "--cores", "2", "--", "features/demo_fc7.h5"]
+    subprocess.run(command, check=True, env={**os.environ, "VSE_PRESETS": str(folder)}, stdout=subprocess.DEVNULL)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is made of a size in an empty folder, unmeasured, and what is then measured in that folder.
+
+    ``is_program``: what runs is a program of its own, whose memory counts.
+    """
+
+    unit: str
+    largest: int
+    make: Callable[[Path, int], object]
+    run: Callable[[Path], object]
+    is_program: bool = False
+
+
+WORKS = {
+    "evaluation": Work("images", 20_000, make_embeddings, lambda folder: evaluate([folder / "test.h5"], folder / "test.json")),
+    "extraction": Work("images", 10_000, make_photos, extract),
+    "training": Work(
+        "pairs",
+        100_000,
+        lambda folder, pairs: make_up(folder, {"train": pairs // EACH, "val": 100}, 1280, 3000, 4),
+        lambda folder: train(
+            folder / "made-up.h5", load_experiment("vsepp", sets=SMALL_MODEL), out=folder / "run", device="cpu"
+        ),
+    ),
+    "search": Work("rows", 1_000_000, make_corpus, search),
+    "workflow": Work("jobs", 1_000, make_preset, plan_jobs, is_program=True),
+    "dataset.json": Work(
+        "images",
+        123_287,
+        lambda folder, images: make_up(folder, {"train": images}, 4, 20_000, 1),
+        lambda folder: load_dataset_file(folder / "dataset.json"),
+    ),
+}
+
+
+def make(name: str, folder: Path, size: int) -> None:
+    WORKS[name].make(folder, size)
+
+
+def measure(name: str, folder: Path) -> dict[str, float]:
+    """Processor seconds and memory of one point; of a program that it starts, that program's memory."""
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    cpu, start = sum(os.times()[:4]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    WORKS[name].run(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if WORKS[name].is_program:
+        start, peak = 0, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return {
+        "cpu_s": round(sum(os.times()[:4]) - cpu, 3),
+        "start_gb": round(start * 1024 / 1e9, 3),
+        "peak_gb": round(peak * 1024 / 1e9, 3),
+    }
+
+
+def sizes(largest: float, points: int = 5) -> list[int]:
+    """From a hundredth of the largest on, at equal ratios; none too small to be cut into shards."""
+    return [max(20, round(largest * 10 ** (-2 + 2 * k / (points - 1)))) for k in range(points)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
+    parser.add_argument("--largest", type=float, default=1.0, help="the largest size, as a share of the usual one")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
+    arguments = parser.parse_args()
+    rows: list[dict[str, object]] = []
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as processes:  # each call is a process of its own
+        for name in arguments.works:
+            for size in sizes(arguments.largest * WORKS[name].largest):
+                with tempfile.TemporaryDirectory() as folder:
+                    processes.apply(make, (name, Path(folder), size))
+                    point = processes.apply(measure, (name, Path(folder)))
+                rows.append({"work": name, "size": size, "unit": WORKS[name].unit, **point})
+                print(rows[-1], file=sys.stderr, flush=True)
+            report("growth", rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
