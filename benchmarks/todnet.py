@@ -105,12 +105,15 @@ def evaluation(n_images: int, blocks: int, who: str, width: int, precision: str)
     return {"s_per_million": 1e6 * taken / scored, "share": scored / (n_images * len(captions))}
 
 
+def products(width: int) -> list[tuple[int, int, int]]:
+    """Of each product that a pair cannot do without in a direction: numbers in, numbers out, and how often it comes."""
+    return [(width, width, LAYERS), (width, DIM, LAYERS), (DIM // 2, width, LAYERS - 1)]
+
+
 def limit(width: int, precision: str) -> dict[str, float]:
     """Seconds of the products of a million pairs in both directions: hidden layers, last ones, kept halves."""
-    n, half = 2**11, DIM // 2
-    shapes = [(width, width, LAYERS), (width, DIM, LAYERS), (half, width, LAYERS - 1)]
-    total = 0.0
-    for n_in, n_out, times in shapes:
+    n, total = 2**11, 0.0
+    for n_in, n_out, times in products(width):
         rows, weights = torch.randn(n, n_in), torch.randn(n_in, n_out)
         if precision == "bf16":
             rows, weights = rows.bfloat16(), weights.bfloat16()
