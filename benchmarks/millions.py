@@ -1,0 +1,95 @@
+"""What 1, 10 and 100 million pairs need: hours, GB and jobs, from the rates of ``vse-data plan`` and the points of growth.py.
+
+Extraction, cache and training are those that ``vse-data plan`` estimates for a data set of that size, by config/rates.yaml;
+the rest is in proportion to the largest point of each work of benchmarks/growth.py.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+
+from vse.features.plan import TargetPlan, estimated
+from vse.features.plan_rates import load_rates
+from vse.pipeline.workflow_jobs import PlannedFile
+
+FEATURE, EXPERIMENT, DIM, EACH = "effnet", "vsepp_effnet", 1024, 5
+JOB_HOURS, AT_ONCE = 1, 100  # of a shard's job on a cluster, and how many of them run at once
+PAIRS = (10**6, 10**7, 10**8)
+
+
+@contextmanager
+def preset(n_images: int) -> Iterator[None]:
+    """A data set ``millions`` of so many training images, among the presets."""
+    before = os.environ.get("VSE_PRESETS")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "datasets").mkdir()
+        splits = f"splits: {{ train: [{n_images}, {EACH * n_images}] }}"
+        (Path(folder) / "datasets" / "millions.yaml").write_text(f"annotations: dataset.json\n{splits}\n")
+        os.environ["VSE_PRESETS"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("VSE_PRESETS") if before is None else os.environ.update(VSE_PRESETS=before)
+
+
+def plan_of(n_images: int) -> TargetPlan:
+    """Extraction and training, as ``vse-data plan`` has them."""
+    shard, run = f"features/millions_{FEATURE}.shards/shard-00000-of-00001.h5", f"runs/millions_{EXPERIMENT}/seed-0/run.json"
+    with preset(n_images):
+        return estimated([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
+
+
+def needs(n_pairs: int, growth: Mapping[str, pd.Series]) -> dict[str, str]:
+    """What a data set of so many pairs needs, each with its unit; ``growth`` has the largest point of each work."""
+    n_images = n_pairs // EACH
+    plan = plan_of(n_images)
+    (extraction, _), (training, _) = sorted(plan.seconds, key=lambda item: not item[1].startswith("features/"))
+    stored = plan.stored[0][0]
+    texts = n_images / growth["dataset.json"]["size"]
+    search = n_images / growth["search"]["size"]
+    jobs = math.ceil(extraction / 3600 / JOB_HOURS)
+    workflow = max(jobs / growth["workflow"]["size"], 1) * growth["workflow"]["cpu_s"]
+    return {
+        f"images, {EACH} captions each": f"{n_images:,}",
+        "`dataset.json`: reading": span(texts * growth["dataset.json"]["cpu_s"]),
+        "`dataset.json`: memory of each process that reads it": gigabytes(texts * growth["dataset.json"]["own_gb"]),
+        f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
+        f"extraction of `{FEATURE}`, one machine": span(extraction),
+        f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
+        "planning of these jobs by Snakemake": span(workflow),
+        f"training of `{EXPERIMENT}`, one machine or job": span(training),
+        f"embeddings of all, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
+        "an exact query among all images, 512 numbers": span(search * growth["search"]["cpu_s"]),
+    }
+
+
+def span(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    units: list[tuple[float, str, Callable[[float], str]]] = [
+        (86400 * 3, "days", lambda value: f"{value / 86400:,.0f}"),
+        (3600, "h", lambda value: f"{value / 3600:.1f}"),
+        (120, "min", lambda value: f"{value / 60:.0f}"),
+    ]
+    for least, unit, shown in units:
+        if seconds >= least:
+            return f"{shown(seconds)} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+
+
+def gigabytes(value: float) -> str:
+    return f"{value:,.0f} GB" if value >= 10 else f"{value:.2g} GB"
+
+
+def millions_block(growth: Mapping[str, pd.Series]) -> str:
+    """The table, a column per size."""
+    columns = [needs(n_pairs, growth) for n_pairs in PAIRS]
+    lines = [f"| | {' | '.join(f'{n // 10**6} million pairs' for n in PAIRS)} |", "|---" * (1 + len(PAIRS)) + "|"]
+    lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]
+    return "\n".join([*lines, "", f"Rates of {load_rates().machine}."])

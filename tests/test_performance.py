@@ -1,0 +1,165 @@
+"""docs/performance.md says what the CSVs of the benchmarks say, and the scripts run at tiny sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import all as every
+from benchmarks import millions, performance, works
+from benchmarks.works import Work, cell
+from tests.docs.pages import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder in place of benchmarks/results/."""
+    monkeypatch.setattr(works, "RESULTS", tmp_path)
+    works.table_of.cache_clear()
+    yield tmp_path
+    works.table_of.cache_clear()
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / f"{name}.csv").write_text(text)
+
+
+def test_the_page_has_the_numbers_of_the_csvs() -> None:
+    page = performance.PAGE.read_text(encoding="utf-8")
+    assert performance.filled(page, performance.blocks()) == page, "python -m benchmarks.performance writes it"
+    assert performance.as_csv(works.measured()) == (RESULTS / "performance.csv").read_text(encoding="utf-8")
+
+
+def test_the_plots_have_all_that_is_measured() -> None:
+    table = works.measured()
+    drawn = (RESULTS / "performance.svg").read_text(encoding="utf-8")
+    assert all(work.replace("`", "") in drawn for work in table[table["now"].notna()]["work"])
+    drawn = (RESULTS / "growth.svg").read_text(encoding="utf-8")
+    assert all(name in drawn for name, _ in performance.growth_points())
+
+
+def test_a_csv_of_the_first_machine_and_the_newest_torch_counts(results: Path) -> None:
+    write(results, "x_intel-xeon-processor_2-cores_torch-3.0.0", "s\n1\n")
+    write(results, "x_amd-epyc_2-cores_torch-2.9.0", "s\n2\n")
+    write(results, "x_amd-epyc_2-cores_torch-2.15.0", "s\n3\n")
+    write(results, "x_more_amd-epyc_2-cores_torch-9.0.0", "s\n4\n")
+    assert works.value_of(cell("x", "s")) == 3
+    assert works.machine_of("x") == "AMD EPYC, 2 cores, torch 2.15.0"
+
+
+def test_a_number_is_that_of_the_only_row_that_fits(results: Path) -> None:
+    write(results, "x_amd-epyc_2-cores_torch-2.15.0", "who,n,s\nours,1,5\nours,2,6\ntheirs,1,7\n")
+    assert works.value_of(cell("x", "s", who="ours", n=2)) == 6
+    assert np.isnan(works.value_of(cell("x", "s", who="nobody")))
+    assert np.isnan(works.value_of(cell("x", "missing")))
+    assert np.isnan(works.value_of(cell("y", "s")))
+    with pytest.raises(ValueError, match="2 rows"):
+        works.value_of(cell("x", "s", who="ours"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "goal", "times_limit", "to_reach", "verdict"),
+    [
+        ("s", (3, "limit"), 2.5, 6, "reached"),
+        ("s", (1.5, ""), 2.5, 1.5, "not reached"),
+        ("pairs/s", (1.5, "limit"), 0.4, 4 / 3, "reached"),  # of a rate more is better
+        ("pairs/s", (1.5, "nobody"), 0.4, np.nan, ""),
+    ],
+)
+def test_a_row_is_compared_with_its_limit_and_its_goal(
+    results: Path, unit: str, goal: tuple[float, str], times_limit: float, to_reach: float, verdict: str
+) -> None:
+    write(results, "x_amd-epyc_2-cores_torch-2.15.0", "ours,best\n5,2\n")
+    goal = (goal[0], "peer") if goal[1] == "nobody" else goal
+    table = works.measured([Work("a work", unit, cell("x", "ours"), limit=("best", cell("x", "best")), to_reach=goal)])
+    assert table["times_limit"].item() == pytest.approx(times_limit)
+    assert table["to_reach"].item() == pytest.approx(to_reach, nan_ok=True)
+    row = performance.work_block(table).splitlines()[2]
+    assert row.split(" | ")[-1].removesuffix("|").strip() == verdict
+    assert "2 (best)" in row
+
+
+@given(st.floats(-1, 3), st.floats(1e-3, 1e3), st.lists(st.integers(100, 10_000), min_size=2, max_size=6, unique=True))
+def test_the_exponent_of_a_power_is_that_power(power: float, factor: float, sizes: list[int]) -> None:
+    sizes = [*sizes, 1000, 10_000]
+    assert performance.exponent(sizes, [factor * size**power for size in sizes]) == pytest.approx(power, abs=1e-6)
+
+
+def test_the_exponent_is_that_of_the_last_factor_of_ten() -> None:
+    assert performance.exponent([1, 10, 100, 1000], [50, 50, 100, 1000]) == pytest.approx(1)
+    assert np.isnan(performance.exponent([1, 10, 100], [0, 0, 0]))
+
+
+def test_each_block_has_its_place() -> None:
+    page = "a\n<!-- generated: x -->\nold\n<!-- generated: end -->\nb"
+    made = performance.filled(page, {"x": "new"})
+    assert made == "a\n<!-- generated: x -->\n\nnew\n\n<!-- generated: end -->\nb"
+    assert performance.filled(made, {"x": "new"}) == made
+    with pytest.raises(ValueError, match="'y'"):
+        performance.filled(page, {"y": "new"})
+
+
+def test_what_pairs_need_grows_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VSE_PRESETS", raising=False)
+    one, ten = millions.plan_of(1000), millions.plan_of(10_000)
+    for few, many in ((one.seconds, ten.seconds), (one.stored, ten.stored)):
+        assert [amount for amount, _ in many] == pytest.approx([10 * amount for amount, _ in few])
+    assert one.stored[0][0] == 1000 * 1280 * 2, "of EfficientNet-Lite0, float16"
+    assert all("weights" in what for what in one.unknown)
+    growth = {name: pd.Series({"size": 1000, "cpu_s": 1.0, "own_gb": 0.5}) for name in ("dataset.json", "search", "workflow")}
+    needed = millions.needs(10_000, growth)
+    assert needed["`dataset.json`: reading"] == "2 s"
+    assert needed["`dataset.json`: memory of each process that reads it"] == "1 GB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.034, "0.034 s"), (119, "119 s"), (600, "10 min"), (9000, "2.5 h"), (1e6, "12 days")]
+)
+def test_a_time_is_in_its_unit(seconds: float, shown: str) -> None:
+    assert millions.span(seconds) == shown
+
+
+def test_all_benchmarks_run_whose_inputs_are_there() -> None:
+    assert {"ranks", "training", "growth"} <= set(every.commands()), "these need nothing"
+    assert not {"common", "works", "performance", "gpu"} & set(every.commands())
+    assert every.is_ready(["benchmarks/ranks.py", "--images", "5000"])
+    assert not every.is_ready(["benchmarks/training.py", "--cache", "f8k_effnet.h5"])
+    assert not every.is_ready(["benchmarks/curves.py", "vsepp=runs/f8k_vsepp"])
+
+
+def run_script(name: str, out: Path, *options: str) -> pd.DataFrame:
+    """Run a script of benchmarks/ and read the CSV that it writes."""
+    command = [sys.executable, f"benchmarks/{name}.py", "--out", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    (written,) = out.glob(f"{name}_*.csv")
+    return pd.read_csv(written)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_gpus_runs_on_a_processor_at_a_tiny_size(tmp_path: Path) -> None:
+    table = run_script("gpu", tmp_path, "--device", "cpu", "--tiny")
+    for work in ("exact ranks", "FAISS", "training", "gloo", "SCAN t2i", "SCAN i2t", "TOD-Net", "extraction"):
+        rows = table[table["work"].str.startswith(work)]
+        assert len(rows) == (1 if work in ("exact ranks", "FAISS", "gloo") else 2), "of products fp32 and bf16"
+        assert (rows[["s", "limit_s", "times_limit"]] > 0).all(axis=None)
+    assert set(table["device"]) == {"cpu"}
+    assert table["busy"].between(0, 1.5).all()
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_growth_runs_at_a_tiny_size(tmp_path: Path) -> None:
+    table = run_script("growth", tmp_path, "--largest", "0.005")
+    assert (table.groupby("work").size() == 5).all()
+    assert all(points["size"].is_monotonic_increasing for _, points in table.groupby("work"))
+    assert (table["cpu_s"] >= 0).all()
+    assert (table["peak_gb"] >= table["start_gb"]).all()
