@@ -76,10 +76,11 @@ def _reached(row: Mapping[Any, Any]) -> str:
 
 
 def _measured_on(table: pd.DataFrame) -> str:
-    machines = table[table["machine"] != ""].groupby("machine", sort=False)["work"].apply(list)
-    if len(machines) <= 1:
-        return "".join(f"Measured on {machine}, without a GPU." for machine in machines.index)
-    return " ".join(f"On {machine}: {'; '.join(works)}." for machine, works in machines.items())
+    """The machine of most rows, and the rows of others."""
+    machines = table[table["now"].notna()].groupby("machine")["work"].apply(list)
+    most = max(machines.index, key=lambda machine: len(machines[machine]), default="")
+    others = [f"on {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
+    return "; ".join([f"Measured on {most}, without a GPU", *others]) + "."
 
 
 def draw_works(axes: Axes, table: pd.DataFrame) -> None:

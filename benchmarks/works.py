@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -47,38 +47,120 @@ class Work:
     to_reach: tuple[float, str] | None = None
 
 
+_HELP, _ERROR = ({"start": f"{what}, the slowest"} for what in ("--help", "a usage error"))
+_SCORED, _BUSY, _MAPPED = {"images": 5000}, {"neighbour": "one busy core"}, {"reader": "plain array, mapped"}
+_TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
+
+
+def _start(command: str, line: str) -> Work:
+    """The start of a command, with what it does on an almost empty demo."""
+    now, before = (cell("startup", column, start=f"{command} {line}") for column in ("cpu_s", "before_s"))
+    return Work(f"start of `{command}`", "s", now, before=before, limit=_TORCH, to_reach=(1.6, ""))
+
+
+def _training(precision: str, factor: float) -> Work:
+    rate = partial(cell, "training", "pairs_per_cpu_s", threads=2)
+    return Work(
+        f"training, {precision}, two threads",
+        "pairs/cpu-s",
+        rate(loop=f"ours, {precision}"),
+        before=rate(loop=f"before, {precision}"),
+        peer=("published loop, fp32", rate(loop="published, fp32")),
+        limit=("its matrix products", rate(loop=f"limit, {precision}")),
+        to_reach=(factor, "limit"),
+    )
+
+
 WORKS = (
     Work(
         "exact ranks, 5,000 x 25,000 x 1,024",
         "s",
-        cell("ranks", "ours_cpu_s", images=5000),
-        before=cell("ranks", "before_cpu_s", images=5000),
-        peer=("faiss, top 10 both ways", cell("ranks", "faiss_cpu_s", images=5000)),
-        limit=("sgemm", cell("ranks", "gemm_cpu_s", images=5000)),
+        cell("ranks", "ours_cpu_s", **_SCORED),
+        before=cell("ranks", "before_cpu_s", **_SCORED),
+        peer=("faiss, top 10 both ways", cell("ranks", "faiss_cpu_s", **_SCORED)),
+        limit=("sgemm", cell("ranks", "sgemm_cpu_s", **_SCORED)),
         to_reach=(1.5, "limit"),
     ),
     Work(
         "`vse-eval` of that size",
         "s",
-        cell("evaluation", "ours_cpu_s", images=5000),
-        peer=("published loop", cell("evaluation", "published_cpu_s", images=5000)),
-        to_reach=(5.0, ""),
+        cell("evaluation", "ours_cpu_s", **_SCORED),
+        before=cell("evaluation", "before_cpu_s", **_SCORED),
+        peer=("published loop", cell("evaluation", "published_cpu_s", **_SCORED)),
+        to_reach=(5, ""),
     ),
     Work(
-        "training, bf16, two threads",
-        "pairs/cpu-s",
-        cell("training", "pairs_per_cpu_s", threads=2, loop="ours, bf16"),
-        peer=("published loop", cell("training", "pairs_per_cpu_s", threads=2, loop="published, fp32")),
-        limit=("its matrix products", cell("training", "pairs_per_cpu_s", threads=2, loop="limit, bf16")),
-        to_reach=(2.5, "limit"),
+        "`--help`, the slowest command",
+        "s",
+        cell("startup", "cpu_s", **_HELP),
+        cell("startup", "before_s", **_HELP),
+        to_reach=(0.5, ""),
     ),
     Work(
-        "training, fp32, two threads",
-        "pairs/cpu-s",
-        cell("training", "pairs_per_cpu_s", threads=2, loop="ours, fp32"),
-        peer=("published loop", cell("training", "pairs_per_cpu_s", threads=2, loop="published, fp32")),
-        limit=("its matrix products", cell("training", "pairs_per_cpu_s", threads=2, loop="limit, fp32")),
-        to_reach=(1.3, "limit"),
+        "a usage error, the slowest command",
+        "s",
+        cell("startup", "cpu_s", **_ERROR),
+        cell("startup", "before_s", **_ERROR),
+        to_reach=(0.5, ""),
+    ),
+    _start("vse-eval", "runs/demo_vsepp/seed-0/test.h5 --out results/demo_vsepp.json"),
+    _start("vse-train", "--features features/demo_fc7.h5"),
+    _start("vse-extract", "cnn --dataset data/demo/dataset.json --feature fc7 --shard 0"),
+    Work(
+        "an exact query on 1 million x 512",
+        "ms",
+        cell("query", "ours_cpu_ms"),
+        before=cell("query", "before_cpu_ms"),
+        peer=("faiss", cell("query", "faiss_cpu_ms")),
+        limit=("one read", cell("query", "read_cpu_ms")),
+        to_reach=(1.1, "peer"),
+    ),
+    _training("bf16", 2.5),
+    _training("fp32", 1.3),
+    Work(
+        "training beside one busy core, two threads",
+        "pairs/s",
+        cell("waiting", "pairs_per_s", waiting="sleeping", **_BUSY),
+        peer=("default of OpenMP", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_BUSY)),
+        limit=("one thread", cell("waiting", "pairs_per_s", waiting="one thread", **_BUSY)),
+    ),
+    Work(
+        "a batch of 128 rows, mapped",
+        "ms",
+        cell("reading", "ms_per_batch", reader="ours, mapped"),
+        peer=("h5py", cell("reading", "ms_per_batch", reader="h5py, virtual views")),
+        limit=("a plain array", cell("reading", "ms_per_batch", **_MAPPED)),
+        to_reach=(1.5, "limit"),
+    ),
+    Work(
+        "extraction, EfficientNet-Lite0, fp32",
+        "images/cpu-s",
+        cell("extraction", "extract_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
+        peer=(
+            "timm and a DataLoader",
+            cell("extraction", "timm_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
+        ),
+        limit=(
+            "bare network",
+            cell("extraction", "forward_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
+        ),
+        to_reach=(1 / 1.2, "limit"),
+    ),
+    Work(
+        "EM of a Gaussian mixture",
+        "s",
+        cell("mixture", "ours_cpu_s"),
+        cell("mixture", "before_cpu_s"),
+        ("scikit-learn", cell("mixture", "sklearn_cpu_s")),
+        to_reach=(0.15, ""),
+    ),
+    Work(
+        "tf-idf encoding",
+        "s",
+        cell("tfidf", "ours_cpu_s"),
+        cell("tfidf", "before_cpu_s"),
+        ("scikit-learn", cell("tfidf", "sklearn_cpu_s")),
+        to_reach=(0.2, ""),
     ),
 )
 
@@ -145,7 +227,7 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
                 "to_reach": goal,
                 "peer_is": peer_is,
                 "limit_is": limit_is,
-                "to_reach_is": f"{factor:g} x {of}" if of else "",
+                "to_reach_is": f"{factor:.3g} x {of}" if of else "",
                 "times_limit": ratio(work.unit, numbers["now"], numbers["limit"]),
                 "machine": machine_of(work.now.csv),
             }
