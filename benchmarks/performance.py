@@ -18,7 +18,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -28,8 +27,8 @@ from benchmarks.millions import millions_block
 from benchmarks.works import machine_of, measured, ratio, table_of
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent
-PAGE = ROOT / "docs" / "performance.md"
+DOCS = HERE.parent / "docs"
+PAGE = DOCS / "performance.md"
 _BLUE, _ORANGE, _GREEN, _INK, _QUIET = "#2a6f97", "#d9731a", "#4f772d", "#1d2733", "#8a949e"
 _DASH = "–"
 
@@ -41,29 +40,21 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def markdown(titles: str, rows: list[list[str]], below: str = "") -> str:
+    """A table whose ``titles`` are separated by bars, and a paragraph below it."""
+    lines = [f"| {titles} |", "|---" * (1 + titles.count("|")) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, "", below]).rstrip()
+
+
 def work_block(table: pd.DataFrame) -> str:
-    """The table of works as Markdown."""
-    lines = [
-        "| work | unit | before | now | peer | limit | now / limit | to reach | |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """The works of :data:`benchmarks.works.WORKS`."""
+    rows = []
     for row in table.to_dict("records"):
-        named = [
-            f"{number(row[key])}{f' ({row[of]})' if row[of] else ''}"
-            for key, of in (("peer", "peer_is"), ("limit", "limit_is"))
-        ]
-        goal = f"{number(row['to_reach'])}{' (' + row['to_reach_is'] + ')' if row['to_reach_is'] else ''}"
-        shown = [
-            row["work"],
-            row["unit"],
-            number(row["before"]),
-            f"**{number(row['now'])}**",
-            *named,
-            number(row["times_limit"]),
-            goal,
-        ]
-        lines.append(f"| {' | '.join(shown)} | {_reached(row)} |")
-    return "\n".join([*lines, "", _measured_on(table)])
+        before, now, times = (number(row[key]) for key in ("before", "now", "times_limit"))
+        peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
+        bold = now if now == _DASH else f"**{now}**"
+        rows.append([row["work"], row["unit"], before, bold, peer, limit, times, goal, _reached(row)])
+    return markdown("work | unit | before | now | peer | limit | now / limit | to reach | ", rows, _measured_on(table))
 
 
 def _named(value: float, name: str) -> str:
@@ -83,50 +74,38 @@ def _measured_on(table: pd.DataFrame) -> str:
     return "; ".join([f"Measured on {most}, without a GPU", *others]) + "."
 
 
-def draw_works(axes: Axes, table: pd.DataFrame) -> None:
+def drawn(table: pd.DataFrame) -> pd.DataFrame:
+    """The works that a number, ``one``, can be compared with: their limit or, without one, what is to be reached."""
+    table = table.assign(one=table["limit"].fillna(table["to_reach"]))
+    return table[table["now"].notna() & table["one"].notna()]
+
+
+def draw_works(figure: Figure) -> None:
     """A line per work, in multiples of its limit, or of what is to be reached if it has none; left is better."""
-    table = table[np.isfinite(table["now"])]
+    axes, table = figure.add_subplot(), drawn(measured())
+    looks = {"to_reach": ("|", _GREEN, 16), "before": ("o", _QUIET, 7), "peer": ("D", _ORANGE, 6), "now": ("o", _BLUE, 8)}
     for place, row in enumerate(table.to_dict("records")):
-        one = row["limit"] if np.isfinite(row["limit"]) else row["to_reach"]
-        at = {key: ratio(row["unit"], row[key], one) for key in ("before", "now", "peer", "to_reach")}
-        axes.plot([1, at["now"]], [place, place], color=_BLUE, linewidth=1.2, alpha=0.5, zorder=1)
-        axes.plot(at["to_reach"], place, "|", color=_GREEN, markersize=16, markeredgewidth=2, zorder=2)
-        axes.plot(at["before"], place, "o", color=_QUIET, markerfacecolor="white", markersize=7, zorder=3)
-        axes.plot(at["peer"], place, "D", color=_ORANGE, markersize=6, zorder=3)
-        axes.plot(at["now"], place, "o", color=_BLUE, markersize=8, zorder=4)
-    labels = [
-        f"{w.replace('`', '')}{'' if np.isfinite(x) else ' *'}" for w, x in zip(table["work"], table["limit"], strict=True)
-    ]
-    axes.set_yticks(range(len(table)), labels)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    ticks = (0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+        at = {key: ratio(row["unit"], row[key], row["one"]) for key in looks}
+        axes.plot([1, at["now"]], [place, place], color=_BLUE, linewidth=1.2, alpha=0.5)
+        axes.annotate(number(at["now"]), (at["now"], place), (0, 6), textcoords="offset points", ha="center", color=_BLUE)
+        for key, (marker, colour, size) in looks.items():
+            face = "white" if key == "before" else colour
+            edge = 2 if marker == "|" else 1
+            axes.plot(at[key], place, marker, color=colour, markerfacecolor=face, markersize=size, markeredgewidth=edge)
+    stars = ["" if np.isfinite(limit) else " *" for limit in table["limit"]]
+    axes.set_yticks(range(len(table)), [work.replace("`", "") + star for work, star in zip(table["work"], stars, strict=True)])
+    axes.set(xscale="log", ylim=(len(table) - 0.5, -0.7))
+    axes.set_xlabel("times the limit (*: no limit, times what is to be reached); left is better")
+    axes.xaxis.set_major_locator(FixedLocator([2.0**k for k in range(-4, 10)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.axvline(1, color=_INK, linewidth=1)
-    axes.set_xlabel("times the limit (*: no limit, times what is to be reached); left is better")
-    looks = [
-        ("o", _BLUE, _BLUE, "now"),
-        ("o", _QUIET, "white", "before"),
-        ("D", _ORANGE, _ORANGE, "peer"),
-        ("|", _GREEN, _GREEN, "to reach"),
-    ]
+    axes.axvline(1, color=_INK, linewidth=1, zorder=0)
     handles = [
-        Line2D(
-            [],
-            [],
-            marker=m,
-            linestyle="",
-            color=c,
-            markerfacecolor=f,
-            markersize=7,
-            markeredgewidth=2 if m == "|" else 1,
-            label=name,
-        )
-        for m, c, f, name in looks
+        Line2D([], [], marker=marker, linestyle="", color=colour, label=key.replace("_", " "))
+        for key, (marker, colour, _) in reversed(looks.items())
     ]
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+    handles[2].set_markerfacecolor("white")
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(looks), frameon=False)
 
 
 def exponent(sizes: ArrayLike, values: ArrayLike) -> float:
@@ -146,50 +125,32 @@ def growth_points() -> Iterator[tuple[str, pd.DataFrame]]:
 
 def growth_block() -> str:
     """What each work takes at its largest size, and the exponents."""
-    lines = [
-        "| work | sizes | processor time at the largest | exponent | memory of its own | exponent |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     for name, points in growth_points():
         first, last = points.iloc[0], points.iloc[-1]
-        time, memory = (exponent(points["size"], points[column]) for column in ("cpu_s", "own_gb"))
+        time, memory = (f"{exponent(points['size'], points[column]):.2f}" for column in ("cpu_s", "own_gb"))
         sizes = f"{first['size']:,} to {last['size']:,} {last['unit']}"
-        shown = [name, sizes, f"{number(last['cpu_s'])} s", f"{time:.2f}", f"{number(last['own_gb'])} GB", f"{memory:.2f}"]
-        lines.append(f"| {' | '.join(shown)} |")
-    return "\n".join([*lines, "", f"Measured on {machine_of('growth')}; one thread."])
+        rows.append([name, sizes, f"{number(last['cpu_s'])} s", time, f"{number(last['own_gb'])} GB", memory])
+    titles = "work | sizes | processor time at the largest | exponent | memory of its own | exponent"
+    return markdown(titles, rows, f"Measured on {machine_of('growth')}; one thread.")
 
 
 def draw_growth(figure: Figure) -> None:
     """A panel per work: processor time, and memory of its own."""
     works = list(growth_points())
     panels = figure.subplots(2, max(1, -(-len(works) // 2)), squeeze=False).flat
+    looks = {"cpu_s": ("s", "o", _BLUE, "processor seconds"), "own_gb": ("GB", "D", _ORANGE, "GB of memory of its own")}
     for axes, (name, points) in zip(panels, works, strict=False):
         slopes = []
-        for column, unit, colour, marker in (("cpu_s", "s", _BLUE, "o"), ("own_gb", "GB", _ORANGE, "D")):
+        for column, (unit, marker, colour, _) in looks.items():
             axes.plot(
                 points["size"], points[column].clip(lower=1e-3), marker=marker, markersize=4, color=colour, linewidth=1.2
             )
             slopes.append(f"{unit} ~ n^{exponent(points['size'], points[column]):.2f}")
         axes.set(xscale="log", yscale="log", xlabel=points["unit"].iloc[0])
         axes.set_title(f"{name}: {', '.join(slopes)}", fontsize=9, color=_INK)
-    handles = [
-        Line2D([], [], marker="o", color=_BLUE, label="processor seconds"),
-        Line2D([], [], marker="D", color=_ORANGE, label="GB of memory of its own"),
-    ]
+    handles = [Line2D([], [], marker=marker, color=colour, label=label) for _, marker, colour, label in looks.values()]
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
-
-
-def scripts_block() -> str:
-    """A line per script, with what it says of itself, and how long it took in a run of all."""
-    took = table_of("all")
-    minutes = {} if took.empty else took.groupby("script")["minutes"].sum().to_dict()
-    lines = ["| script | what it measures | minutes |", "|---|---|---|"]
-    for path in sorted(HERE.glob("*.py")):
-        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if f"python benchmarks/{path.name}" in said:
-            what = " ".join(said.partition("\n\n")[0].split())
-            lines.append(f"| `{path.name}` | {what.replace('|', '/')} | {number(minutes.get(path.name, np.nan))} |")
-    return "\n".join(lines)
 
 
 def gpu_block() -> str:
@@ -197,11 +158,32 @@ def gpu_block() -> str:
     table = table_of("gpu")
     if table.empty:
         return "Not measured yet: no GPU could be had."
-    lines = ["| work | precision | seconds | times the limit | busy | memory |", "|---|---|---|---|---|---|"]
-    for row in table.to_dict("records"):
-        shown = [number(row["s"]), number(row["times_limit"]), f"{row['busy']:.0%}", f"{number(row['gpu_gb'])} GB"]
-        lines.append(f"| {' | '.join([row['work'], row['precision'], *shown])} |")
-    return "\n".join([*lines, "", f"Measured on {', '.join(table['device'].unique())}."])
+    rows = [
+        [
+            row["work"],
+            row["precision"],
+            number(row["s"]),
+            number(row["times_limit"]),
+            f"{row['busy']:.0%}",
+            number(row["gpu_gb"]),
+        ]
+        for row in table.to_dict("records")
+    ]
+    titles = "work | precision | seconds | times the limit | busy | GB"
+    return markdown(titles, rows, f"Measured on {', '.join(table['device'].unique())}.")
+
+
+def scripts_block() -> str:
+    """A line per script, with what it says of itself, and how long it took in a run of all."""
+    took = table_of("all")
+    minutes = {} if took.empty else took.groupby("script")["minutes"].sum().to_dict()
+    rows = []
+    for path in sorted(HERE.glob("*.py")):
+        said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if f"python benchmarks/{path.name}" in said:
+            what = " ".join(said.partition("\n\n")[0].split()).replace("|", "/")
+            rows.append([f"`{path.name}`", what, number(minutes.get(path.name, np.nan))])
+    return markdown("script | what it measures | minutes", rows)
 
 
 def blocks() -> dict[str, str]:
@@ -227,6 +209,10 @@ def filled(page: str, made: Mapping[str, str]) -> str:
     return page
 
 
+def as_csv(table: pd.DataFrame) -> str:
+    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
 def save(draw: Callable[[Figure], None], size: tuple[float, float], out: Path) -> None:
     """Draw on white, which is readable on a dark page, too; the same numbers make the same bytes."""
     with matplotlib.rc_context():
@@ -241,18 +227,13 @@ def save(draw: Callable[[Figure], None], size: tuple[float, float], out: Path) -
         figure.savefig(out, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
 
 
-def as_csv(table: pd.DataFrame) -> str:
-    return table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-
-
 def main() -> None:
-    results, table = ROOT / "docs" / "results", measured()
+    results, table = DOCS / "results", measured()
     for row in table.to_dict("records"):
         if missing := [key for key in ("before", "now", "peer", "limit") if np.isnan(row[key])]:
             print(f"{row['work']}: no {', '.join(missing)}", file=sys.stderr)
     (results / "performance.csv").write_text(as_csv(table), encoding="utf-8")
-    height = 1.3 + 0.34 * int(np.isfinite(table["now"]).sum())
-    save(lambda figure: draw_works(figure.add_subplot(), table), (8, height), results / "performance.svg")
+    save(draw_works, (8, 1.2 + 0.42 * len(drawn(table))), results / "performance.svg")
     save(draw_growth, (9, 5.4), results / "growth.svg")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), blocks()), encoding="utf-8")
 

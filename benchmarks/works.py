@@ -82,7 +82,7 @@ WORKS = (
         to_reach=(1.5, "limit"),
     ),
     Work(
-        "`vse-eval` of that size",
+        "`vse-eval`, 5,000 x 25,000 x 1,024",
         "s",
         cell("evaluation", "ours_cpu_s", **_SCORED),
         before=cell("evaluation", "before_cpu_s", **_SCORED),
