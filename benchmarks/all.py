@@ -26,13 +26,13 @@ ROOT = HERE.parent
 
 def commands() -> dict[str, list[list[str]]]:
     """Of each script the commands of its docstring that can run here, without ``python``."""
-    found = {}
+    runnable = {}
     for path in sorted(HERE.glob("*.py")):
         said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("\\\n", " ")
         lines = re.findall(rf"^    python (benchmarks/{path.name}\b[^#\n]*)$", said, re.MULTILINE)
         if ready := [words for words in map(shlex.split, lines) if is_ready(words)]:
-            found[path.stem] = ready
-    return found
+            runnable[path.stem] = ready
+    return runnable
 
 
 def is_ready(words: list[str]) -> bool:

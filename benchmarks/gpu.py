@@ -3,7 +3,8 @@
 Each work beside what the device could do at best: the matrix products of the work at the speed of one large product by
 itself, or its bytes at the speed of a copy, whichever takes longer; for an extraction the bare network on photos that are
 there already. ``busy`` is the share of the time in which the GPU computes, as nvidia-smi samples it (of a processor, the share
-of all cores); of a training it counts the loading and the validation, which ``s`` does not.
+of all cores); of a training it counts the loading and the validation, which ``s`` does not. ``gpu_gb`` is the most that torch
+had allocated.
 Limits: random weights and made-up data. NCCL with one process: the embeddings of a batch gathered and the gradients of VSE++
 summed, as in a training by several processes; nothing travels.
 

@@ -24,6 +24,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,12 @@ from vse.train.experiment import load_experiment
 from vse.train.training import train
 
 ROOT = Path(__file__).parents[1]
+SNAKEMAKE = """
+import atexit, pathlib
+from snakemake.cli import main
+atexit.register(lambda: print(pathlib.Path("/proc/self/status").read_text()))
+main()
+"""
 DRAWN, EACH, DIM, ROW = 110, 5, 1024, 512
 SMALL_NETWORK = ["model=squeezenet1_1", "layer=features.2", "grid=2", "weights=random", "resize=32", "crop=32"]
 SMALL_MODEL = ["model.dim=256", "model.word_dim=100", "train.epochs=1", "train.min_count=1", "train.on_collapse=warn"]
@@ -101,39 +108,41 @@ def search(folder: Path) -> None:
     exact_search(np.load(folder / "corpus.npy", mmap_mode="r"), query, 10)
 
 
-def plan_jobs(folder: Path) -> None:
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
+def plan_jobs(folder: Path) -> float:
+    """A dry run as a program of its own; returns its peak in GB, as wait4 would count this process's own memory, too."""
+    command = [sys.executable, "-c", SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     command += ["--dry-run", "--quiet", "all", "--cores", "2", "--", "features/demo_fc7.h5"]
-    subprocess.run(command, check=True, env={**os.environ, "VSE_PRESETS": str(folder)}, stdout=subprocess.DEVNULL)
+    environment = {**os.environ, "VSE_PRESETS": str(folder)}
+    said = subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
+    return next(int(line.split()[1]) for line in said.splitlines() if line.startswith("VmHWM")) * 1024 / 1e9
 
 
 @dataclass(frozen=True)
 class Work:
     """What is made of a size in an empty folder, unmeasured, and what is then measured in that folder.
 
-    ``is_program``: what runs is a program of its own, whose memory counts.
+    ``run`` of a program of its own returns the program's peak in GB.
     """
 
     unit: str
     largest: int
     make: Callable[[Path, int], object]
     run: Callable[[Path], object]
-    is_program: bool = False
 
 
 WORKS = {
-    "evaluation": Work("images", 20_000, make_embeddings, lambda folder: evaluate([folder / "test.h5"], folder / "test.json")),
-    "extraction": Work("images", 10_000, make_photos, extract),
+    "evaluation": Work("images", 10_000, make_embeddings, lambda folder: evaluate([folder / "test.h5"], folder / "test.json")),
+    "extraction": Work("images", 5_000, make_photos, extract),
     "training": Work(
         "pairs",
-        100_000,
+        50_000,
         lambda folder, pairs: make_up(folder, {"train": pairs // EACH, "val": 100}, 1280, 3000, 4),
         lambda folder: train(
             folder / "made-up.h5", load_experiment("vsepp", sets=SMALL_MODEL), out=folder / "run", device="cpu"
         ),
     ),
     "search": Work("rows", 1_000_000, make_corpus, search),
-    "workflow": Work("jobs", 1_000, make_preset, plan_jobs, is_program=True),
+    "workflow": Work("jobs", 1_000, make_preset, plan_jobs),
     "dataset.json": Work(
         "images",
         123_287,
@@ -147,23 +156,24 @@ def make(name: str, folder: Path, size: int) -> None:
     WORKS[name].make(folder, size)
 
 
+def cpu_seconds() -> float:
+    """Of this process, and of programs that it started and that have ended."""
+    return time.process_time() + sum(os.times()[2:4])
+
+
 def measure(name: str, folder: Path) -> dict[str, float]:
     """Processor seconds and memory of one point; of a program that it starts, that program's memory."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    cpu, start = sum(os.times()[:4]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    WORKS[name].run(folder)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if WORKS[name].is_program:
-        start, peak = 0, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return {
-        "cpu_s": round(sum(os.times()[:4]) - cpu, 3),
-        "start_gb": round(start * 1024 / 1e9, 3),
-        "peak_gb": round(peak * 1024 / 1e9, 3),
-    }
+    cpu, start = cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    of_program = WORKS[name].run(folder)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    if isinstance(of_program, float):
+        start, peak = 0.0, of_program
+    return {"cpu_s": round(cpu_seconds() - cpu, 3), "start_gb": round(start, 3), "peak_gb": round(peak, 3)}
 
 
-def sizes(largest: float, points: int = 5) -> list[int]:
+def sizes(largest: float, points: int) -> list[int]:
     """From a hundredth of the largest on, at equal ratios; none too small to be cut into shards."""
     return [max(20, round(largest * 10 ** (-2 + 2 * k / (points - 1)))) for k in range(points)]
 
@@ -172,12 +182,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
     parser.add_argument("--largest", type=float, default=1.0, help="the largest size, as a share of the usual one")
+    parser.add_argument("--points", type=int, default=5, help="sizes of each work, two at least")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as processes:  # each call is a process of its own
         for name in arguments.works:
-            for size in sizes(arguments.largest * WORKS[name].largest):
+            for size in sizes(arguments.largest * WORKS[name].largest, arguments.points):
                 with tempfile.TemporaryDirectory() as folder:
                     processes.apply(make, (name, Path(folder), size))
                     point = processes.apply(measure, (name, Path(folder)))

@@ -167,13 +167,13 @@ WORKS = (
 
 def newest(name: str) -> Path | None:
     """The CSV of a benchmark: of the first of :data:`MACHINES` that has one, that of the newest torch."""
-    found, places = [], list(MACHINES)
+    candidates, places = [], list(MACHINES)
     for path in RESULTS.glob(f"{name}_*.csv"):
         if (match := re.fullmatch(rf"{name}_([a-z0-9-]+)_(\d+)-cores_torch-([\d.]+)\w*", path.stem)) is not None:
             machine, cores, version = match.groups()
             place = places.index(machine) if machine in MACHINES else len(places)
-            found.append((-place, tuple(map(int, version.split("."))), int(cores), path))
-    return max(found)[-1] if found else None
+            candidates.append((-place, tuple(map(int, version.split("."))), int(cores), path))
+    return max(candidates)[-1] if candidates else None
 
 
 def machine_of(name: str) -> str:
