@@ -1,7 +1,7 @@
 """What 1, 10 and 100 million pairs need: hours, GB and jobs, from the rates of ``vse-data plan`` and the points of growth.py.
 
 Extraction, cache and training are those that ``vse-data plan`` estimates for a data set of that size, by config/rates.yaml;
-the rest is in proportion to the largest point of each work of benchmarks/growth.py.
+the rest lies on the line through the smallest and the largest point of each work of benchmarks/growth.py.
 """
 
 from __future__ import annotations
@@ -46,27 +46,31 @@ def plan_of(n_images: int) -> TargetPlan:
         return estimated([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
 
 
-def needs(n_pairs: int, growth: Mapping[str, pd.Series]) -> dict[str, str]:
-    """What a data set of so many pairs needs, each with its unit; ``growth`` has the largest point of each work."""
+def extended(points: pd.DataFrame, column: str, size: float) -> float:
+    """The value at a size on the line through the smallest and the largest point."""
+    first, last = points.iloc[0], points.iloc[-1]
+    return float(first[column] + (last[column] - first[column]) * (size - first["size"]) / (last["size"] - first["size"]))
+
+
+def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """What a data set of so many pairs needs, each with its unit; ``growth`` has the points of each work, by size."""
     n_images = n_pairs // EACH
     plan = plan_of(n_images)
     (extraction, _), (training, _) = sorted(plan.seconds, key=lambda item: not item[1].startswith("features/"))
     stored = plan.stored[0][0]
-    texts = n_images / growth["dataset.json"]["size"]
-    search = n_images / growth["search"]["size"]
+    texts = growth["dataset.json"]
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)
-    workflow = max(jobs / growth["workflow"]["size"], 1) * growth["workflow"]["cpu_s"]
     return {
         f"images, {EACH} captions each": f"{n_images:,}",
-        "`dataset.json`: reading": span(texts * growth["dataset.json"]["cpu_s"]),
-        "`dataset.json`: memory of each process that reads it": gigabytes(texts * growth["dataset.json"]["own_gb"]),
+        "`dataset.json`: reading": span(extended(texts, "cpu_s", n_images)),
+        "`dataset.json`: memory of each process that reads it": gigabytes(extended(texts, "own_gb", n_images)),
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
         f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
-        "planning of these jobs by Snakemake": span(workflow),
+        "planning of these jobs by Snakemake": span(extended(growth["workflow"], "cpu_s", jobs)),
         f"training of `{EXPERIMENT}`, one machine or job": span(training),
         f"embeddings of all, {DIM} numbers, float32": gigabytes((n_images + n_pairs) * DIM * 4 / 1e9),
-        "an exact query among all images, 512 numbers": span(search * growth["search"]["cpu_s"]),
+        "an exact query among all images, 512 numbers": span(extended(growth["search"], "cpu_s", n_images)),
     }
 
 
@@ -87,7 +91,7 @@ def gigabytes(value: float) -> str:
     return f"{value:,.0f} GB" if value >= 10 else f"{value:.2g} GB"
 
 
-def millions_block(growth: Mapping[str, pd.Series]) -> str:
+def millions_block(growth: Mapping[str, pd.DataFrame]) -> str:
     """The table, a column per size."""
     columns = [needs(n_pairs, growth) for n_pairs in PAIRS]
     lines = [f"| | {' | '.join(f'{n // 10**6} million pairs' for n in PAIRS)} |", "|---" * (1 + len(PAIRS)) + "|"]

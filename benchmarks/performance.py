@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from benchmarks.millions import millions_block
@@ -109,10 +109,16 @@ def draw_works(figure: Figure) -> None:
 
 
 def exponent(sizes: ArrayLike, values: ArrayLike) -> float:
-    """The slope of the values over sizes, both as logarithms, by least squares over the last factor of ten; NaN of zeros."""
+    """By which power of size a value grows beyond that of the smallest size, which is mostly what it takes to start.
+
+    The slope of what is added over what the size has grown by, both as logarithms, by least squares over the last factor of
+    ten; NaN where nothing is added.
+    """
     n, y = np.asarray(sizes, float), np.asarray(values, float)
-    last = (n >= n.max() / 10.01) & (y > 0)
-    return float(np.polyfit(np.log(n[last]), np.log(y[last]), 1)[0]) if last.sum() > 1 else np.nan
+    added = (n >= n.max() / 10.01) & (n > n.min()) & (y > y[n.argmin()])
+    if added.sum() < 2:
+        return np.nan
+    return float(np.polyfit(np.log(n[added] - n.min()), np.log(y[added] - y[n.argmin()]), 1)[0])
 
 
 def growth_points() -> Iterator[tuple[str, pd.DataFrame]]:
@@ -123,12 +129,17 @@ def growth_points() -> Iterator[tuple[str, pd.DataFrame]]:
             yield str(name), points.sort_values("size")
 
 
+def _power(points: pd.DataFrame, column: str) -> str:
+    power = exponent(points["size"], points[column])
+    return _DASH if np.isnan(power) else f"{power:.2f}"
+
+
 def growth_block() -> str:
     """What each work takes at its largest size, and the exponents."""
     rows = []
     for name, points in growth_points():
         first, last = points.iloc[0], points.iloc[-1]
-        time, memory = (f"{exponent(points['size'], points[column]):.2f}" for column in ("cpu_s", "own_gb"))
+        time, memory = (_power(points, column) for column in ("cpu_s", "own_gb"))
         sizes = f"{first['size']:,} to {last['size']:,} {last['unit']}"
         rows.append([name, sizes, f"{number(last['cpu_s'])} s", time, f"{number(last['own_gb'])} GB", memory])
     titles = "work | sizes | processor time at the largest | exponent | memory of its own | exponent"
@@ -140,14 +151,16 @@ def draw_growth(figure: Figure) -> None:
     works = list(growth_points())
     panels = figure.subplots(2, max(1, -(-len(works) // 2)), squeeze=False).flat
     looks = {"cpu_s": ("s", "o", _BLUE, "processor seconds"), "own_gb": ("GB", "D", _ORANGE, "GB of memory of its own")}
-    for axes, (name, points) in zip(panels, works, strict=False):
+    for axes, (name, points) in zip(panels, works, strict=False):  # the last panel may be empty
         slopes = []
         for column, (unit, marker, colour, _) in looks.items():
             axes.plot(
                 points["size"], points[column].clip(lower=1e-3), marker=marker, markersize=4, color=colour, linewidth=1.2
             )
-            slopes.append(f"{unit} ~ n^{exponent(points['size'], points[column]):.2f}")
+            slopes.append(f"{unit} ~ n^{_power(points, column)}")
         axes.set(xscale="log", yscale="log", xlabel=points["unit"].iloc[0])
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_minor_formatter(NullFormatter())
         axes.set_title(f"{name}: {', '.join(slopes)}", fontsize=9, color=_INK)
     handles = [Line2D([], [], marker=marker, color=colour, label=label) for _, marker, colour, label in looks.values()]
     figure.legend(handles=handles, loc="outside upper left", ncols=2, frameon=False)
@@ -188,11 +201,11 @@ def scripts_block() -> str:
 
 def blocks() -> dict[str, str]:
     """Each generated block of the page."""
-    largest = {name: points.iloc[-1] for name, points in growth_points()}
+    growth = dict(growth_points())
     return {
         "works": work_block(measured()),
         "growth": growth_block(),
-        "millions": millions_block(largest) if {"dataset.json", "search", "workflow"} <= set(largest) else _DASH,
+        "millions": millions_block(growth) if {"dataset.json", "search", "workflow"} <= set(growth) else _DASH,
         "gpu": gpu_block(),
         "scripts": scripts_block(),
     }
