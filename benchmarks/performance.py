@@ -53,8 +53,8 @@ def work_block(table: pd.DataFrame) -> str:
         before, now, times = (number(row[key]) for key in ("before", "now", "times_limit"))
         peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
         bold = now if now == _DASH else f"**{now}**"
-        rows.append([row["work"], row["unit"], before, bold, peer, limit, times, goal, _reached(row)])
-    return markdown("work | unit | before | now | peer | limit | now / limit | to reach | ", rows, _measured_on(table))
+        rows.append([f"{row['work']}, {row['unit']}", before, bold, peer, limit, times, goal + _reached(row)])
+    return markdown("work | before | now | peer | limit | now / limit | to reach", rows, _measured_on(table))
 
 
 def _named(value: float, name: str) -> str:
@@ -63,7 +63,7 @@ def _named(value: float, name: str) -> str:
 
 def _reached(row: Mapping[Any, Any]) -> str:
     over = ratio(row["unit"], row["now"], row["to_reach"])
-    return "" if np.isnan(over) else "reached" if over <= 1 else "not reached"
+    return "" if np.isnan(over) else ": reached" if over <= 1 else ": not reached"
 
 
 def _measured_on(table: pd.DataFrame) -> str:

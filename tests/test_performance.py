@@ -85,7 +85,7 @@ def test_a_row_is_compared_with_its_limit_and_its_goal(
     assert table["times_limit"].item() == pytest.approx(times_limit)
     assert table["to_reach"].item() == pytest.approx(to_reach, nan_ok=True)
     row = performance.work_block(table).splitlines()[2]
-    assert row.split(" | ")[-1].removesuffix("|").strip() == verdict
+    assert row.removesuffix(" |").rpartition(" | ")[2].partition(": ")[2] == verdict
     assert "2 (best)" in row
 
 
