@@ -53,7 +53,7 @@ def work_block(table: pd.DataFrame) -> str:
         before, now, times = (number(row[key]) for key in ("before", "now", "times_limit"))
         peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
         bold = now if now == _DASH else f"**{now}**"
-        rows.append([f"{row['work']}, {row['unit']}", before, bold, peer, limit, times, goal + _reached(row)])
+        rows.append([f"{row['work']} ({row['unit']})", before, bold, peer, limit, times, goal + _reached(row)])
     return markdown("work | before | now | peer | limit | now / limit | to reach", rows, _measured_on(table))
 
 
