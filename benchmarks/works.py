@@ -77,9 +77,15 @@ WORKS = (
         "s",
         cell("ranks", "ours_cpu_s", **_SCORED),
         before=cell("ranks", "before_cpu_s", **_SCORED),
-        peer=("faiss, top 10 both ways", cell("ranks", "faiss_cpu_s", **_SCORED)),
+        peer=("faiss, top 10 both ways", cell("ranks", "faiss_top_10_cpu_s", **_SCORED)),
         limit=("sgemm", cell("ranks", "sgemm_cpu_s", **_SCORED)),
         to_reach=(1.5, "limit"),
+    ),
+    Work(
+        "memory of ranks beside their embeddings, 20,000 images",
+        "MB",
+        cell("ranks_memory", "own_mb", images=20_000),
+        limit=("of 200 images", cell("ranks_memory", "own_mb", images=200)),
     ),
     Work(
         "`vse-eval`, 5,000 x 25,000 x 1,024",
