@@ -1,6 +1,6 @@
-"""What the commands take before they work: processor seconds and peak memory of each on a demo that is almost no work.
+"""What the commands take before they work: processor seconds of each on a demo that is almost no work.
 
-Claim: ``--help`` and usage errors stay below 0.5 s, and a command that computes takes 0.3 s beyond ``import torch``, which it
+Claim: ``--help`` and usage errors stay below 0.5 s, and a command that computes takes a third more than ``import torch``, which it
 cannot do without (a report draws with matplotlib, and an extraction builds its network, VGG19 with random weights).
 Limits: a start includes the work on a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round runs
 everything once in a new folder; figures are medians over rounds. The rows ``ten commands`` are the sum over those that
@@ -58,10 +58,9 @@ FURTHER = ["table summary results/demo_vsepp.json --out summary.csv", "search ru
 STARTS = [*WORKFLOW, *FURTHER]
 HELPS = [f"{command} --help" for command in COMMANDS]
 ERRORS = [f"{command} --no-such-option" for command in COMMANDS]
-Cost = tuple[float, float]  # processor seconds, and MB at the peak
 
 
-def cost(program: list[str], tree: Path, folder: Path, code: int = 0) -> Cost:
+def cpu_seconds(program: list[str], tree: Path, folder: Path, code: int = 0) -> float:
     """Of a Python program that runs in ``folder`` with the package of ``tree``, and exits with ``code``."""
     environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "VSE_PRESETS": str(folder / "presets")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -71,7 +70,7 @@ def cost(program: list[str], tree: Path, folder: Path, code: int = 0) -> Cost:
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == code, (program, (folder / "said").read_text())
-    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+    return used.ru_utime + used.ru_stime
 
 
 def command_line(line: str) -> list[str]:
@@ -81,38 +80,37 @@ def command_line(line: str) -> list[str]:
     return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())", *arguments]
 
 
-def costs(tree: Path) -> dict[str, Cost]:
+def measured_once(tree: Path) -> dict[str, float]:
     """Of everything, once, in a new folder."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "presets" / "datasets").mkdir(parents=True)
         (folder / "presets" / "datasets" / "demo.yaml").write_text(TINY)
-        measured = {"import torch": cost(["-c", "import torch"], tree, folder)}
+        measured = {"import torch": cpu_seconds(["-c", "import torch"], tree, folder)}
         for line in [*HELPS, *STARTS]:
-            measured[line] = cost(command_line(line), tree, folder)
+            measured[line] = cpu_seconds(command_line(line), tree, folder)
         for line in ERRORS:
-            measured[line] = cost(command_line(line), tree, folder, code=2)
+            measured[line] = cpu_seconds(command_line(line), tree, folder, code=2)
     return measured
 
 
-def rows(rounds: dict[str, list[dict[str, Cost]]]) -> list[dict[str, object]]:
+def rows(rounds: dict[str, list[dict[str, float]]]) -> list[dict[str, object]]:
     """Medians over rounds, of the longest ``--help`` and usage error, of every start, and of the ten commands together."""
-    torch = median(measured["import torch"][0] for measured in rounds["now"])
+    torch = median(measured["import torch"] for measured in rounds["now"])
     groups = {
         "import torch": ["import torch"],
-        "--help, the slowest": [max(HELPS, key=lambda line: median(m[line][0] for m in rounds["now"]))],
-        "a usage error, the slowest": [max(ERRORS, key=lambda line: median(m[line][0] for m in rounds["now"]))],
+        "--help, the slowest": [max(HELPS, key=lambda line: median(m[line] for m in rounds["now"]))],
+        "a usage error, the slowest": [max(ERRORS, key=lambda line: median(m[line] for m in rounds["now"]))],
         **{f"vse-{line}": [line] for line in dict.fromkeys(STARTS)},
         "ten commands": WORKFLOW,
     }
     table = []
     for name, lines in groups.items():
-        seconds = {when: median(sum(m[line][0] for line in lines) for m in of) for when, of in rounds.items()}
-        peak = median(max(m[line][1] for line in lines) for m in rounds["now"])
+        seconds = {when: median(sum(m[line] for line in lines) for m in of) for when, of in rounds.items()}
         row: dict[str, object] = {"start": name, "cpu_s": round(seconds["now"], 2)}
         if "before" in seconds:
             row["before_s"] = round(seconds["before"], 2)
-        table.append({**row, "beyond_torch_s": round(seconds["now"] - torch, 2), "peak_mb": round(peak)})
+        table.append({**row, "beyond_torch_s": round(seconds["now"] - torch, 2)})
     return table
 
 
@@ -122,10 +120,10 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
     arguments = parser.parse_args()
     trees = {"now": ROOT} | ({"before": arguments.before.resolve()} if arguments.before else {})
-    rounds: dict[str, list[dict[str, Cost]]] = defaultdict(list)
+    rounds: dict[str, list[dict[str, float]]] = defaultdict(list)
     for _ in range(arguments.rounds):
         for when, tree in trees.items():
-            rounds[when].append(costs(tree))
+            rounds[when].append(measured_once(tree))
     report("startup", rows(rounds))
 
 
