@@ -1,7 +1,7 @@
 """What the commands take before they work: processor seconds of each on a demo that is almost no work.
 
-Claim: ``--help`` and usage errors stay below 0.5 s, and a command that computes takes a third more than ``import torch``, which it
-cannot do without (a report draws with matplotlib, and an extraction builds its network, VGG19 with random weights).
+Claim: ``--help`` and usage errors stay below 0.5 s; a command that computes takes a third more than ``import torch``, without
+which it cannot (a report draws with matplotlib, and an extraction builds its network, VGG19 with random weights).
 Limits: a start includes the work on a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round runs
 everything once in a new folder; figures are medians over rounds. The rows ``ten commands`` are the sum over those that
 ``snakemake results/demo_vsepp.html`` runs.
