@@ -140,33 +140,33 @@ def _log_constants(mixture: Mixture) -> Tensor:
     return mixture.priors.log() - scale.sum(1)
 
 
-def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Tensor:
-    """:func:`posteriors`, by products of matrices but for the Laplacian dimensions."""
+def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
+    """:func:`posteriors`, cluster by cluster, by products of matrices but for the Laplacian dimensions."""
     precision = (~mixture.laplacian) / mixture.variance
-    costs = squares @ (precision / 2).T - samples @ (precision * mixture.mean).T
-    costs += (precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture)
+    costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
+    costs += ((precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture))[:, None]
     if kind != "gaussian":
         scale = mixture.laplacian / mixture.deviation
-        for cost, block in zip(torch.split(costs, _BLOCK), torch.split(samples, _BLOCK), strict=True):
+        for cost, block in zip(torch.split(costs, _BLOCK, 1), torch.split(samples, _BLOCK), strict=True):
             for k in range(len(scale)):
-                cost[:, k] += (block - mixture.median[k]).abs_() @ scale[k]
-    return costs.neg_().softmax(1)
+                cost[k] += (block - mixture.median[k]).abs_() @ scale[k]
+    return costs.neg_().softmax(0)
 
 
 def _maximised(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ranked: _Ranked | None) -> Mixture:
-    """What is likeliest under the posteriors; without ``ranked`` samples the mixture is a Gaussian one."""
-    totals = weights.sum(0)
+    """What is likeliest under the posteriors (K, N); without ``ranked`` samples the mixture is a Gaussian one."""
+    totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
-    means = weights.T @ samples / heavy
-    squared = (weights.T @ squares / heavy - means.square()).clamp(min=0)
+    means = weights @ samples / heavy
+    squared = (weights @ squares / heavy - means.square()).clamp(min=0)
     variances = squared.clamp(min=FLOOR)
     moved = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
     if ranked is None:
         return moved
     medians, absolute = ranked.weighted_medians(weights), torch.zeros_like(means)
-    for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK), strict=True):
+    for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK, 1), strict=True):
         for k in range(len(totals)):
-            absolute[k] += weight[:, k] @ (block - medians[k]).abs_()
+            absolute[k] += weight[k] @ (block - medians[k]).abs_()
     absolute /= heavy
     deviations = absolute.clamp(min=FLOOR)
     laplace = -(2 * deviations).log() - absolute / deviations
@@ -186,14 +186,15 @@ class _Ranked:
         values, places = samples.T.contiguous().sort(dim=1, stable=True)
         missing = -len(samples) % _RUN
         values = torch.cat([values, values[:, -1:].expand(-1, missing)], dim=1)
-        return cls(torch.nn.functional.pad(places, (0, missing), value=len(samples)).unflatten(1, (-1, _RUN)), values)
+        places = torch.nn.functional.pad(places, (0, missing), value=len(samples))
+        return cls(places.reshape(len(places), -1, _RUN), values)
 
-    def weighted_medians(self, weights: Float[Tensor, "N K"]) -> Float[Tensor, "K D"]:
+    def weighted_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
         """Per cluster and dimension, the first of the samples in order at which half the weight is reached.
 
         The run in which that is comes first, by the sums of runs; then the place in the run.
         """
-        weights = torch.cat([weights, weights.new_zeros(1, weights.shape[1])])
+        weights = torch.nn.functional.pad(weights, (0, 1)).T.contiguous()
         medians, block = [], max(1, _MEDIAN_BLOCK // weights.numel())
         for places, values in zip(torch.split(self.places, block), torch.split(self.values, block), strict=True):
             parts = weights[places]  # dimension, run, place in the run, cluster

@@ -75,6 +75,13 @@ def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
     np.testing.assert_allclose(posteriors(data, found), plain.predict_proba(data.numpy()), rtol=0, atol=1e-10)
 
 
+@given(st.integers(1, 100), st.integers(0, 1000))
+def test_the_median_of_equal_weights_is_the_lower_one(n: int, seed: int) -> None:
+    data = torch.from_numpy(np.random.default_rng(seed).integers(0, 40, (n, 3))).double()  # some of them equal
+    found = fit_mixture(data, first_mixture(data, 1, seed), 1, "laplacian")
+    np.testing.assert_array_equal(found.median[0], np.sort(data, axis=0)[(n - 1) // 2])
+
+
 def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
     data = samples(60, 4)
     start = first_mixture(data, 3, seed=1)
@@ -141,7 +148,8 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = samples(50, 3)
     start = first_mixture(data, 3, seed=0)
     whole = fit_mixture(data, start, 4)
-    monkeypatch.setattr("vse.features.mixture._BLOCK", 7)
+    for block in ("_BLOCK", "_MEDIAN_BLOCK", "_RUN"):
+        monkeypatch.setattr(f"vse.features.mixture.{block}", 7)
     assert_same(fit_mixture(data, start, 4), as_lists(whole))
 
 
