@@ -49,7 +49,7 @@ from vse.train.models.build import Model, build_model
 from vse.train.prepare import model_inputs
 from vse.train.run.processes import Processes
 from vse.train.solvers.adam import Trainer
-from vse.train.solvers.base import Task
+from vse.train.solvers.base import RetrievalTask
 
 CPU = torch.device("cpu")
 RATES = ("pairs_per_s", "pairs_per_cpu_s")
@@ -247,7 +247,7 @@ class OurLoop:
             )
             for pairs in (data.train, data.val)
         )
-        task = Task(
+        task = RetrievalTask(
             settings=settings,
             loss=experiment.loss,
             warmup=experiment.warmup,
