@@ -87,7 +87,7 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         if there < size:
             raise ValueError(f"{there:,} of {size:,} bytes are there")
         if dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
-            return np.memmap(stream, dtype, "c", start, shape)
+            return np.memmap(stream, dtype, "r", start, shape)
         stream.seek(0)
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 

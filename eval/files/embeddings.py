@@ -24,7 +24,7 @@ from vse.eval.files.array_folder import read_array_folder
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
 from vse.eval.files.file_fields import Described, stored_attribute, stored_ids
 from vse.eval.files.score_matrices import selected_scores
-from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores
+from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
@@ -117,7 +117,7 @@ class Embeddings:
         """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
-            images, captions = map(torch.from_numpy, self.vectors)
+            images, captions = map(shared_tensor, self.vectors)
             return blocks_from_embeddings(images, captions, image_of_caption, self.similarity), None
         i2t, t2i = self.scores_of("i2t"), self.scores_of("t2i")
         if i2t is None or t2i is None:
@@ -339,9 +339,9 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
 
 
 def _array(source: ReadOnce, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
-    """A data set's values: of a matrix a view of the file if it can be, which no change reaches."""
+    """A data set's values: of a matrix a view of the file if it can be, to be read alone and larger than memory if need be."""
     if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
-        return np.memmap(source.stream, np.float32, "c", item.id.get_offset(), item.shape)
+        return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
 

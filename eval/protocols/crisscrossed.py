@@ -28,7 +28,7 @@ from vse.eval.protocols.coco import (
     rows_of,
 )
 from vse.eval.ranking.metrics import Fold, Queries
-from vse.eval.ranking.ranks import blocks_from_embeddings, check_finite
+from vse.eval.ranking.ranks import blocks_from_embeddings, check_finite, shared_tensor
 from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
 
@@ -78,8 +78,8 @@ def _right(places: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[in
 
 def _searched(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
     """What those of some vectors (n, dim) that have right answers get among all others, a block of rows at a time."""
-    check_finite("embeddings", torch.from_numpy(vectors))
-    units = unit_rows(torch.from_numpy(vectors))
+    check_finite("embeddings", shared_tensor(vectors))
+    units = unit_rows(shared_tensor(vectors))
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
     found = {}
     for start in range(0, len(units), blocks.rows):

@@ -6,6 +6,7 @@ model that gives every pair the same score earns nothing.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -199,7 +200,8 @@ def blocks_from_scores(scores: ScoreMatrix, image_of_caption: Int[Tensor, " n_ca
         raise UserError(f"{scores.shape[1]} columns of scores for {len(image_of_caption)} captions")
 
     def block(rows: slice, columns: slice | Tensor | None) -> Tensor:
-        block = torch.as_tensor(scores[rows])
+        some = scores[rows]
+        block = shared_tensor(some) if isinstance(some, np.ndarray) else torch.as_tensor(some)
         return block if columns is None else block[:, columns]
 
     return ScoreBlocks(len(scores), image_of_caption, max(1, min(ROWS, _SCORES // scores.shape[1])), block)
@@ -226,6 +228,13 @@ def scores_of_captions(
         part = np.arange(start, min(start + size, len(captions)))
         columns = torch.from_numpy(captions[part])
         yield part, np.concatenate([blocks.score(rows, columns).cpu().numpy().copy() for rows in slices])
+
+
+def shared_tensor(array: NDArray[Any]) -> Tensor:
+    """A tensor of an array's memory, which nothing may write to: it may be a file's, mapped to be read alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def check_finite(name: str, rows: Float[Tensor, "n dim"]) -> None:

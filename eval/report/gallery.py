@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks
+from vse.eval.ranking.ranks import Ranks, blocks_from_embeddings, ranks_from_blocks, shared_tensor
 
 TOP = 5  # candidates shown of each query
 NEAR = 10  # a right answer up to this (1-based) rank is a near miss
@@ -124,7 +124,7 @@ def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tenso
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
     elif queries and run.vectors is not None:
-        images, captions = map(torch.from_numpy, run.vectors)
+        images, captions = map(shared_tensor, run.vectors)
         image_of_caption = torch.zeros(len(captions), dtype=torch.int64)  # of no importance for scores
         blocks = blocks_from_embeddings(images[list(queries)], captions, image_of_caption, run.similarity)
         for start in range(0, len(queries), blocks.rows):

@@ -1,0 +1,104 @@
+"""Peak memory of exact ranks against the number of images, over two orders of magnitude, and under a limit on memory.
+
+Claim: what ranking takes beside the embeddings does not grow with them, but for some bytes for each caption; and embeddings
+that are mapped from a file are ranked where the process may not have a fifth of their size for itself.
+Limits: random vectors, 5 captions for each image; each size in a process of its own, which maps a file. ``own_mb`` is the peak
+of the memory that is no file's (``RssAnon``), less what there was before; ``limit_mb`` what RLIMIT_DATA leaves beyond that.
+Seconds are of the processor, ``per_pair_ns`` of one of all pairs.
+
+    python benchmarks/ranks_memory.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import report
+
+from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
+from vse.eval.ranking.ranks import ranks_from_embeddings, shared_tensor
+
+EACH, SIZES, LIMIT = 5, (500, 1000, 5000, 20_000, 50_000), 200
+
+
+def status(name: str) -> float:
+    """MB of this process, of a line of the system's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1e3
+
+
+def made(path: Path, n_images: int, dim: int) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.standard_normal((n_images, dim), np.float32)
+    image_of_caption = np.repeat(np.arange(n_images), EACH)
+    captions = images[image_of_caption] + 3 * rng.standard_normal((n_images * EACH, dim), np.float32)
+    ids = np.arange(n_images * EACH)
+    write_embeddings(path, Embeddings(ids[:n_images], ids, image_of_caption, "made_up", "test", images, captions))
+
+
+def measure(path: Path) -> dict[str, object]:
+    """Rank the embeddings in a file, in this process."""
+    torch.mm(torch.ones(512, 64), torch.ones(64, 512))  # the library takes its buffers
+    run = read_embeddings(path)
+    assert run.vectors is not None
+    image_of_caption = torch.from_numpy(run.image_of_caption())
+    before, peak, done = status("RssAnon"), [0.0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.005):
+            peak[0] = max(peak[0], status("RssAnon"))
+
+    threading.Thread(target=watch, daemon=True).start()
+    time.sleep(0.05)
+    limit = int(1e6 * (status("VmData") + LIMIT))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    started = time.process_time()
+    ranks_from_embeddings(*map(shared_tensor, run.vectors), image_of_caption)
+    taken = time.process_time() - started
+    done.set()
+    n_images, dim = run.vectors[0].shape
+    n_captions = len(run.vectors[1])
+    return {
+        "images": n_images,
+        "captions": n_captions,
+        "dim": dim,
+        "embeddings_mb": round((n_images + n_captions) * dim * 4 / 1e6),
+        "limit_mb": LIMIT,
+        "own_mb": round(peak[0] - before),
+        "ranks_cpu_s": round(taken, 2),
+        "per_pair_ns": round(1e9 * taken / (n_images * n_captions), 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="Numbers of images.")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--one", type=Path, help="Used by itself.")
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(measure(arguments.one)))
+        return
+    rows = []
+    for n_images in arguments.sizes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "made_up.h5"
+            made(path, n_images, arguments.dim)
+            command = [sys.executable, __file__, "--one", str(path)]
+            rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+        print(rows[-1], file=sys.stderr, flush=True)
+    report("ranks_memory", rows)
+
+
+if __name__ == "__main__":
+    main()
