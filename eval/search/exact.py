@@ -10,11 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.ranking.scores import RankingSimilarity, similarity_by_name
 from vse.eval.search.gpu import GPU_RESULTS, give_up, gpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
+_SHORT = 12  # dimensions, up to which FAISS has other sums for one query than for several
 
 Scores = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -58,9 +60,13 @@ def exact_search(
     if similarity != "cosine":
         check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
-    for start, rows in blocks_of(corpus, block):
+    alone = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and gpu() is None
+    for start, rows in blocks_of(corpus, block, checked=not alone):
         few = min(k, len(rows))
-        near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
+        if alone:
+            near = _nearest(queries, rows, few, float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf, start)
+        else:
+            near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
         best = merged(k, best, TopK(near.scores, near.rows + start))
     return best
 
@@ -100,13 +106,14 @@ def check_direction(similarity: str, direction: str | None) -> None:
         raise ValueError(f"search by {similarity} needs to know whether the direction is i2t or t2i, not {direction!r}")
 
 
-def blocks_of(corpus: Corpus, block: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """The corpus, ``block`` rows at a time, each with the number of its first row; the rows are checked to be finite."""
+def blocks_of(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """The corpus, ``block`` rows at a time, each with the number of its first row; ``checked`` rows are finite."""
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
     for start in range(0, len(corpus), block):
         rows = np.ascontiguousarray(corpus[start : start + block], np.float32)
-        _check_finite("corpus", rows, start)
+        if checked:
+            _check_finite("corpus", rows, start)
         yield start, rows
 
 
@@ -116,6 +123,26 @@ def merged(k: int, *parts: TopK) -> TopK:
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
     order = np.lexsort((rows, -scores), axis=1)[:, :k]
     return TopK(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1))
+
+
+def _nearest(query: NDArray[np.float32], rows: NDArray[np.float32], k: int, least: float, start: int) -> TopK:
+    """The highest inner products of one query (1, dim) in one read of the rows, no lower than ``least``; more if they tie.
+
+    A row that is not finite shows in its score. These are the scores that :func:`faiss.knn` gives for a query.
+    """
+    scores = np.empty(len(rows), np.float32)
+    faiss.fvec_inner_products_ny(  # type: ignore[attr-defined]
+        faiss.swig_ptr(scores), faiss.swig_ptr(query), faiss.swig_ptr(rows), rows.shape[1], len(rows)
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(scores.sum())
+    if not finite:
+        _check_finite("corpus", rows, start)
+    near = np.flatnonzero(scores >= least)
+    if len(near) > k:
+        kept = scores[near]
+        near = near[kept >= np.partition(kept, len(near) - k)[len(near) - k]]
+    return TopK(scores[None, near], near[None])
 
 
 def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> TopK:
@@ -134,7 +161,7 @@ def _top(
     scorer: RankingSimilarity, queries: NDArray[np.float32], rows: NDArray[np.float32], k: int, direction: str | None
 ) -> TopK:
     """The highest scores of any similarity, a tile of images and captions at a time."""
-    asked, entries = (torch.from_numpy(np.require(values, requirements="W")) for values in (queries, rows))
+    asked, entries = shared_tensor(queries), shared_tensor(rows)
     n_asked, n_entries = scorer.tile_images, scorer.tile_captions
     if direction == "t2i":
         n_asked, n_entries = n_entries, n_asked
@@ -156,6 +183,8 @@ def _top(
 
 
 def _check_finite(name: str, rows: NDArray[np.float32], start: int) -> None:
-    finite = np.isfinite(rows.sum(1, dtype=np.float64))
-    if not finite.all():
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = rows.sum()
+    # The sum of finite values may overflow; then they are looked at one by one.
+    if not np.isfinite(total) and not (finite := np.isfinite(rows).all(1)).all():
         raise UserError(f"{name} row {start + int(np.argmin(finite))} is not finite (NaN)")

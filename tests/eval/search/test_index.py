@@ -102,6 +102,29 @@ def test_no_more_than_a_block_is_read_at_once() -> None:
     assert corpus.most == 16
 
 
+@given(st.integers(0, 100), st.integers(1, 70), st.integers(1, 12), st.integers(1, 60), st.booleans())
+def test_one_query_gets_what_it_gets_among_many(seed: int, dim: int, k: int, block: int, tied: bool) -> None:
+    corpus, queries = rows(50, dim, seed), rows(3, dim, seed + 1)
+    if tied:
+        corpus[5:40] = corpus[3]
+    whole = faiss.knn(queries, corpus, k, metric=faiss.METRIC_INNER_PRODUCT)[0]
+    for number, query in enumerate(queries):
+        found = exact_search(corpus, query[None], k, block=block)
+        np.testing.assert_array_equal(found.scores[0], whole[number])
+        if dim > 12:  # rows that tie are kept in their order
+            np.testing.assert_array_equal(found.rows, exact_search(corpus, query[None], 50).rows[:, :k])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_query_finds_the_row_that_is_not_finite(bad: float) -> None:
+    corpus = rows(400, 20)
+    corpus[37, 2] = bad
+    query = rows(1, 20)
+    query[0, 2] = 0  # the product of which with an infinity is none, either
+    with pytest.raises(UserError, match="corpus row 37 is not finite"):
+        exact_search(corpus, query, 5, block=30)
+
+
 def test_what_is_not_finite_is_named_by_its_row_in_the_whole() -> None:
     corpus = rows(50)
     corpus[37, 2] = np.nan
