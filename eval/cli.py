@@ -9,6 +9,7 @@ import click
 
 from vse.eval.defaults import (
     COMPARED,
+    CROSS_CHECKED,
     IOU,
     LADDER_COSTS,
     PHRASE,
@@ -101,6 +102,14 @@ _FILE = click.Path(path_type=Path)
 @click.option("--out", type=_FILE, help="The file to write (JSON).  [with --compare: results/DATASET_A_vs_B.json]")
 @click.option("--cross-check/--no-cross-check", default=True, show_default=True, help="Compare the ranks with a FAISS search.")
 @click.option(
+    "--cross-checked",
+    type=click.IntRange(0),
+    metavar="N",
+    default=CROSS_CHECKED,
+    show_default=True,
+    help="Of how many queries of each direction of a protocol, drawn at random; 0 for all.",
+)
+@click.option(
     "--device",
     default="auto",
     show_default=True,
@@ -128,6 +137,7 @@ def eval_command(
     unfinished: bool,
     out: Path | None,
     cross_check: bool,
+    cross_checked: int,
     device: str,
 ) -> None:
     """R@K, Med r, mean r and rsum of embeddings files, with 95% intervals: one model, a file per seed.
@@ -139,6 +149,7 @@ def eval_command(
     samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
     asked = EvaluationOptions(
         cross_check=cross_check,
+        cross_checked=cross_checked,
         bootstrap=samples,
         unfinished=unfinished,
         ks=_recalls(ks or ""),
@@ -182,7 +193,9 @@ def _compare(
     from vse.eval.files.results import read_comparison
     from vse.eval.tables.significance import compare_files, difference_lines
 
-    written = compare_files(files, out, protocol, asked.cross_check, asked.bootstrap, asked.unfinished, iou)
+    written = compare_files(
+        files, out, protocol, asked.cross_check, asked.bootstrap, asked.unfinished, iou, asked.cross_checked
+    )
     return [*difference_lines(read_comparison(written)), str(written)]
 
 

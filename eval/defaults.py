@@ -12,6 +12,7 @@ PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 PHRASE = "phrase"  # of files of phrase scores
 IOU = 0.5  # with its truth, from which on a candidate of a phrase is right
 SAMPLES = 1000  # of the test images, for intervals
+CROSS_CHECKED = 1000  # queries of each direction of a protocol, by a FAISS search; 0 for all
 COMPARED = 10_000  # of the test images, for p-values
 RECALLS = (1, 5, 10)  # the K of R@K; rsum is the sum of these
 TREC_DEPTH = 1000  # answers to a query in a run file

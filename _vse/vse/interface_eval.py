@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.calls import StrPath, as_path, as_paths, device_of, public, whole
-from vse.eval.defaults import COMPARED, QUERIES, SAMPLES
+from vse.eval.defaults import COMPARED, CROSS_CHECKED, QUERIES, SAMPLES
 from vse.pipeline.errors import UserError
 from vse.shown import Evaluation, HtmlReport, ModelComparison, ShownTable
 
@@ -40,6 +40,7 @@ def evaluate(
     protocol: str | Sequence[str] = "auto",
     bootstrap: int | None = None,
     cross_check: bool = True,
+    cross_checked: int = CROSS_CHECKED,
     k: Sequence[int] = (),
     iou: float | None = None,
     cxc: StrPath | None = None,
@@ -92,6 +93,8 @@ def evaluate(
         samples of the images for the intervals, 0 for none; None is 1,000
     cross_check
         compare the ranks with a search by FAISS
+    cross_checked
+        of how many queries of each direction of a protocol, drawn at random; 0 for all
     k
         further K of R@K, beside 1, 5 and 10
     iou
@@ -150,6 +153,7 @@ def evaluate(
         raise UserError("what is evaluated are files, or arrays (images and captions, or scores): give one of them")
     asked = EvaluationOptions(
         cross_check=cross_check,
+        cross_checked=whole("cross_checked", cross_checked, 0),
         bootstrap=SAMPLES if bootstrap is None else whole("bootstrap", bootstrap, 0),
         unfinished=unfinished,
         ks=[whole("k", one, 1) for one in k],
@@ -187,6 +191,7 @@ def compare(
     protocol: str | Sequence[str] = "auto",
     bootstrap: int | None = None,
     cross_check: bool = True,
+    cross_checked: int = CROSS_CHECKED,
     iou: float | None = None,
     unfinished: bool = False,
     device: str | None = None,
@@ -204,6 +209,8 @@ def compare(
     bootstrap
         samples of the images; None is 10,000
     cross_check
+        as of [`vse.evaluate`][]
+    cross_checked
         as of [`vse.evaluate`][]
     iou
         as of [`vse.evaluate`][]
@@ -229,7 +236,9 @@ def compare(
 
     use_device(device_of(device))
     samples = COMPARED if bootstrap is None else whole("bootstrap", bootstrap, 0)
-    return ModelComparison(compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou))
+    checked = whole("cross_checked", cross_checked, 0)
+    written = compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou, checked)
+    return ModelComparison(written)
 
 
 @public

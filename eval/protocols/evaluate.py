@@ -147,7 +147,7 @@ def _result(
     protocols: dict[str, Any] = {}
     checks: dict[str, Any] = {}
     answers: list[FoldAnswers] = []
-    of_queries = AskedOfQueries(asked.per_query is not None, sorted({*RECALLS, *asked.ks}), pairs)
+    of_queries = AskedOfQueries(asked.per_query is not None, sorted({*RECALLS, *asked.ks}), pairs, asked.cross_checked)
     for name in names:
         queries = all_queries(files, runs, name, asked.cross_check, of_queries)
         folds, checks[name] = [of_run.folds for of_run in queries], _checked(queries)
@@ -295,13 +295,15 @@ def _answers(runs: Sequence[Embeddings], protocol: str, folds: Sequence[Sequence
 
 
 def _checked(queries: Sequence[ProtocolQueries]) -> dict[str, Any]:
-    """Whether ranks were compared with FAISS: with what, how many queries and ties over all folds and seeds; or why not."""
+    """Whether ranks were compared with FAISS: with what, how many queries of how many, and ties, over all folds
+    and seeds; or why not.
+    """
     agreements = [agreement for of_run in queries for agreement in of_run.agreements]
     if not agreements:
         return {"checked": False, "why": queries[0].unchecked}
     counts = {
         name: {direction: sum(getattr(one, name)[direction] for one in agreements) for direction in agreements[0].queries}
-        for name in ("queries", "ties")
+        for name in ("queries", "of", "ties")
     }
     return {"checked": True, "against": agreements[0].against, **counts}
 

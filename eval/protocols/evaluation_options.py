@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.eval.defaults import SAMPLES
+from vse.eval.defaults import CROSS_CHECKED, SAMPLES
 from vse.pipeline.errors import UserError
 
 _FEWEST = 100  # samples of an interval
@@ -19,6 +19,7 @@ class EvaluationOptions:
     Attributes
     ----------
     cross_check : compare the ranks with a search by FAISS
+    cross_checked : of how many queries of each direction of a protocol, drawn at random; 0 for all
     bootstrap : samples of the images for 95% intervals, 0 for none
     unfinished : take embeddings of runs that did not finish, too; then the result names them
     ks : further K of R@K, beside 1, 5 and 10
@@ -41,6 +42,7 @@ class EvaluationOptions:
     """
 
     cross_check: bool = True
+    cross_checked: int = CROSS_CHECKED
     bootstrap: int = SAMPLES
     unfinished: bool = False
     ks: Sequence[int] = ()
@@ -84,7 +86,8 @@ class EvaluationOptions:
         if self.bootstrap and self.bootstrap < _FEWEST:
             raise UserError(f"--bootstrap {self.bootstrap}: an interval takes {_FEWEST} samples at least, or 0 for none")
         depths = [] if self.trec_depth is None else [self.trec_depth]
-        for option, numbers, low in (("--k", self.ks, 1), ("--rerank", self.rerank, 1), ("--trec-depth", depths, 0)):
+        checked = ("--cross-checked", [self.cross_checked], 0)
+        for option, numbers, low in (checked, ("--k", self.ks, 1), ("--rerank", self.rerank, 1), ("--trec-depth", depths, 0)):
             for number in numbers:
                 if number < low:
                     raise UserError(f"{option} {number}: no number from {low} on")

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, FOLD, FOLDED, PROTOCOLS, RECALLS
+from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECKED, FOLD, FOLDED, PROTOCOLS, RECALLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.files.judged_pairs import JudgedPairs
 from vse.eval.protocols.coco import coco_fold, is_coco_test
 from vse.eval.protocols.crisscrossed import intramodal_fold
 from vse.eval.ranking.best_answers import best_answers
 from vse.eval.ranking.metrics import Fold, Queries, fold_of
-from vse.eval.ranking.ranks import ranks_from_blocks
+from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.cross_check import (
     BY_SEARCH,
@@ -39,11 +39,14 @@ class AskedOfQueries(NamedTuple):
     answers : their best answers; images and captions are then scored once more
     ks : the K of R@K
     pairs : of the protocol ``cxc`` the directions ``i2i`` and ``t2t``, too, by these judgements
+    cross_checked : of how many queries of each direction the ranks are compared with a search by FAISS, drawn at random; of
+        folds as many of each; 0 for all
     """
 
     answers: bool = False
     ks: Sequence[int] = RECALLS
     pairs: JudgedPairs | None = None
+    cross_checked: int = CROSS_CHECKED
 
 
 NOTHING_MORE = AskedOfQueries()
@@ -93,8 +96,8 @@ def queries_of(
 ) -> ProtocolQueries:
     """What became of the queries of a protocol; all but ``1k`` and ``sentence-1k`` have one fold.
 
-    With ``cross_check`` FAISS searches the embeddings of each fold, too; scores of pairs it cannot search. ``asked`` is
-    what is wanted besides.
+    With ``cross_check`` FAISS searches the embeddings of each fold for some queries, too; scores of pairs it cannot search.
+    ``asked`` is what is wanted besides.
     """
     if protocol in COCO_PROTOCOLS:
         fold = coco_fold(protocol, _coco_ids(run), run.caption_ids, *run.score_blocks(), ks=asked.ks)
@@ -102,10 +105,12 @@ def queries_of(
             fold = {**fold, **intramodal_fold(run, _coco_ids(run), asked.pairs, asked.ks)}
         return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
     of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=asked.answers)
-    done = [of_fold(part, cross_check, asked.ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
+    n_folds = len(run.image_ids) // FOLD if protocol in FOLDED else 1
+    checked = -(-asked.cross_checked // n_folds) if cross_check else None
+    done = [of_fold(part, checked, asked.ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
     folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
     if agreements:
-        _log_agreement(protocol, folds, agreements)
+        _log_agreement(protocol, agreements)
         return ProtocolQueries(folds, agreements)
     return ProtocolQueries(folds, [], "FAISS does not search scores of pairs" if cross_check else "--no-cross-check")
 
@@ -122,30 +127,30 @@ def _thousands(run: Embeddings) -> Iterator[Embeddings]:
         yield run.select(np.arange(start, start + FOLD), captions)
 
 
-def _sentences(run: Embeddings, cross_check: bool, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
-    """The captions of a run, or of a fold of it, that query its other captions."""
+def _sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple[Fold, Agreement | None]:
+    """The captions of a run, or of a fold of it, that query its other captions; so many are ``checked``, None for none."""
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
-    exact = sentence_ranks(torch.from_numpy(run.captions), torch.from_numpy(image_of_caption))
+    exact = sentence_ranks(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
     fold = {"s2s": replace(Queries.ranked(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
-    return _named(run, fold), check_sentences_against_search(
-        run.captions, image_of_caption, exact, RECALLS
-    ) if cross_check else None
+    if checked is None:
+        return _named(run, fold), None
+    return _named(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
 
 
-def _both_directions(run: Embeddings, cross_check: bool, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
-    """The queries of all images and captions of a run, or of a fold of it."""
+def _both_directions(run: Embeddings, checked: int | None, ks: Sequence[int], answers: bool) -> tuple[Fold, Agreement | None]:
+    """The queries of all images and captions of a run, or of a fold of it, of which so many are ``checked``."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
     fold, vectors = fold_of(ranks, image_of_caption, ks), run.vectors
     if answers:
         best = best_answers(*run.score_blocks(), ranks)
         fold = _named(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
-    if not cross_check or vectors is None:
+    if checked is None or vectors is None:
         return fold, None
     if run.similarity == "cosine":
-        return fold, check_against_search(*vectors, image_of_caption, ranks, RECALLS)
-    return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity)
+        return fold, check_against_search(*vectors, image_of_caption, ranks, RECALLS, checked)
+    return fold, check_against_candidates(*vectors, image_of_caption, ranks, RECALLS, run.similarity, checked)
 
 
 def _named(run: Embeddings, fold: Fold) -> Fold:
@@ -157,16 +162,16 @@ def _named(run: Embeddings, fold: Fold) -> Fold:
     }
 
 
-def _log_agreement(protocol: str, folds: Sequence[Fold], agreements: Sequence[Agreement]) -> None:
-    """Say in a line that FAISS agrees with the exact ranks; R@1 are means over the folds."""
-    found = {
-        direction: np.mean([agreement.recalls[direction]["r1"] for agreement in agreements])
-        for direction in agreements[0].recalls
-    }
-    if agreements[0].against == BY_SEARCH:
-        recalls = ", ".join(f"{recall:.1f} {direction}" for direction, recall in found.items())
-        log.info("%s: FAISS agrees with the exact ranks (R@1 %s)", protocol, recalls)
-        return
-    exact = {direction: np.mean([fold[direction].values["r1"].mean() for fold in folds]) for direction in found}
-    recalls = ", ".join(f"{direction} {recall:.1f}, exact {exact[direction]:.1f}" for direction, recall in found.items())
-    log.info("%s: candidates of FAISS, re-ranked, do not contradict the exact ranks (R@1 %s)", protocol, recalls)
+def _log_agreement(protocol: str, agreements: Sequence[Agreement]) -> None:
+    """Say in a line that FAISS agrees with the exact ranks, of how many queries; R@1 are theirs, means over the folds."""
+    said = []
+    for direction in agreements[0].recalls:
+        found, exact = (
+            np.mean([of_fold[direction]["r1"] for of_fold in recalls])
+            for recalls in ([agreement.recalls for agreement in agreements], [agreement.exact for agreement in agreements])
+        )
+        n_queries = sum(agreement.queries[direction] for agreement in agreements)
+        beside = "" if agreements[0].against == BY_SEARCH else f", exact {exact:.1f}"
+        said.append(f"{direction} {found:.1f}{beside} of {n_queries:,} queries")
+    what = "agrees with" if agreements[0].against == BY_SEARCH else "finds candidates that, re-ranked, do not contradict"
+    log.info("%s: FAISS %s the exact ranks (R@1 %s)", protocol, what, "; ".join(said))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARED, IOU, PHRASE
+from vse.eval.defaults import COMPARED, CROSS_CHECKED, IOU, PHRASE
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
 from vse.eval.files.file_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
@@ -33,6 +33,7 @@ from vse.eval.protocols.phrase_evaluation import (
     phrase_differences,
     read_phrase_seeds,
 )
+from vse.eval.protocols.protocols import AskedOfQueries
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metric_names import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
@@ -49,6 +50,7 @@ def compare_files(
     samples: int = COMPARED,
     unfinished: bool = False,
     iou: float | None = None,
+    cross_checked: int = CROSS_CHECKED,
 ) -> Path:
     """Compare two models whatever the files hold; returns the file. See :func:`compare` and :func:`compare_phrases`."""
     phrases = of_phrases(files)
@@ -56,7 +58,7 @@ def compare_files(
     check_no_iou(files, iou, phrases)
     if phrases:
         return compare_phrases(files, out, IOU if iou is None else iou, samples, unfinished)
-    return compare(files, out, protocol, cross_check, samples, unfinished)
+    return compare(files, out, protocol, cross_check, samples, unfinished, cross_checked)
 
 
 def compare(
@@ -66,13 +68,14 @@ def compare(
     cross_check: bool = True,
     samples: int = COMPARED,
     unfinished: bool = False,
+    cross_checked: int = CROSS_CHECKED,
 ) -> Path:
     """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
     Two files are the two models. More are seeds of two experiments, or of one with two settings, as many of each, paired in
     their order. See
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
-    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished``: see
+    ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished`` and ``cross_checked``: see
     :class:`vse.eval.protocols.evaluation_options.EvaluationOptions`.
     """
     _check_samples(samples)
@@ -86,7 +89,10 @@ def compare(
     compared: dict[str, Any] = {}
     for name in names:
         a, b = (
-            [of_run.folds for of_run in all_queries(paths, side, name, cross_check)]
+            [
+                of_run.folds
+                for of_run in all_queries(paths, side, name, cross_check, AskedOfQueries(cross_checked=cross_checked))
+            ]
             for paths, side in zip(sides, runs, strict=True)
         )
         compared[name] = differences(a, b, samples)

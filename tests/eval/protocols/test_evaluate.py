@@ -21,7 +21,7 @@ from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
-from vse.eval.search.cross_check import check_against_search
+from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.search.top_k import search
 from vse.eval.tables.summary import summary
 from vse.pipeline.errors import UserError
@@ -122,7 +122,15 @@ def test_sentence_1k_is_the_mean_over_whole_folds_in_file_order(tmp_path: Path) 
 def test_a_result_says_what_its_ranks_were_compared_with(tmp_path: Path) -> None:
     """In the folds as over the whole split: how many queries over all folds and seeds, and for how many a negative ties."""
     runs = [made(n_images=2100, n_each=2, seed=seed) for seed in (0, 1)]
-    found = evaluated(tmp_path, *runs, protocol=["auto", "sentence", "sentence-1k"])["cross_check"]
+    files = [write_embeddings(tmp_path / f"{seed}.h5", run) for seed, run in enumerate(runs)]
+
+    def cross_checked(n: int) -> dict[str, Any]:
+        asked = EvaluationOptions(bootstrap=0, cross_checked=n)
+        out = evaluate(files, tmp_path / "r.json", ["auto", "sentence", "sentence-1k"], asked)
+        checks: dict[str, Any] = json.loads(out.read_text())["cross_check"]
+        return checks
+
+    found = cross_checked(0)
     for check in found.values():
         assert (check["checked"], check["against"]) == (True, "an exact search by FAISS")
         assert all(n < check["queries"][direction] / 100 for direction, n in check["ties"].items())
@@ -132,6 +140,9 @@ def test_a_result_says_what_its_ranks_were_compared_with(tmp_path: Path) -> None
         "sentence": {"s2s": 8400},
         "sentence-1k": {"s2s": 8000},
     }
+    some = cross_checked(500)  # of each direction and seed, and of folds together
+    assert {name: check["of"] for name, check in some.items()} == {name: check["queries"] for name, check in found.items()}
+    assert {count for check in some.values() for count in check["queries"].values()} == {1000}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +154,8 @@ def test_ties_are_counted(make: Callable[..., Embeddings], against: str, tmp_pat
     assert run.captions is not None
     run.images[7], run.captions[35:40] = run.images[3], run.captions[15:20]
     found = evaluated(tmp_path, run)["cross_check"]["full"]
-    assert found == {"checked": True, "against": against, "queries": {"i2t": 30, "t2i": 150}, "ties": {"i2t": 2, "t2i": 10}}
+    every = {"i2t": 30, "t2i": 150}
+    assert found == {"checked": True, "against": against, "queries": every, "of": every, "ties": {"i2t": 2, "t2i": 10}}
 
 
 def test_a_result_says_why_its_ranks_were_not_compared(tmp_path: Path) -> None:
@@ -325,7 +337,7 @@ def test_the_command_takes_several_protocols(tmp_path: Path, capsys: pytest.Capt
     assert captured.out == f"{out}\n"
     found = json.loads(out.read_text())["protocols"]
     r1, r5, r10 = (f"{found['sentence']['s2s'][name]:.1f}" for name in ("r1", "r5", "r10"))
-    assert f"FAISS agrees with the exact ranks (R@1 {r1} s2s)" in captured.err
+    assert f"FAISS agrees with the exact ranks (R@1 s2s {r1} of 150 queries)" in captured.err
     full, sentence = captured.err.splitlines()[-2:]
     assert full.startswith("demo vsepp full: i2t R@1/5/10 ")
     low, high = found["full"]["ci95"]["rsum"]
@@ -383,6 +395,22 @@ def test_faiss_and_the_exact_ranks_must_agree(tmp_path: Path) -> None:
         check_against_search(run.images, run.captions, image_of_caption, wrong, RECALLS)
 
 
+@pytest.mark.parametrize("make", [made, made_order])
+def test_a_sample_of_queries_is_compared_like_all_of_them(make: Callable[..., Embeddings]) -> None:
+    run = make(n_images=300, noise=2)
+    assert run.vectors is not None
+    image_of_caption, similarity = run.image_of_caption(), run.similarity
+    ranks = ranks_from_embeddings(*map(torch.from_numpy, (*run.vectors, image_of_caption)), similarity)
+    check, more = (check_against_search, ()) if similarity == "cosine" else (check_against_candidates, ("order",))
+    agreement = check(*run.vectors, image_of_caption, ranks, RECALLS, *more, most=40)
+    assert (agreement.queries, agreement.of) == ({"i2t": 40, "t2i": 40}, {"i2t": 300, "t2i": 1500})
+    if similarity == "cosine":
+        assert agreement.recalls == agreement.exact
+    wrong = Ranks(ranks.i2t, np.where(ranks.t2i == 0, 299, 0))
+    with pytest.raises(RuntimeError, match="t2i query"):
+        check(*run.vectors, image_of_caption, wrong, RECALLS, *more, most=40)
+
+
 @pytest.mark.parametrize("direction", ["i2t", "t2i"])
 @pytest.mark.parametrize("k", RECALLS)
 @pytest.mark.parametrize("step", [-1, 1])
@@ -406,7 +434,7 @@ def test_order_ranks_are_compared_with_candidates(tmp_path: Path, caplog: pytest
     i2t, t2i = (
         f"{direction} {exact[direction]['r1']:.1f}, exact {exact[direction]['r1']:.1f}" for direction in ("i2t", "t2i")
     )
-    assert f"re-ranked, do not contradict the exact ranks (R@1 {i2t}, {t2i})" in caplog.text
+    assert f"re-ranked, do not contradict the exact ranks (R@1 {i2t} of 30 queries; {t2i} of 150 queries)" in caplog.text
 
 
 @pytest.mark.parametrize("make", [made, made_order])

@@ -91,7 +91,9 @@ def test_what_cannot_be_searched_is_named() -> None:
 def test_candidates_do_not_contradict_the_exact_ranks(n_each: int, candidates: int) -> None:
     images, captions, image_of_caption = made(n_each=n_each)
     ranks = exact_ranks(images, captions, image_of_caption)
-    found = check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates).recalls
+    found = check_against_candidates(
+        images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates
+    ).recalls
     exact = metrics(ranks)
     for direction in ("i2t", "t2i"):
         for name, recall in found[direction].items():
@@ -105,9 +107,8 @@ def test_ties_and_duplicates_do_not_trouble_the_check() -> None:
     images, captions, image_of_caption = made()
     images[5:20], captions[10:40] = images[0], captions[0]
     for candidates in (1, 10, 1000):
-        check_against_candidates(
-            images, captions, image_of_caption, exact_ranks(images, captions, image_of_caption), RECALLS, "order", candidates
-        )
+        ranks = exact_ranks(images, captions, image_of_caption)
+        check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates)
     ones = np.ones_like(images), np.ones_like(captions), image_of_caption
     found = check_against_candidates(*ones, exact_ranks(*ones), RECALLS, "order").recalls
     assert set(found) == {"i2t", "t2i"}
@@ -129,7 +130,7 @@ def test_a_rank_that_the_candidates_contradict_is_a_fault_of_the_program(wrong: 
     ranks = exact_ranks(images, captions, image_of_caption)
     ranks = Ranks(spoil(ranks.i2t), ranks.t2i) if direction == "i2t" else Ranks(ranks.i2t, spoil(ranks.t2i))
     with pytest.raises(RuntimeError, match=f"{direction} query .* by exact count"):
-        check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates)
+        check_against_candidates(images, captions, image_of_caption, ranks, RECALLS, "order", candidates=candidates)
 
 
 def with_lonely_images(similarity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Ranks]:
