@@ -71,6 +71,24 @@ def _layout(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor,
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
+class _Factor:
+    """The left factor of products step by step, and of one product over all steps; it has rows of zeros at its end.
+
+    rows : (n_rows, n_in) in the type of the products, of which those of each step are written before it is multiplied
+    """
+
+    def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
+        """``n`` rows, at most ``most`` in a step, to be multiplied by ``weight``."""
+        self.rows = weight.new_zeros(_rounded(n, _MANY) + _FEW, len(weight))
+        self._weight, self._product = weight, weight.new_empty(_rounded(most, _FEW), weight.shape[1])
+
+    def multiplied(self, step: slice) -> Float[Tensor, "size n_out"]:
+        """The product of a step, which the next call overwrites."""
+        size = step.stop - step.start
+        rows = _rounded(size, _FEW)
+        return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
+
+
 class _Gru(torch.autograd.Function):
     """h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
 
@@ -79,54 +97,49 @@ class _Gru(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
-        dim = weight.shape[1]
-        exact = weight.dtype
-        weight_t = weight.to(product).t()
-        states = weight.new_zeros(_rounded(sizes[0], _FEW), dim)
-        gates = weight.new_empty(len(inputs), 2 * dim)
-        candidates, recurrent = weight.new_empty(len(inputs), dim), weight.new_empty(len(inputs), dim)
-        before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
-        after = weight.new_empty(len(inputs), dim)
-        start = 0
+        n, dim = len(inputs), weight.shape[1]
+        low_weight = weight.to(product)
+        before = _Factor(n, sizes[0], low_weight.t())
+        gates = weight.new_empty(n, 3 * dim)  # r, z, and W h + b of the candidate
+        candidates, after = weight.new_empty(n, dim), weight.new_empty(n, dim)
+        state, start = weight.new_zeros(sizes[0], dim), 0
         for size in sizes:
-            step = slice(start, start := start + size)
-            state = states[:size]
-            low = states[: _rounded(size, _FEW)].to(product)
-            before[step] = low[:size]
-            hidden = (low @ weight_t)[:size].to(exact).add_(bias)
-            torch.add(inputs[step, : 2 * dim], hidden[:, : 2 * dim], out=gates[step]).sigmoid_()
-            recurrent[step] = hidden[:, 2 * dim :]
-            candidate = torch.mul(gates[step, :dim], recurrent[step], out=candidates[step])
+            step, state = slice(start, start := start + size), state[:size]
+            before.rows[step] = state
+            gate = torch.add(before.multiplied(step), bias, out=gates[step])
+            gate[:, : 2 * dim].add_(inputs[step, : 2 * dim]).sigmoid_()
+            reset, update, recurrent = gate.chunk(3, 1)
+            candidate = torch.mul(reset, recurrent, out=candidates[step])
             candidate.add_(inputs[step, 2 * dim :]).tanh_()
-            states[:size] = torch.lerp(candidate, state, gates[step, dim:], out=after[step])
-        ctx.save_for_backward(weight, gates, candidates, recurrent, before)
+            state = torch.lerp(candidate, state, update, out=after[step])
+        ctx.save_for_backward(low_weight, gates, candidates, before.rows[: _rounded(n, _MANY)])
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
         return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        weight, gates, candidates, recurrent, before = ctx.saved_tensors
-        dim = weight.shape[1]
-        of_state = weight.new_zeros(ctx.sizes[0], dim)
-        of_gates = weight.new_zeros(len(before), 3 * dim)  # with respect to W h + b
-        of_candidate = weight.new_empty(len(gates), dim)  # with respect to the input of tanh
-        weight_low = weight.to(before.dtype)
-        end = len(gates)
+        weight, gates, candidates, before = ctx.saved_tensors
+        n, dim = candidates.shape
+        of_state = gates.new_zeros(ctx.sizes[0], dim)
+        of_hidden, of_gates = _gradients_of_gates(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to W h + b
+        of_candidate = torch.empty_like(candidates)  # with respect to the input of tanh
+        end = n
         for size in reversed(ctx.sizes):
             step = slice(end - size, end)
             end -= size
-            gradient, reset, update = of_state[:size].add_(gradients[0][step]), gates[step, :dim], gates[step, dim:]
-            candidate = candidates[step]
+            gradient, candidate = of_state[:size].add_(gradients[0][step]), candidates[step]
+            reset, update, recurrent = gates[step].chunk(3, 1)
+            of_reset, of_update, of_recurrent = of_gates[step].chunk(3, 1)
             kept = gradient * update
             torch.mul(gradient - kept, 1 - candidate.square(), out=of_candidate[step])
-            torch.mul(of_candidate[step], reset, out=of_gates[step, 2 * dim :])
-            torch.mul(of_gates[step, 2 * dim :] * recurrent[step], 1 - reset, out=of_gates[step, :dim])
-            torch.mul(kept * (before[step] - candidate), 1 - update, out=of_gates[step, dim : 2 * dim])
-            low = of_gates[end : end + _rounded(size, _FEW)].to(before.dtype)
-            of_state[:size] = kept.add_((low @ weight_low)[:size])
-        of_weight = (of_gates.to(before.dtype).t() @ before).to(weight.dtype)
+            torch.mul(of_candidate[step], reset, out=of_recurrent)
+            torch.mul(of_recurrent * recurrent, 1 - reset, out=of_reset)
+            torch.mul(kept * (before[step] - candidate), 1 - update, out=of_update)
+            of_hidden.rows[step] = of_gates[step]
+            torch.add(kept, of_hidden.multiplied(step), out=gradient)
+        of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
         of_bias = of_gates.sum(0)
-        of_inputs = of_gates[: len(gates)]
+        of_inputs = of_hidden.rows[:n]
         of_inputs[:, 2 * dim :] = of_candidate
         return of_inputs.to(ctx.inputs_dtype), of_weight, of_bias, None, None
 
@@ -139,44 +152,34 @@ class _Lstm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, sizes: list[int], product: torch.dtype) -> Tensor:
-        dim = weight.shape[1]
-        exact = weight.dtype
-        weight_t = weight.to(product).t()
-        states = weight.new_zeros(_rounded(sizes[0], _FEW), dim)
-        cell = weight.new_zeros(sizes[0], dim)
-        gates = weight.new_empty(len(inputs), 4 * dim)
-        cells, squashed = (
-            weight.new_empty(len(inputs), dim),
-            weight.new_empty(len(inputs), dim),
-        )  # before a step, and after it
-        before = torch.zeros(_rounded(len(inputs), _MANY), dim, dtype=product, device=weight.device)
-        after = weight.new_empty(len(inputs), dim)
-        start = 0
+        n, dim = len(inputs), weight.shape[1]
+        low_weight = weight.to(product)
+        before = _Factor(n, sizes[0], low_weight.t())
+        gates = weight.new_empty(n, 4 * dim)
+        cells, squashed, after = weight.new_empty(3, n, dim)  # cells before a step, their tanh and states after it
+        cell, state, start = weight.new_zeros(sizes[0], dim), weight.new_zeros(sizes[0], dim), 0
         for size in sizes:
-            step = slice(start, start := start + size)
-            low = states[: _rounded(size, _FEW)].to(product)
-            before[step] = low[:size]
-            hidden = (low @ weight_t)[:size].to(exact).add_(bias)
-            gate = torch.add(inputs[step], hidden, out=gates[step])
+            step, cell = slice(start, start := start + size), cell[:size]
+            before.rows[step] = state[:size]
+            gate = torch.add(before.multiplied(step), bias, out=gates[step]).add_(inputs[step])
             gate[:, : 2 * dim].sigmoid_()
             gate[:, 2 * dim : 3 * dim].tanh_()
             gate[:, 3 * dim :].sigmoid_()
             entering, forget, candidate, out = gate.chunk(4, 1)
-            cells[step] = cell[:size]
-            cell[:size].mul_(forget).addcmul_(entering, candidate)
-            torch.tanh(cell[:size], out=squashed[step])
-            states[:size] = torch.mul(out, squashed[step], out=after[step])
-        ctx.save_for_backward(weight, gates, cells, squashed, before)
+            cells[step] = cell
+            cell.mul_(forget).addcmul_(entering, candidate)
+            state = torch.mul(out, torch.tanh(cell, out=squashed[step]), out=after[step])
+        ctx.save_for_backward(low_weight, gates, cells, squashed, before.rows[: _rounded(n, _MANY)])
         ctx.sizes, ctx.inputs_dtype = sizes, inputs.dtype
         return after
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         weight, gates, cells, squashed, before = ctx.saved_tensors
-        of_state, of_cell = weight.new_zeros(2, ctx.sizes[0], weight.shape[1])
-        of_gates = weight.new_zeros(len(before), gates.shape[1])  # with respect to x + W h + b
-        weight_low = weight.to(before.dtype)
-        end = len(gates)
+        n, dim = cells.shape
+        of_state, of_cell = gates.new_zeros(2, ctx.sizes[0], dim)
+        of_hidden, of_gates = _gradients_of_gates(n, ctx.sizes[0], weight, before, gates.dtype)  # with respect to x + W h + b
+        end = n
         for size in reversed(ctx.sizes):
             step = slice(end - size, end)
             end -= size
@@ -189,10 +192,22 @@ class _Lstm(torch.autograd.Function):
             torch.mul(through * cells[step], forget * (1 - forget), out=of_forget)
             torch.mul(through * entering, 1 - candidate.square(), out=of_candidate)
             through.mul_(forget)
-            low = of_gates[end : end + _rounded(size, _FEW)].to(before.dtype)
-            of_state[:size] = (low @ weight_low)[:size]
-        of_weight = (of_gates.to(before.dtype).t() @ before).to(weight.dtype)
-        return of_gates[: len(gates)].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
+            of_hidden.rows[step] = of_gates[step]
+            of_state[:size] = of_hidden.multiplied(step)
+        of_weight = (of_hidden.rows[: len(before)].t() @ before).to(gates.dtype)
+        return of_hidden.rows[:n].to(ctx.inputs_dtype), of_weight, of_gates.sum(0), None, None
+
+
+def _gradients_of_gates(
+    n: int, most: int, weight: Tensor, before: Tensor, exact: torch.dtype
+) -> tuple[_Factor, Float[Tensor, "n_rows n_gates"]]:
+    """Gradients as they are multiplied, and as they are; one memory for both if their types are the same."""
+    factor = _Factor(n, most, weight)
+    of_gates = factor.rows[: len(before)]
+    if exact != weight.dtype:
+        of_gates = torch.empty_like(of_gates, dtype=exact)
+        of_gates[n:] = 0
+    return factor, of_gates
 
 
 def _rounded(rows: int, multiple: int) -> int:
