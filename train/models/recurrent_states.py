@@ -156,7 +156,8 @@ class _Lstm(torch.autograd.Function):
         low_weight = weight.to(product)
         before = _Factor(n, sizes[0], low_weight.t())
         gates = weight.new_empty(n, 4 * dim)
-        cells, squashed, after = weight.new_empty(3, n, dim)  # cells before a step, their tanh and states after it
+        cells, squashed = weight.new_empty(2, n, dim).unbind()  # cells before a step, and their tanh after it
+        after = weight.new_empty(n, dim)
         cell, state, start = weight.new_zeros(sizes[0], dim), weight.new_zeros(sizes[0], dim), 0
         for size in sizes:
             step, cell = slice(start, start := start + size), cell[:size]
