@@ -6,43 +6,35 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.captioned_image import SPLITS, Caption, Image
+from vse.pipeline.dataset_columns import ImageColumns, read_columns, write_columns
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import read_json_and_sha256
+from vse.pipeline.files import parse_json
 from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
-from vse.pipeline.phrases import Phrase, read_phrases
+from vse.pipeline.phrases import read_phrases
+from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 
-SPLITS = ("train", "val", "test", "restval")
+__all__ = [
+    "SPLITS",
+    "Caption",
+    "Dataset",
+    "Image",
+    "count_splits",
+    "load_dataset_file",
+    "missing_images",
+]
+_LARGE = 2**23  # bytes of a dataset.json, from which on its columns are kept beside it
 _Tokeniser = Callable[[str], list[str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Caption:
-    """One sentence of an image, with the phrases that the data set marks in it."""
-
-    sentid: int
-    imgid: int
-    raw: str
-    tokens: tuple[str, ...]
-    phrases: tuple[Phrase, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """One image of a data set, its file relative to the ``images`` folder, and its captions."""
-
-    imgid: int
-    file: str
-    split: str
-    captions: tuple[Caption, ...]
-    cocoid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +47,7 @@ class Dataset:
 
     name: str
     path: Path
-    images: tuple[Image, ...]
+    images: Sequence[Image]
     pictures: bool = True
     sha256: str = ""
     tokeniser: str = UNNAMED
@@ -65,14 +57,27 @@ class Dataset:
         return self.path.parent / "images" / image.file
 
     @cached_property
-    def splits(self) -> dict[str, tuple[Image, ...]]:
+    def splits(self) -> dict[str, Sequence[Image]]:
         """Images by split, in file order; only splits that have images."""
+        if isinstance(self.images, ImageColumns):
+            return self.images.by_split()
         by_split: dict[str, list[Image]] = {}
         for image in self.images:
             by_split.setdefault(image.split, []).append(image)
         return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
 
-    def split(self, name: str) -> tuple[Image, ...]:
+    def with_id(self, imgid: int) -> Image | None:
+        """The image of this id; None if there is none."""
+        row = self._rows.get(imgid)
+        return None if row is None else self.images[row]
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        images = self.images
+        ids = images.imgids.tolist() if isinstance(images, ImageColumns) else [image.imgid for image in images]
+        return {imgid: row for row, imgid in enumerate(ids)}
+
+    def split(self, name: str) -> Sequence[Image]:
         """Images of one split; :class:`UserError` if there is none."""
         if name not in self.splits:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
@@ -81,12 +86,29 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check ``dataset.json``.
+    """Read and check ``dataset.json``; of a large one that was read before, the columns that lie beside it since then.
 
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
     an empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, a phrase outside its caption.
     """
-    content, sha256 = read_json_and_sha256(path, _share_words)
+    file = ReadOnce(path)
+    large = file.size >= _LARGE
+    if large and (columns := read_columns(path, file.sha256)):
+        images, attributes = columns
+        return Dataset(path=path, images=images, sha256=file.sha256, **attributes)
+    with _no_collection():
+        dataset = _parsed(path, file)
+    if large:
+        attributes = {"name": dataset.name, "pictures": dataset.pictures, "tokeniser": dataset.tokeniser}
+        write_columns(path, dataset.sha256, dataset.images, attributes)
+    return dataset
+
+
+def _parsed(path: Path, file: ReadOnce) -> Dataset:
+    try:
+        content = parse_json(path, file.read(), _share_words)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
     if not isinstance(content, dict) or not isinstance(content.get("images"), list):
         raise UserError(f"{path}: not a data set; it needs {{'dataset': ..., 'images': [...]}}")
     name = content.get("dataset")
@@ -107,7 +129,19 @@ def load_dataset_file(path: Path) -> Dataset:
     _unique(path, "imgid", (image.imgid for image in images))
     _unique(path, "image file", (image.file for image in images))
     _unique(path, "sentid", (caption.sentid for image in images for caption in image.captions))
-    return Dataset(name, path, images, bool(content.get("pictures", True)), sha256, tokeniser)
+    return Dataset(name, path, images, bool(content.get("pictures", True)), file.sha256, tokeniser)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No search for garbage: millions of objects that stay are made, and it would look at them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def count_splits(dataset: Dataset) -> str:

@@ -44,6 +44,11 @@ class ReadOnce:
         opened = Path(f"/dev/fd/{self.stream.fileno()}")
         return opened if opened.exists() else self.path
 
+    @property
+    def size(self) -> int:
+        """How many bytes it has."""
+        return self._now()[0]
+
     def read(self) -> bytes:
         """All its bytes, which from then on are those that :attr:`sha256` is of."""
         self.stream.seek(0)

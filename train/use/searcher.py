@@ -19,7 +19,6 @@ from vse.eval.search.exact import Corpus, Rows, Scores
 from vse.eval.search.hits import Attention, SearchHit
 from vse.eval.search.index import StoredRows, set_parameters
 from vse.eval.search.top_k import CANDIDATES, search
-from vse.pipeline.dataset import Image
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
@@ -259,16 +258,12 @@ class Searcher:
         rows = best.indices[:k].numpy()
         return best.values[:k].numpy(), rows if among is None else among[rows]
 
-    @cached_property
-    def _images(self) -> dict[int, Image]:
-        return {image.imgid: image for image in self.trained.dataset.images}
-
     def _hits(self, searched: Searched, scores: Scores, rows: Rows, by_photo: bool) -> list[SearchHit]:
-        images, dataset = self._images if searched.known else {}, self.trained.dataset
+        dataset = self.trained.dataset
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
-            image = images.get(image_id)
+            image = dataset.with_id(image_id) if searched.known else None
             file = Path(os.path.normpath(dataset.image_path(image))) if image else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))

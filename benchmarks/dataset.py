@@ -1,0 +1,89 @@
+"""Time and memory of reading a dataset.json as large as COCO's: parsed, and from the columns that lie beside it from then on.
+
+Claim: what a search or an evaluation needs of it, the file read and checked and 5,000 test images with their captions made,
+takes 0.5 s where parsing all takes many; so does what it needs of memory.
+Limits: made-up captions of 10 words. ``json_cpu_s`` is Python's parser alone, ``sha256_cpu_s`` one read of the file, the
+limit of both: columns are recognised by it. Processor seconds and the peak of a process of its own, less what imports take.
+
+    python benchmarks/dataset.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from common import report
+
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset_columns import columns_file
+
+EACH, WORDS, TEST = 5, 10, 5000
+
+
+def make(path: Path, n_images: int) -> None:
+    rng = np.random.default_rng(0)
+    words = [f"word{k}" for k in range(10_000)]
+    images = []
+    for imgid in range(n_images):
+        sentences = []
+        for sentid in range(EACH * imgid, EACH * imgid + EACH):
+            tokens = [words[int(k) % len(words)] for k in rng.zipf(1.3, WORDS)]
+            sentences.append({"sentid": sentid, "imgid": imgid, "raw": " ".join(tokens), "tokens": tokens})
+        split = "test" if imgid < TEST else "train"
+        images.append({"imgid": imgid, "filename": f"{imgid:012d}.jpg", "split": split, "sentences": sentences})
+    path.write_text(json.dumps({"dataset": "made_up", "images": images}))
+
+
+def measure(work: Callable[[], object]) -> dict[str, float]:
+    before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    work()
+    taken = time.process_time() - started
+    return {"cpu_s": round(taken, 2), "gb": round((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e6, 2)}
+
+
+WORKS: dict[str, Callable[[Path], object]] = {
+    "sha256": lambda path: hashlib.file_digest(path.open("rb"), "sha256"),
+    "json": lambda path: json.loads(path.read_bytes()),
+    "parsed": load_dataset_file,
+    "columns": lambda path: list(load_dataset_file(path).split("test")),
+    "columns_all": lambda path: list(load_dataset_file(path).images),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, nargs="+", default=[8000, 31_000, 123_287, 500_000])
+    parser.add_argument("--one", nargs=2, metavar=("WORK", "FILE"), help="Used by itself.")
+    arguments = parser.parse_args()
+    if arguments.one:
+        name, file = arguments.one
+        print(json.dumps(measure(lambda: WORKS[name](Path(file)))))
+        return
+    rows = []
+    for n_images in arguments.images:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "dataset.json"
+            make(path, n_images)
+            row: dict[str, object] = {"images": n_images, "captions": EACH * n_images, "mb": round(path.stat().st_size / 1e6)}
+            for name in WORKS:
+                command = [sys.executable, __file__, "--one", name, str(path)]
+                taken = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+                row |= {f"{name}_{unit}": value for unit, value in taken.items()}
+            there = columns_file(path)
+            rows.append(row | {"columns_mb": round(there.stat().st_size / 1e6) if there.exists() else 0})
+        print(rows[-1], file=sys.stderr, flush=True)
+    report("dataset", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""Images and captions of a data set as columns, which lie beside a large ``dataset.json`` so that it is parsed once.
+
+``dataset.json.columns.h5`` is made from ``dataset.json`` after that was checked, and has its SHA-256: of another one it is
+not read, but written again. Deleting it does no harm. HDF5 checks the sums of what it reads from it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import BytesIO
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any, overload
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.pipeline.captioned_image import SPLITS, Caption, Image
+from vse.pipeline.errors import UserError
+from vse.pipeline.files import write_bytes
+from vse.pipeline.hdf5_files import open_hdf5, required_data
+
+log = logging.getLogger(__name__)
+FORMAT = "vse-dataset-columns"
+VERSION = 1  # of the columns, and of all that reading dataset.json checks and makes of it: its tokenisers, too
+_NO_NUMBER = np.iinfo(np.int64).min  # JSON of ours has no such integer
+_ATTRIBUTES = {"name": str, "pictures": np.bool_, "tokeniser": str}
+# Texts are one array of bytes and the ends of each, lists one array of items and the ends of each.
+_COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
+_TEXTS = ("files", "raws", "words")
+
+
+class Texts:
+    """Texts, made where they are asked for from their bytes in UTF-8 and where each ends."""
+
+    def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
+        self.content, self.ends = content.tobytes(), ends
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, number: int) -> str:
+        start = self.ends[number - 1] if number else 0
+        return self.content[start : self.ends[number]].decode()
+
+
+class ImageColumns(Sequence[Image]):
+    """The images of a data set, or some of them, made where they are asked for; equal to any sequence of equal images."""
+
+    def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
+        self._columns, self._rows = columns, rows
+
+    @property
+    def imgids(self) -> NDArray[np.int64]:
+        """Their ids."""
+        ids: NDArray[np.int64] = self._columns["imgids"][self._rows]
+        return ids
+
+    def by_split(self) -> dict[str, Sequence[Image]]:
+        """Those of each split that has any, in their order."""
+        splits = self._columns["splits"][self._rows]
+        rows = {name: self._rows[splits == number] for number, name in enumerate(SPLITS)}
+        return {name: ImageColumns(self._columns, some) for name, some in rows.items() if len(some)}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, number: int) -> Image: ...
+    @overload
+    def __getitem__(self, number: slice) -> ImageColumns: ...
+    def __getitem__(self, number: int | slice) -> Image | ImageColumns:
+        if isinstance(number, slice):
+            return ImageColumns(self._columns, self._rows[number])
+        return self._image(int(self._rows[number]))
+
+    def __iter__(self) -> Iterator[Image]:
+        return map(self._image, self._rows.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _image(self, row: int) -> Image:
+        columns = self._columns
+        imgid, cocoid = int(columns["imgids"][row]), int(columns["cocoids"][row])
+        first, last = int(columns["captions"][row - 1]) if row else 0, int(columns["captions"][row])
+        captions = tuple(self._caption(number, imgid) for number in range(first, last))
+        file, split = columns["files"][row], SPLITS[columns["splits"][row]]
+        return Image(imgid, file, split, captions, None if cocoid == _NO_NUMBER else cocoid)
+
+    def _caption(self, number: int, imgid: int) -> Caption:
+        columns, words = self._columns, self._columns["words"]
+        first, last = columns["token_ends"][number - 1] if number else 0, columns["token_ends"][number]
+        tokens = tuple(words[word] for word in columns["tokens"][first:last].tolist())
+        return Caption(int(columns["sentids"][number]), imgid, columns["raws"][number], tokens)
+
+
+def columns_file(dataset: Path) -> Path:
+    """Where the columns of a ``dataset.json`` lie."""
+    return dataset.with_name(f"{dataset.name}.columns.h5")
+
+
+def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
+    """Write the columns of the ``dataset.json`` of this SHA-256 at ``path``; returns the file.
+
+    None if there is none: because the folder cannot be written to, or because captions have phrases, which are no columns.
+    """
+    captions = [caption for image in images for caption in image.captions]
+    if any(caption.phrases for caption in captions):
+        return None
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
+    tokens = (numbers[token] for caption in captions for token in caption.tokens)
+    columns = {
+        "imgids": _array(image.imgid for image in images),
+        "splits": _array((SPLITS.index(image.split) for image in images), np.uint8),
+        "cocoids": _array(_NO_NUMBER if image.cocoid is None else image.cocoid for image in images),
+        "captions": _array(accumulate(len(image.captions) for image in images)),
+        "sentids": _array(caption.sentid for caption in captions),
+        "tokens": _array(tokens, np.int32),
+        "token_ends": _array(accumulate(len(caption.tokens) for caption in captions)),
+        **_text_columns("files", [image.file for image in images]),
+        **_text_columns("raws", [caption.raw for caption in captions]),
+        **_text_columns("words", list(numbers)),
+    }
+    buffer = BytesIO()
+    with h5py.File(buffer, "w") as file:
+        for name, values in columns.items():
+            file.create_dataset(name, data=values, fletcher32=bool(values.size))
+        file.attrs.update({"format": FORMAT, "version": VERSION, "sha256": sha256, **attributes})
+    with suppress(UserError):
+        return write_bytes(columns_file(path), buffer.getbuffer())
+    return None
+
+
+def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
+    """The images and attributes of the ``dataset.json`` of this SHA-256 at ``path``; None without columns that are good."""
+    file = columns_file(path)
+    if not file.is_file():
+        return None
+    try:
+        with open_hdf5(file, "columns of a data set") as stored:
+            wanted = {"format": FORMAT, "version": VERSION, "sha256": sha256}
+            if any(stored.attrs.get(name) != value for name, value in wanted.items()):
+                return None
+            attributes = {name: stored.attrs[name] for name in _ATTRIBUTES}
+            if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTES.items()):
+                return None
+            arrays = {name: required_data(stored, name)[()] for name in (*_COLUMNS, *_names_of_texts())}
+    except UserError as error:
+        log.warning("%s; dataset.json is parsed instead", error)
+        return None
+    if not _fit_together(arrays):
+        log.warning("%s: its columns do not fit together; dataset.json is parsed instead", file)
+        return None
+    texts = {name: Texts(arrays[name], arrays[f"{name}_ends"]) for name in _TEXTS}
+    words = texts.pop("words")
+    columns = {**arrays, **texts, "words": [words[number] for number in range(len(words))]}
+    return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
+
+
+def _names_of_texts() -> list[str]:
+    return [name for text in _TEXTS for name in (text, f"{text}_ends")]
+
+
+def _array(values: Iterable[int], dtype: type[np.integer[Any]] = np.int64) -> NDArray[Any]:
+    return np.fromiter(values, dtype)
+
+
+def _text_columns(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+    encoded = [text.encode() for text in texts]
+    ends = _array(accumulate(len(text) for text in encoded))
+    return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
+
+
+def _fit_together(arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether the columns are as long as each other, and nothing in them points beyond another one."""
+    n_images, n_captions = len(arrays["imgids"]), len(arrays["sentids"])
+    if any(values.ndim != 1 or values.dtype.kind not in "iu" for values in arrays.values()):
+        return False
+    lengths = {"splits": n_images, "cocoids": n_images, "captions": n_images, "files_ends": n_images}
+    lengths |= {"token_ends": n_captions, "raws_ends": n_captions}
+    if not n_images or any(len(arrays[name]) != length for name, length in lengths.items()):
+        return False
+    ends = {"captions": n_captions, "token_ends": len(arrays["tokens"])}
+    ends |= {f"{name}_ends": len(arrays[name]) for name in _TEXTS}
+    if any(not _are_ends(arrays[name], total) for name, total in ends.items()):
+        return False
+    most = {"splits": len(SPLITS), "tokens": len(arrays["words_ends"])}
+    return all(not len(arrays[name]) or 0 <= arrays[name].min() <= arrays[name].max() < n for name, n in most.items())
+
+
+def _are_ends(ends: NDArray[Any], total: int) -> bool:
+    """Whether these are where consecutive parts of so many items end."""
+    return bool(np.all(np.diff(ends, prepend=0) >= 0)) and (int(ends[-1]) if len(ends) else 0) == total

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vse.pipeline import dataset as module
+from vse.pipeline.dataset import SPLITS, Dataset, load_dataset_file
+from vse.pipeline.dataset_columns import columns_file, read_columns, write_columns
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
+
+
+@st.composite
+def contents(draw: st.DrawFn) -> dict[str, Any]:
+    """A ``dataset.json`` with any number of captions of any words."""
+    images, sentid = [], 0
+    for imgid in draw(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5, unique=True)):
+        sentences = []
+        for _ in range(draw(st.integers(0, 3))):
+            tokens = draw(st.lists(TEXT, min_size=1, max_size=4))
+            sentences.append({"sentid": sentid, "imgid": imgid, "raw": draw(TEXT), "tokens": tokens})
+            sentid += 1
+        image = {"imgid": imgid, "filename": f"é{imgid}.jpg", "split": draw(st.sampled_from(SPLITS)), "sentences": sentences}
+        images.append(image | ({"cocoid": imgid + 1} if draw(st.booleans()) else {}))
+    return {"dataset": "made_up", "images": images, "pictures": draw(st.booleans())}
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every ``dataset.json`` counts as a large one."""
+    monkeypatch.setattr(module, "_LARGE", 0)
+
+
+def written(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / "dataset.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def small(text: str = "a dog", imgid: int = 1) -> dict[str, Any]:
+    sentence = {"sentid": 7, "imgid": imgid, "raw": text, "tokens": text.split()}
+    return {"dataset": "made_up", "images": [{"imgid": imgid, "filename": "1.jpg", "split": "test", "sentences": [sentence]}]}
+
+
+@given(content=contents())
+def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = written(tmp_path_factory.mktemp("data"), content)
+    parsed = load_dataset_file(path)
+    assert not columns_file(path).exists()  # it is small
+    kept = {"name": parsed.name, "pictures": parsed.pictures, "tokeniser": parsed.tokeniser}
+    assert write_columns(path, parsed.sha256, parsed.images, kept) == columns_file(path)
+    read = read_columns(path, parsed.sha256)
+    assert read is not None
+    images, attributes = read
+    again = Dataset(path=path, images=images, sha256=parsed.sha256, **attributes)
+    assert again == parsed
+    assert tuple(images) == tuple(parsed.images) == tuple(images[number] for number in range(len(images)))
+    assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
+    assert {name: tuple(some) for name, some in again.splits.items()} == parsed.splits
+    for dataset in (parsed, again):
+        assert [dataset.with_id(image.imgid) for image in parsed.images] == list(parsed.images)
+        assert dataset.with_id(-1) is None or any(image.imgid == -1 for image in parsed.images)
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, small())
+    first = load_dataset_file(path)
+    monkeypatch.setattr(module, "parse_json", None)
+    assert load_dataset_file(path) == first
+
+
+@pytest.mark.usefixtures("large")
+def test_columns_of_another_file_are_written_again(tmp_path: Path) -> None:
+    load_dataset_file(written(tmp_path, small()))
+    path = written(tmp_path, small("a cat"))
+    for _ in range(2):
+        assert load_dataset_file(path).images[0].captions[0].raw == "a cat"
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(tmp_path, moved, ignore=shutil.ignore_patterns("elsewhere"))
+    assert load_dataset_file(moved / "dataset.json").images[0].captions[0].raw == "a cat"
+
+
+@pytest.mark.usefixtures("large")
+def test_phrases_are_no_columns(tmp_path: Path) -> None:
+    content = small()
+    content["images"][0]["sentences"][0]["phrases"] = [{"first_token": 0, "n_tokens": 2}]
+    path = written(tmp_path, content)
+    assert load_dataset_file(path) == load_dataset_file(path)
+    assert not columns_file(path).exists()
+
+
+@pytest.mark.usefixtures("large")
+def test_what_cannot_be_written_is_parsed_each_time(tmp_path: Path) -> None:
+    path = written(tmp_path, small())
+    columns_file(path).mkdir()
+    assert load_dataset_file(path) == load_dataset_file(path)
+
+
+def _replaced(file: h5py.File, name: str, values: list[int]) -> None:
+    del file[name]
+    file.create_dataset(name, data=values)
+
+
+FAULTS: dict[str, Callable[[h5py.File], Any]] = {
+    "no captions": lambda f: f.__delitem__("captions"),
+    "an attribute of another kind": lambda f: f.attrs.__setitem__("name", 3),
+    "another version": lambda f: f.attrs.__setitem__("version", 0),
+    "too few images": lambda f: _replaced(f, "splits", []),
+    "an unknown split": lambda f: _replaced(f, "splits", [9]),
+    "more captions than there are": lambda f: _replaced(f, "captions", [2]),
+    "an unknown word": lambda f: _replaced(f, "tokens", [0, 2]),
+    "ends that fall": lambda f: _replaced(f, "words_ends", [4, 3]),
+    "numbers with fractions": lambda f: f.__delitem__("sentids") or f.create_dataset("sentids", data=[0.5]),
+}
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_columns_that_are_spoilt_are_not_read(fault: str, tmp_path: Path) -> None:
+    path = written(tmp_path, small())
+    first = load_dataset_file(path)
+    with h5py.File(columns_file(path), "r+") as file:
+        FAULTS[fault](file)
+    assert read_columns(path, first.sha256) is None
+    assert load_dataset_file(path) == first
+    assert read_columns(path, first.sha256) is not None  # they were written again
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9, None])
+def test_a_file_of_columns_that_was_changed_or_cut_short_is_not_believed(place: float | None, tmp_path: Path) -> None:
+    path = written(tmp_path, small(" ".join(f"word{k}" for k in range(3000))))
+    first, file = load_dataset_file(path), columns_file(path)
+    content = bytearray(file.read_bytes())
+    if place is None:
+        del content[len(content) // 2 :]
+    else:
+        content[int(place * len(content))] ^= 0xFF
+    file.write_bytes(content)
+    assert load_dataset_file(path) == first
