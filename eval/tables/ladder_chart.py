@@ -35,6 +35,7 @@ _TITLES = {
 }
 _NO_METADATA = {"svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), "png": {"Software": None}}
 _LONGEST = 40  # characters of a name
+_RIGHT = 0.85  # of the width, from which on a name stands left of its point
 
 
 def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
@@ -75,16 +76,20 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         axes.errorbar(row[cost], row["rsum"], whisker, fmt="none", ecolor=colour, elinewidth=0.8, capsize=2, alpha=0.6)
         face = colour if row[BEST] else "white"
         axes.plot(row[cost], row["rsum"], marker, color=colour, markerfacecolor=face, markersize=6, zorder=2)
-    for row in table.to_dict("records"):
-        size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
-        where = (row[cost], row["rsum"])
-        axes.annotate(_short(row["method"]), where, (5, 3), textcoords="offset points", fontsize=size, color=colour)
     low, high = table[cost].min(), table[cost].max()
     if 0 < 10 * low < high:
         axes.set_xscale("log")
         axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.autoscale_view()
+    for row in table.to_dict("records"):
+        size, colour = (8, _INK) if row[BEST] else (6, _QUIET)
+        where = (row[cost], row["rsum"])
+        across = axes.transLimits.transform(axes.transScale.transform(where))[0]  # 0 at the left, 1 at the right
+        offset, side = ((-5, 3), "right") if across > _RIGHT else ((5, 3), "left")  # names do not run into the legend
+        look = {"fontsize": size, "color": colour, "horizontalalignment": side}
+        axes.annotate(_short(row["method"]), where, offset, textcoords="offset points", **look)
     what, _, unit = cost.rpartition("_")
     axes.set(xlabel=f"{_TITLES[what]}, {_AXES['_' + unit]}", ylabel="rsum")
     facts = table.iloc[0]
