@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, weights_sha256
+from vse.features.batch_norms import fold_batch_norms
 from vse.features.cache import FeatureCache
 from vse.features.crops import crops_of, normalized
 from vse.features.extractors.cnn import CnnConfig
@@ -40,6 +41,9 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)
         self._try_once()
+        if config.fold_batch_norm:
+            noise = torch.rand(2, 3, config.crop, config.crop, generator=torch.Generator().manual_seed(0)) - 0.5
+            fold_batch_norms(self.network, noise.to(self.device, memory_format=torch.channels_last))
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
@@ -94,13 +98,15 @@ def rebuild_extractor(
     device: str = "auto",
     trained: bool = False,
     positions: bool = False,
+    trainable: bool = False,
 ) -> CnnExtractor:
     """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
 
-    With ``trained`` its weights are random, because the caller is about to replace them; ``positions`` as for
-    :func:`cnn_config`.
+    With ``trained`` its weights are random, because the caller is about to replace them. With either this or ``trainable``
+    its batch norms are not folded. ``positions`` as for :func:`cnn_config`.
     """
-    config = cnn_config(cache, positions, **({"weights": "random"} if trained else {}))
+    changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
+    config = cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(

@@ -195,7 +195,7 @@ def _images(
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
-    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device), positions=True)
+    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune)
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:

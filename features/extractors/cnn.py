@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -46,11 +46,21 @@ class CnnConfig(LayerSettings):
     crop_seed: int = Field(0, ge=0, description="with the image's id, the seed of its random crops")
     batch_size: PositiveInt = 32
     compile: bool = Field(False, description="compile the network first (torch.compile); pays on a GPU")
+    fold_batch_norm: bool = Field(
+        False, description="fold batch norms into convolutions: faster, and vectors differ by rounding, so that their key does"
+    )
 
     @classmethod
     def how(cls) -> set[str]:
         """Neither the batches nor compilation change what is computed."""
         return super().how() | {"batch_size", "compile"}
+
+    def content(self) -> dict[str, Any]:
+        """Batch norms are named only if they are folded, so that features made before that was a setting keep their keys."""
+        content = super().content()
+        if not self.fold_batch_norm:
+            del content["fold_batch_norm"]
+        return content
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
