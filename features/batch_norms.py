@@ -24,8 +24,9 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
     pairs = _pairs(network, images)
     names = {module: name for name, module in network.named_modules()}
     for convolution, norm in pairs:
+        mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
-            convolution.weight, convolution.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+            convolution.weight, convolution.bias, mean, variance, norm.eps, norm.weight, norm.bias
         )
         network.set_submodule(names[norm], _rest_of(norm))
     if (network(images) - before).abs().max() > _CLOSE * before.abs().max():
@@ -63,4 +64,6 @@ def _can_fold(norm: nn.BatchNorm2d) -> bool:
 
 def _rest_of(norm: nn.BatchNorm2d) -> nn.Module:
     """What a batch norm does after it has normalised: nothing or, in timm's, an activation."""
-    return nn.Identity() if type(norm) is nn.BatchNorm2d else nn.Sequential(norm.drop, norm.act)
+    if type(norm) is nn.BatchNorm2d:
+        return nn.Identity()
+    return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

@@ -88,7 +88,7 @@ def _draw(axes: Axes, table: pd.DataFrame, cost: str) -> None:
         where = (row[cost], row["rsum"])
         across = axes.transLimits.transform(axes.transScale.transform(where))[0]  # 0 at the left, 1 at the right
         offset, side = ((-5, 3), "right") if across > _RIGHT else ((5, 3), "left")  # names do not run into the legend
-        look = {"fontsize": size, "color": colour, "horizontalalignment": side}
+        look: dict[str, Any] = {"fontsize": size, "color": colour, "horizontalalignment": side}
         axes.annotate(_short(row["method"]), where, offset, textcoords="offset points", **look)
     what, _, unit = cost.rpartition("_")
     axes.set(xlabel=f"{_TITLES[what]}, {_AXES['_' + unit]}", ylabel="rsum")
