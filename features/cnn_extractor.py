@@ -19,6 +19,8 @@ from vse.features.extractors.extractor import NetworkExtractor, Vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import reading
 
+_AT_ONCE = 4  # crops on a processor; the outputs of layers for more are memory that the system clears first each time
+
 
 class CnnExtractor(NetworkExtractor[Tensor]):
     """A CNN ready to turn image files into vectors, by one feature preset.
@@ -70,9 +72,11 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         (n_images, dim), the mean over the crops; a bank keeps them apart, (n_images, n_crops, dim); with
         ``positions``, (n_images, n_positions, dim).
         """
-        config = self.config
+        config, crops = self.config, pixels.flatten(0, 1)
+        at_once = max(_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            output = self._forward(normalized(pixels.flatten(0, 1), config.mean, config.std, self.device))
+            images = (normalized(some, config.mean, config.std, self.device) for some in crops.split(at_once))
+            output = torch.cat([self._forward(some) for some in images])
         vectors = output.float().unflatten(0, pixels.shape[:2])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
