@@ -38,7 +38,7 @@ BOXES = (
     " --set weights=random --set n_boxes=4"
 )
 HGLMM = "--set trained_dim=8 --set trained_epochs=2 --set min_count=1 --set centres=4 --set pca=16"
-TEMPORARY = r"\.tmp|\.partial|\.lock"
+TEMPORARY = r"\.tmp|\.partial|\.lock|\.unpacking|\.bundle-"
 SHARDS = "--shards 12 --threads 1"
 TRAIN = " ".join(["vse-train --features {cache} --out run --threads 1 --resume", *SMALL_MODEL])
 PHRASES = (
@@ -68,8 +68,8 @@ COMMANDS = {
     "data export-precomp": Killed("vse-data export-precomp {cache} --out precomp"),
     "data pack": Killed("vse-data pack {cache} --out bundle", once=False),
     "data pack .tar": Killed("vse-data pack {cache} --out bundle.tar"),
-    "data fetch-features": Killed("vse-data fetch-features {folder}/bundle --out features", once=False),
-    "data fetch-features .tar": Killed("vse-data fetch-features {folder}/bundle.tar --out features", once=False),
+    "data fetch-features": Killed("vse-data fetch-features {folder}/bundle --out features"),
+    "data fetch-features .tar": Killed("vse-data fetch-features {folder}/bundle.tar --out features"),
     "extract cnn": Killed(f"vse-extract cnn --dataset {{few}} --out demo_x.h5 {SHARDS} {TINY}"),
     "extract regions": Killed(f"vse-extract regions --dataset {{few}} --out demo_x.h5 {SHARDS} {REGIONS}"),
     "extract boxes": Killed(f"vse-extract boxes --dataset {{few}} --out demo_x.h5 {SHARDS} {BOXES}"),
@@ -159,10 +159,10 @@ def _read_hdf5(path: Path) -> bytes:
     return b"\n".join(parts)
 
 
-def files(folder: Path, pattern: str = "**/*") -> dict[str, bytes]:
-    """The content of files in a folder."""
-    paths = (path for path in folder.glob(pattern) if path.is_file())
-    return {str(path.relative_to(folder)): content(path, folder) for path in paths}
+def files(folder: Path, pattern: str = "**/*", finished: bool = False) -> dict[str, bytes]:
+    """The content of files in a folder; if ``finished``, of those whose names say that they are whole."""
+    names = {str(path.relative_to(folder)): path for path in folder.glob(pattern) if path.is_file()}
+    return {name: content(path, folder) for name, path in names.items() if not (finished and re.search(TEMPORARY, name))}
 
 
 def kill(script: list[str], folder: Path, after: float) -> int:
@@ -192,8 +192,8 @@ def test_killed_then_left_alone_gives_the_same_files(
     statuses = []
     while statuses.count(-signal.SIGKILL) < request.config.getoption("kills"):
         statuses.append(kill(["bash", "-c", f"exec {commands}/{line}"], killed, rng.uniform(0, seconds)))
-        for path, found in files(killed, pattern).items():
-            if once and not re.search(TEMPORARY, path):
+        if once:
+            for path, found in files(killed, pattern, finished=True).items():
                 assert found == expected.get(path), f"{path} after {len(statuses)} kills"
         if statuses[-1] == 0:  # nothing is left to be done
             shutil.rmtree(killed)
