@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -69,6 +70,24 @@ def _training(precision: str, factor: float) -> Work:
         limit=("its matrix products", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
     )
+
+
+def _extraction(precision: str, **further: Any) -> Work:
+    """An extraction with folded batch norms, in one precision, beside the network alone in fp32."""
+    of = partial(_extracted, precision=precision, folded=True)
+    return Work(
+        f"extraction, EfficientNet-Lite0, {precision}",
+        "images/cpu-s",
+        of("extract"),
+        peer=("timm and a DataLoader", of("timm")),
+        limit=("bare network, fp32", _extracted("forward", "fp32", folded=False)),
+        **further,
+    )
+
+
+def _extracted(what: str, precision: str, folded: bool) -> Cell:
+    where = {"model": "timm/tf_efficientnet_lite0", "precision": precision, "folded": folded}
+    return cell("extraction", f"{what}_images_per_cpu_s", **where)
 
 
 WORKS = (
@@ -138,20 +157,8 @@ WORKS = (
         limit=("a plain array", cell("reading", "ms_per_batch", **_MAPPED)),
         to_reach=(1.5, "limit"),
     ),
-    Work(
-        "extraction, EfficientNet-Lite0, fp32",
-        "images/cpu-s",
-        cell("extraction", "extract_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
-        peer=(
-            "timm and a DataLoader",
-            cell("extraction", "timm_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
-        ),
-        limit=(
-            "bare network",
-            cell("extraction", "forward_images_per_cpu_s", model="timm/tf_efficientnet_lite0", precision="fp32"),
-        ),
-        to_reach=(1 / 1.2, "limit"),
-    ),
+    _extraction("fp32", before=_extracted("extract", "fp32", folded=False), to_reach=(1 / 1.2, "limit")),
+    _extraction("bf16"),
     Work(
         "EM of a Gaussian mixture",
         "s",
