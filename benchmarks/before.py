@@ -1,0 +1,135 @@
+"""What works took in another checkout of this project, one run there and one here in turn.
+
+Processor time of one thread: each run is a process of its own, which does the work twice and times the second one; the
+numbers are medians over rounds, ``times_faster`` that of the ratios of each round. Random data of the sizes that
+docs/performance.md names. An extraction folds batch norms where the checkout can.
+
+    git worktree add ../before v0.1.0
+    python benchmarks/before.py ../before
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from common import report
+from evaluation import made
+from extraction import pictures
+from training import make_up
+
+HERE = Path(__file__).parent
+IMAGES, PICTURES = 256, 64
+TIMED = """
+import sys, time
+sys.path.insert(0, {benchmarks!r})
+import torch
+torch.set_num_threads(1)
+{setup}
+for _ in range(2):
+    started = time.process_time()
+    {line}
+    taken = time.process_time() - started
+print(taken)
+"""
+TRAINING = """
+from training import Data, OurLoop, Path, load_experiment
+loop = OurLoop(load_experiment("vsepp"), Data.load(Path("made-up.h5"), 1), 0, PRECISION)
+"""
+MIXTURE = """
+import numpy as np
+from vse.features.mixture import first_mixture, fit_mixture
+data = torch.from_numpy(np.random.default_rng(0).laplace(size=(5000, 300)))
+start = first_mixture(data, 30, 0)
+"""
+RANKS = """
+from vse.eval.ranking.ranks import ranks_from_embeddings
+image_of_caption = torch.arange(25_000) // 5
+images = torch.nn.functional.normalize(torch.randn(5000, 1024), dim=1)
+captions = torch.nn.functional.normalize(images[image_of_caption] + 0.3 * torch.randn(25_000, 1024), dim=1)
+"""
+QUERY = """
+import numpy as np
+from vse.eval.search.exact import exact_search
+rng = np.random.default_rng(0)
+corpus, query = rng.standard_normal((1_000_000, 512), np.float32), rng.standard_normal((1, 512), np.float32)
+"""
+EXTRACTION = """
+from extraction import CnnConfig, CnnExtractor, Item, Path
+items = [Item(k, path) for k, path in enumerate(sorted(Path("images").glob("*.jpg")))]
+folds = {"fold_batch_norm": True} if "fold_batch_norm" in CnnConfig.model_fields else {}
+settings = {"model": "timm/tf_efficientnet_lite0", "weights": "random", "batch_size": 16, "workers": 1, **folds}
+extractor = CnnExtractor(CnnConfig(name="effnet", **settings), device="cpu")
+"""
+
+
+class Compared(NamedTuple):
+    """A program's preparation and its timed line; in ``unit`` the number is ``times`` the seconds or, of a rate, over them."""
+
+    setup: str
+    line: str
+    unit: str = "s"
+    times: float = 1
+
+    def number(self, seconds: float) -> float:
+        """Seconds in the unit."""
+        return self.times / seconds if "/" in self.unit else self.times * seconds
+
+
+def _training(precision: str) -> Compared:
+    return Compared(TRAINING.replace("PRECISION", repr(precision)), "loop.epoch()", "pairs/cpu-s", 5 * IMAGES)
+
+
+COMPARED = {
+    "ranks": Compared(RANKS, "ranks_from_embeddings(images, captions, image_of_caption)"),
+    "evaluation": Compared("import vse", "vse.evaluate('coco.h5')"),
+    "query": Compared(QUERY, "exact_search(corpus, query, 10)", "ms", 1000),
+    "training, fp32": _training("fp32"),
+    "training, bf16": _training("bf16"),
+    "extraction": Compared(EXTRACTION, "extractor.extract(items)", "images/cpu-s", PICTURES),
+    "EM, gaussian": Compared(MIXTURE, "fit_mixture(data, start, 10, 'gaussian')"),
+    "EM, hybrid": Compared(MIXTURE, "fit_mixture(data, start, 10, 'hybrid')"),
+}
+
+
+def cpu_seconds(tree: Path, work: Compared, folder: Path) -> float:
+    """Of a work in ``folder`` by the package of ``tree``, the second time that it runs in a process."""
+    program = TIMED.format(benchmarks=str(HERE), setup=work.setup, line=work.line)
+    environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return float(said.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("before", type=Path, help="the other checkout")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--works", nargs="+", choices=COMPARED, default=list(COMPARED))
+    arguments = parser.parse_args()
+    trees = {"before": arguments.before.resolve(), "now": HERE.parent}
+    rows = []
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        made(folder / "coco.h5")
+        pictures(folder, PICTURES)
+        make_up(folder, {"train": IMAGES, "val": 10}, 4096, 3000, 1)
+        for name in arguments.works:
+            work, rounds = COMPARED[name], []
+            for _ in range(arguments.rounds):
+                rounds.append({when: cpu_seconds(tree, work, folder) for when, tree in trees.items()})
+                print(name, rounds[-1], flush=True)
+            numbers = {when: round(work.number(median(one[when] for one in rounds)), 3) for when in trees}
+            ratio = round(median(one["before"] / one["now"] for one in rounds), 2)
+            rows.append({"work": name, "unit": work.unit, **numbers, "times_faster": ratio})
+    report("before", rows)
+
+
+if __name__ == "__main__":
+    main()
