@@ -75,9 +75,9 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         config, crops = self.config, pixels.flatten(0, 1)
         at_once = max(_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            images = (normalized(some, config.mean, config.std, self.device) for some in crops.split(at_once))
+            images = (normalized(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
             output = torch.cat([self._forward(some) for some in images])
-        vectors = output.float().unflatten(0, pixels.shape[:2])
+        vectors = output.float().view(*pixels.shape[:2], *output.shape[1:])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
