@@ -53,8 +53,8 @@ class Server:
         request.end_headers()
         cut = self.cuts.pop(0) if self.cuts else None
         body = content[start:][:cut]
+        self.sent += len(body)  # before the client has it all and a test looks
         request.wfile.write(body)
-        self.sent += len(body)
         if cut is not None:
             self.reached.set()
             if self.hold:
