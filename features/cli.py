@@ -12,7 +12,7 @@ import click
 
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.settings import FeatureSettings, Option
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import THREADS, entry_point
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -24,7 +24,6 @@ _LIKE = click.option(
 )
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-_THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 _OPTIONS: dict[Option, Callable[[Any], Any]] = {
     "skip_bad": click.option(
         "--skip-bad",
@@ -81,7 +80,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         click.echo(extract_feature(asked, extractor, shard))
 
     mine = [_OPTIONS[option] for option in settings.options]
-    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, _THREADS]
+    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, THREADS]
     decorated = reduce(lambda function, option: option(function), reversed(options), run)
     extract.command(extractor, help=cleandoc(settings.__doc__ or ""))(decorated)
 
@@ -97,7 +96,7 @@ for _extractor in EXTRACTORS:
 @_SETS
 @_OPTIONS["words"]
 @_DEVICE
-@_THREADS
+@THREADS
 def fit_command(
     dataset: Path,
     feature: str,

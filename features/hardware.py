@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,10 @@ from torch import Tensor
 
 import vse
 from vse.features.gpu_leases import GpuLeases
+from vse.pipeline.cores import allowed_cores
 from vse.pipeline.errors import UserError
+
+log = logging.getLogger(__name__)
 
 NO_MEMORY = "--device cpu does without it"  # what a user may do whose GPU has too little memory
 
@@ -98,9 +102,12 @@ def memory_guard(cure: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` cores, but no more than there are."""
+    """Let torch use ``threads`` cores, but no more than this process may use; None changes nothing."""
     if threads is not None:
-        torch.set_num_threads(max(1, min(threads, len(os.sched_getaffinity(0)))))
+        allowed = allowed_cores()
+        if threads > allowed:
+            log.warning("%d threads are lowered to %d, the cores that this process may use", threads, allowed)
+        torch.set_num_threads(min(threads, allowed))
 
 
 def versions() -> dict[str, str]:

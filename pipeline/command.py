@@ -12,14 +12,13 @@ from typing import Any
 import click
 
 import vse
+from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.input_files import reason_of
 from vse.pipeline.plain_text import printable
 from vse.pipeline.provenance import running
 
 _LONGEST = 1500  # characters of an error, a few lines of a terminal
-
-_HOW_TO_WAIT = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
 class SeedType(click.types.IntParamType):
@@ -34,6 +33,8 @@ class SeedType(click.types.IntParamType):
 
 
 SEED = SeedType()
+
+THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all it may use]")
 
 
 def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
@@ -63,7 +64,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         click.version_option(vse.__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        sleep_while_waiting()
+        set_up_openmp(os.environ)
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:
@@ -99,16 +100,6 @@ def one_line_errors() -> Iterator[None]:
         raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
     except MemoryError as error:
         raise UserError(f"not enough memory ({reason_of(error)})") from error
-
-
-def sleep_while_waiting() -> None:
-    """Let OpenMP's threads sleep while they wait, unless the environment says how they shall wait.
-
-    By default they spin, and on a machine with other work a thread that spins keeps the one that it waits for from its core
-    (``benchmarks/waiting.py``). OpenMP reads this once, when torch is loaded.
-    """
-    if not os.environ.keys() & _HOW_TO_WAIT:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 class _Echo(logging.Handler):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for each other's threads
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
 import jaxtyping
 

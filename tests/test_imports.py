@@ -137,12 +137,12 @@ eval_main(["nowhere.h5", "--out", "result.json"])
 @pytest.mark.parametrize(
     ("given", "policy"),
     [
-        ({}, "PASSIVE None"),
+        ({"SLURM_CPUS_PER_TASK": "1"}, "PASSIVE None"),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE None"),
         ({"GOMP_SPINCOUNT": "1000"}, "None 1000"),
     ],
 )
-def test_threads_are_told_to_sleep_while_they_wait_before_torch_is_loaded(given: dict[str, str], policy: str) -> None:
+def test_how_threads_wait_is_settled_before_torch_is_loaded(given: dict[str, str], policy: str) -> None:
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     environment = {key: value for key, value in os.environ.items() if key not in names} | given
     command = [sys.executable, "-c", ASKS_WHEN_TORCH_IS_LOADED]

@@ -7,13 +7,12 @@ from pathlib import Path
 import click
 
 from vse.eval.defaults import QUERIES
-from vse.pipeline.command import ALLOW_CODE, SEED, entry_point
+from vse.pipeline.command import ALLOW_CODE, SEED, THREADS, entry_point
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-_THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
 
 
 class _WithExperiments(click.Command):
@@ -50,7 +49,7 @@ class _WithExperiments(click.Command):
 @click.option("--overwrite", is_flag=True, help="Replace a run of other settings.")
 @ALLOW_CODE
 @_DEVICE
-@_THREADS
+@THREADS
 def train_command(
     features: Path,
     experiment: str,
@@ -123,7 +122,7 @@ def train_command(
 )
 @ALLOW_CODE
 @_DEVICE
-@_THREADS
+@THREADS
 def embed_command(
     runs: tuple[Path, ...],
     split: str | None,
@@ -180,7 +179,7 @@ def embed_command(
 @click.option("--html", type=_FILE, help="Write a report with photos as well.")
 @ALLOW_CODE
 @_DEVICE
-@_THREADS
+@THREADS
 def search_command(
     run: Path,
     query: str,

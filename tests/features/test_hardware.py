@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vse.features import hardware
-from vse.features.hardware import describe_device, memory_guard, moved, pick_device
+from vse.features.hardware import describe_device, memory_guard, moved, pick_device, use_threads
 from vse.pipeline.errors import UserError
 
 
@@ -113,6 +113,21 @@ def test_a_gpu_without_memory_is_one_line_with_what_to_lower() -> None:
     with pytest.raises(UserError, match=r"out of memory \(CUDA out of memory\); lower train.batch_size"):  # noqa: SIM117
         with memory_guard("lower train.batch_size"):
             raise torch.OutOfMemoryError(message)
+
+
+def test_more_threads_than_cores_are_lowered_with_a_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = torch.get_num_threads()
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    try:
+        use_threads(1)
+        assert (torch.get_num_threads(), caplog.messages) == (1, [])
+        use_threads(8)
+        assert torch.get_num_threads() == 1
+        assert caplog.messages == ["8 threads are lowered to 1, the cores that this process may use"]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_tests_see_no_gpu_unless_they_are_marked() -> None:

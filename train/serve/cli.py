@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vse.pipeline.command import ALLOW_CODE, entry_point
+from vse.pipeline.command import ALLOW_CODE, THREADS, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.extra_packages import extra_package
 
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 @click.option("--check", is_flag=True, help="Load everything, answer one query, print what each run finds, and end.")
 @ALLOW_CODE
 @click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
-@click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all]")
+@THREADS
 def serve_command(
     runs: tuple[Path, ...],
     k: int,

@@ -1,0 +1,195 @@
+"""The cores of this process, and how threads wait on them: read from files as the kernel writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from vse.pipeline.cores import affinity, all_idle, allowed_cores, cgroup_quota, set_up_openmp
+
+several_cores = pytest.mark.skipif(len(affinity()) < 2, reason="one core has no neighbours")
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def cgroups(tmp_path: Path) -> Path:
+    (tmp_path / "cgroup").mkdir()
+    return tmp_path / "cgroup"
+
+
+@pytest.fixture
+def set_quota(proc: Path, cgroups: Path) -> Callable[..., None]:
+    """Write the lines of /proc/self/cgroup, and files of the cgroups' tree by their paths in it."""
+
+    def write(*lines: str, **files: str) -> None:
+        (proc / "self/cgroup").write_text("".join(f"{line}\n" for line in lines))
+        for path, text in files.items():
+            (cgroups / path).parent.mkdir(parents=True, exist_ok=True)
+            (cgroups / path).write_text(f"{text}\n")
+
+    return write
+
+
+def stat(busy: dict[int, int], idle: dict[int, int], steal: int = 0) -> str:
+    """/proc/stat of cores that were busy and idle for so many ticks since the start, and denied so many."""
+    each = [f"cpu{core} {100 + busy[core]} 0 50 {9000 + idle[core]} 7 0 3 {steal} 0 0" for core in busy]
+    return "\n".join(["cpu  1 2 3 4 5 6 7 8 0 0", *each, "intr 14 0 0", "ctxt 1990473", "procs_running 2", ""])
+
+
+def replace(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+@pytest.fixture
+def passes(proc: Path) -> Callable[..., Callable[[], None]]:
+    """A pause in which cores are busy for some ticks of two, idle for the others."""
+
+    def pause(*busy: int, steal: int = 0, cores: set[int] | None = None) -> Callable[[], None]:
+        numbers = sorted(range(len(busy)) if cores is None else cores)
+        none = dict.fromkeys(numbers, 0)
+        ticks = dict(zip(numbers, busy, strict=True))
+        (proc / "stat").write_text(stat(none, none))
+        after = stat(ticks, {core: 2 - steal - used for core, used in ticks.items()}, steal)
+        return lambda: replace(proc / "stat", after)
+
+    return pause
+
+
+@pytest.mark.parametrize(
+    ("limit", "quota"), [("max 100000", math.inf), ("400000 100000", 4), ("150000 100000", 1.5), ("25000 50000", 0.5)]
+)
+def test_a_cgroup_of_version_2_has_a_quota(
+    limit: str, quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
+) -> None:
+    set_quota("0::/user.slice/job", **{"user.slice/job/cpu.max": limit})
+    assert cgroup_quota(proc, cgroups) == quota
+
+
+@pytest.mark.parametrize(("limit", "quota"), [("-1", math.inf), ("150000", 1.5)])
+@pytest.mark.parametrize("controllers", ["cpu", "cpu,cpuacct", "cpuacct,cpu"])
+def test_a_cgroup_of_version_1_has_a_quota(
+    controllers: str, limit: str, quota: float, set_quota: Callable[..., None], proc: Path, cgroups: Path
+) -> None:
+    files = {"cpu/job/cpu.cfs_quota_us": limit, "cpu/job/cpu.cfs_period_us": "100000"}
+    set_quota("5:memory:/other", f"4:{controllers}:/job", "0::/", **files)
+    assert cgroup_quota(proc, cgroups) == quota
+
+
+def test_the_least_quota_of_a_cgroup_and_those_above_it_counts(
+    set_quota: Callable[..., None], proc: Path, cgroups: Path
+) -> None:
+    quotas = {"a/b/c": "max 100000", "a/b": "300000 100000", "a": "200000 100000", "a/beside": "100000 100000"}
+    set_quota("0::/a/b/c", **{f"{path}/cpu.max": limit for path, limit in quotas.items()})
+    assert cgroup_quota(proc, cgroups) == 2
+
+
+def test_a_container_sees_its_own_cgroup_at_the_root(set_quota: Callable[..., None], proc: Path, cgroups: Path) -> None:
+    set_quota("0::/docker/0123abcd", **{"cpu.max": "300000 100000"})
+    assert cgroup_quota(proc, cgroups) == 3
+
+
+def test_other_controllers_have_no_quota_of_time(set_quota: Callable[..., None], proc: Path, cgroups: Path) -> None:
+    files = {"cpu/job/cpu.cfs_quota_us": "100000", "cpu/job/cpu.cfs_period_us": "100000"}
+    set_quota("4:cpuset,cpuacct:/job", "3:memory:/job", **files)
+    assert cgroup_quota(proc, cgroups) == math.inf
+
+
+def test_without_cgroups_there_is_no_quota(proc: Path, cgroups: Path) -> None:
+    assert cgroup_quota(proc, cgroups) == math.inf
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(affinity()))])
+def test_a_quota_allows_its_whole_cores_and_at_least_one(
+    limit: str, cores: int, set_quota: Callable[..., None], proc: Path, cgroups: Path
+) -> None:
+    set_quota("0::/", **{"cpu.max": limit})
+    assert allowed_cores({}, proc, cgroups) == cores
+
+
+@pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(affinity())), ("", len(affinity()))])
+def test_a_job_of_slurm_allows_its_cores(job: str, cores: int, proc: Path, cgroups: Path) -> None:
+    assert allowed_cores({"SLURM_CPUS_PER_TASK": job}, proc, cgroups) == cores
+
+
+BOUND_TO_ONE_CORE = """
+import json, os, sys
+from pathlib import Path
+from vse.pipeline.cores import allowed_cores, set_up_openmp
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+environment = {}
+set_up_openmp(environment, cgroups=Path(sys.argv[1]), pause=lambda: sys.exit("looks at cores that it does not need"))
+print(json.dumps([allowed_cores({}, cgroups=Path(sys.argv[1])), environment]))
+"""
+
+
+def test_a_process_may_use_the_cores_of_its_affinity_mask(cgroups: Path) -> None:
+    command = [sys.executable, "-c", BOUND_TO_ONE_CORE, str(cgroups)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, {"OMP_WAIT_POLICY": "PASSIVE"}], "OpenMP knows the mask by itself"
+
+
+@pytest.mark.parametrize(
+    ("busy", "idle"),
+    [((0, 0, 0), True), ((0, 2, 0), False), ((0, 1, 0), False), ((0, 0, 2), True), ((2, 2, 2), False)],
+    ids=["idle", "busy", "half", "another core", "all"],
+)
+def test_cores_are_idle_if_nothing_runs_on_them(
+    busy: tuple[int, ...], idle: bool, proc: Path, passes: Callable[..., Callable[[], None]]
+) -> None:
+    assert all_idle([0, 1], proc, passes(*busy)) == idle
+
+
+def test_time_that_a_virtual_machine_is_denied_is_not_idle(proc: Path, passes: Callable[..., Callable[[], None]]) -> None:
+    assert not all_idle([0, 1], proc, passes(0, 0, steal=1))
+
+
+def test_cores_of_which_the_kernel_says_nothing_count_as_busy(proc: Path, passes: Callable[..., Callable[[], None]]) -> None:
+    assert not all_idle([0, 2], proc, passes(0, 0))
+    (proc / "stat").unlink()
+    assert not all_idle([0], proc, lambda: None)
+
+
+@several_cores
+def test_threads_spin_on_idle_cores_and_sleep_on_busy_ones(
+    proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]
+) -> None:
+    cores = affinity()
+    for busy, environment in ((0, {}), (2, {"OMP_WAIT_POLICY": "PASSIVE"})):
+        made: dict[str, str] = {}
+        set_up_openmp(made, proc, cgroups, passes(*[0] * (len(cores) - 1), busy, cores=cores))
+        assert made == environment, "how busy the cores are does not change the number of threads"
+
+
+@several_cores
+def test_threads_are_as_many_as_a_quota_allows_and_sleep_below_it(
+    set_quota: Callable[..., None], proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]
+) -> None:
+    set_quota("0::/", **{"cpu.max": "150000 100000"})
+    made: dict[str, str] = {}
+    set_up_openmp(made, proc, cgroups, passes(*[0] * len(affinity()), cores=affinity()))
+    assert made == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+
+
+@pytest.mark.parametrize("waiting", [{"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "1000"}, {"KMP_BLOCKTIME": "0"}])
+def test_what_the_environment_says_stays(waiting: dict[str, str], proc: Path, cgroups: Path) -> None:
+    given = {"OMP_NUM_THREADS": "3", "SLURM_CPUS_PER_TASK": "1", **waiting}
+    made = dict(given)
+    set_up_openmp(made, proc, cgroups)
+    assert made == given
+
+
+def test_this_machine_says_what_it_allows() -> None:
+    assert 1 <= allowed_cores({}) <= (os.cpu_count() or 1)
