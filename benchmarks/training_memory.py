@@ -27,6 +27,8 @@ from pathlib import Path
 from common import report
 from training import make_up
 
+from vse.pipeline.cores import allowed_cores
+
 IMAGES, VAL, DIM, WORDS, SHARDS = 113_287, 1_000, 4096, 11_000, 64
 KINDS = {"VmRSS": "peak_gb", "RssAnon": "anon_gb", "RssFile": "file_gb"}
 
@@ -97,7 +99,7 @@ def is_open(pid: int, folder: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, default=allowed_cores())
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="a setting of vse-train")
     parser.add_argument("--dir", type=Path, help="keep the made-up cache (1.1 GB) here, and take it from here if it is there")
     arguments = parser.parse_args()
