@@ -201,9 +201,9 @@ def open_cache(path: Path) -> FeatureCache:
     n_vectors = len(ids) if offsets is None else int(offsets[-1])
     if rows != len(ids) or not vectors == n_vectors == shape[0] or (offsets is not None and len(offsets) != len(ids) + 1):
         raise UserError(f"{path}: {len(ids)} ids and {shape[0]} vectors, but its shards hold {rows} rows, {vectors} vectors")
-    if len(np.unique(ids)) != len(ids):
-        values, counts = np.unique(ids, return_counts=True)
-        raise UserError(f"{path}: duplicate id {values[counts > 1][0]}")
+    in_order = np.sort(ids)
+    if len(again := in_order[1:][in_order[1:] == in_order[:-1]]):
+        raise UserError(f"{path}: duplicate id {again[0]}")
     return FeatureCache(
         path=path,
         dataset=attributes["dataset"],

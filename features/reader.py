@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from vse.features.cache import FeatureCache, Stored
 from vse.features.region_boxes import RegionBoxes
 from vse.pipeline.errors import UserError
+from vse.pipeline.id_rows import IdRows
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class FeatureReader:
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
         self.cache = cache
         self._memory_gb, self._mapped = memory_gb, mapped
-        self._positions = {int(identity): k for k, identity in enumerate(cache.ids)}
+        self._rows = IdRows(cache.ids)
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
@@ -79,15 +80,16 @@ class FeatureReader:
 
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
-        wanted = [int(i) for i in ids]
-        missing = [i for i in wanted if i not in self._positions]
-        if missing:
+        wanted = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
+        positions = self._rows.of(wanted)
+        missing = wanted[positions < 0]
+        if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_rows
             raise UserError(
                 f"{self.cache.path}: {len(missing)} of {len(wanted)} {what} have no features, the first is id {missing[0]}; "
                 f"extract the features of this very data set ({self.cache.dataset!r} is in the cache)"
             )
-        return np.asarray([self._positions[i] for i in wanted], np.int64)
+        return positions
 
     def crops(self, positions: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
         """One crop of each row of a crop bank, (len(positions), dim): the one with the number in ``crops``."""

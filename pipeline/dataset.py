@@ -15,10 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vse.pipeline.captioned_image import SPLITS, Caption, Image
 from vse.pipeline.dataset_columns import ImageColumns, read_columns, write_columns
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import parse_json
+from vse.pipeline.id_rows import IdRows, Ids
+from vse.pipeline.image_arrays import caption_counts, caption_ids, image_ids
 from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
 from vse.pipeline.phrases import read_phrases
 from vse.pipeline.read_once import ReadOnce
@@ -68,14 +73,31 @@ class Dataset:
 
     def with_id(self, imgid: int) -> Image | None:
         """The image of this id; None if there is none."""
-        row = self._rows.get(imgid)
-        return None if row is None else self.images[row]
+        row = int(self.image_rows(np.asarray([imgid]))[0])
+        return None if row < 0 else self.images[row]
+
+    def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
+        """For each of some ids the row of its image (n,) among ``images``; -1 where there is none."""
+        return self._image_rows.of(imgids)
+
+    def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each of some caption ids the row of its image, -1 where there is no such caption, and its number there."""
+        rows = self._caption_rows.of(sentids)
+        images = np.searchsorted(self._caption_ends, rows, side="right")
+        numbers = rows - np.concatenate([[0], self._caption_ends])[images]
+        return np.where(rows < 0, -1, images), numbers
 
     @cached_property
-    def _rows(self) -> dict[int, int]:
-        images = self.images
-        ids = images.imgids.tolist() if isinstance(images, ImageColumns) else [image.imgid for image in images]
-        return {imgid: row for row, imgid in enumerate(ids)}
+    def _image_rows(self) -> IdRows:
+        return IdRows(image_ids(self.images))
+
+    @cached_property
+    def _caption_rows(self) -> IdRows:
+        return IdRows(caption_ids(self.images))
+
+    @cached_property
+    def _caption_ends(self) -> NDArray[np.int64]:
+        return np.cumsum(caption_counts(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
         """Images of one split; :class:`UserError` if there is none."""

@@ -37,14 +37,14 @@ class Texts:
     """Texts, made where they are asked for from their bytes in UTF-8 and where each ends."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
-        self.content, self.ends = content.tobytes(), ends
+        self.content, self.ends = content, ends
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, number: int) -> str:
         start = self.ends[number - 1] if number else 0
-        return self.content[start : self.ends[number]].decode()
+        return str(self.content.data[start : self.ends[number]], "utf-8")
 
 
 class ImageColumns(Sequence[Image]):
@@ -56,8 +56,36 @@ class ImageColumns(Sequence[Image]):
     @property
     def imgids(self) -> NDArray[np.int64]:
         """Their ids."""
-        ids: NDArray[np.int64] = self._columns["imgids"][self._rows]
+        return self._of_rows("imgids")
+
+    @property
+    def cocoids(self) -> NDArray[np.int64] | None:
+        """Their numbers in MS-COCO, if all have one."""
+        numbers = self._of_rows("cocoids")
+        return None if np.any(numbers == _NO_NUMBER) else numbers
+
+    @property
+    def caption_counts(self) -> NDArray[np.int64]:
+        """How many captions each has."""
+        counts: NDArray[np.int64] = np.diff(self._columns["captions"], prepend=0)[self._rows]
+        return counts
+
+    @property
+    def sentids(self) -> NDArray[np.int64]:
+        """The ids of their captions."""
+        counts = self.caption_counts
+        before = np.cumsum(counts) - counts
+        numbers = np.repeat(self._of_rows("captions") - counts - before, counts) + np.arange(counts.sum())
+        ids: NDArray[np.int64] = self._columns["sentids"][numbers]
         return ids
+
+    def where(self, keep: NDArray[np.bool_]) -> ImageColumns:
+        """Those of them that are to be kept."""
+        return ImageColumns(self._columns, self._rows[keep])
+
+    def _of_rows(self, name: str) -> NDArray[np.int64]:
+        values: NDArray[np.int64] = self._columns[name][self._rows]
+        return values
 
     def by_split(self) -> dict[str, Sequence[Image]]:
         """Those of each split that has any, in their order."""

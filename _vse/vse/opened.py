@@ -19,6 +19,7 @@ from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
+from vse.pipeline.image_arrays import caption_ids, image_ids
 from vse.pipeline.preset_files import read_yaml
 
 if TYPE_CHECKING:
@@ -101,23 +102,19 @@ class OpenDataset(OpenFile):
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Ids of the images (n_images,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
-        return np.asarray([image.imgid for image in images], np.int64)
+        return image_ids(images)
 
     def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Ids of the captions (n_captions,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
-        return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
+        return caption_ids(images)
 
     def photo(self, image_id: int) -> Path:
         """The file of an image; [`vse.UserError`][] if the data set has no such image."""
-        file = self._files.get(int(image_id))
-        if file is None:
+        image = self._dataset.with_id(int(image_id))
+        if image is None:
             raise UserError(f"{self.path}: has no image {image_id}")
-        return file
-
-    @cached_property
-    def _files(self) -> dict[int, Path]:
-        return {image.imgid: self._dataset.image_path(image) for image in self._dataset.images}
+        return self._dataset.image_path(image)
 
     def __len__(self) -> int:
         return len(self._dataset.images)

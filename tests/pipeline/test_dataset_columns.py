@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from vse.pipeline import dataset as module
 from vse.pipeline.dataset import SPLITS, Dataset, load_dataset_file
 from vse.pipeline.dataset_columns import columns_file, read_columns, write_columns
+from vse.pipeline.image_arrays import caption_counts, caption_ids, coco_ids, image_ids, images_where
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
 
@@ -65,7 +67,17 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     assert tuple(images) == tuple(parsed.images) == tuple(images[number] for number in range(len(images)))
     assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
     assert {name: tuple(some) for name, some in again.splits.items()} == parsed.splits
+    keep = np.arange(len(images)) % 2 == 0
+    for arrays in (image_ids, caption_ids, caption_counts, coco_ids):
+        for some, same in ((parsed.images, images), (images_where(parsed.images, keep), images_where(images, keep))):
+            np.testing.assert_array_equal(arrays(some), arrays(same), strict=True)
+    assert tuple(images_where(images, keep)) == parsed.images[::2]
+    sentids = [caption.sentid for image in parsed.images for caption in image.captions]
     for dataset in (parsed, again):
+        rows, numbers = dataset.caption_rows(np.asarray([*sentids, -1]))
+        places = list(zip(rows.tolist(), numbers.tolist(), strict=True))
+        assert places.pop()[0] == -1
+        assert [dataset.images[row].captions[number].sentid for row, number in places] == sentids
         assert [dataset.with_id(image.imgid) for image in parsed.images] == list(parsed.images)
         assert dataset.with_id(-1) is None or any(image.imgid == -1 for image in parsed.images)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -27,6 +28,20 @@ class CaptionInputs(Protocol):
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
         """The captions with these numbers, as tensors of this kind."""
+
+
+class CaptionsOnDemand:
+    """Captions of this kind that are read, all of them, when some are first asked for: a search of images asks for none."""
+
+    def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
+        self.kind, self._read = kind, read
+
+    def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
+        return self._inputs.of(numbers)
+
+    @cached_property
+    def _inputs(self) -> CaptionInputs:
+        return self._read()
 
 
 class EncodedCaptions:

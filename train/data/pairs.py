@@ -6,13 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import FeatureCache
-from vse.pipeline.dataset import Dataset, Image
+from vse.pipeline.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
+from vse.pipeline.image_arrays import caption_counts, caption_ids, coco_ids, image_ids, images_where
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import EvaluationImages
 
@@ -24,19 +26,23 @@ class Pairs:
 
     Attributes
     ----------
-    images, captions : what the pairs are made of
+    images : what the pairs are made of
     image_ids : (n_images,)
     image_of : (n_pairs,) the number of each caption's image
     """
 
     def __init__(self, images: Sequence[Image]) -> None:
         self.images = images
-        self.captions = [caption for image in images for caption in image.captions]
-        self.image_ids = np.asarray([image.imgid for image in images], np.int64)
-        self.image_of = np.repeat(np.arange(len(images)), [len(image.captions) for image in images])
+        self.image_ids = image_ids(images)
+        self.image_of = np.repeat(np.arange(len(images)), caption_counts(images))
 
     def __len__(self) -> int:
-        return len(self.captions)
+        return len(self.image_of)
+
+    @cached_property
+    def captions(self) -> list[Caption]:
+        """All captions, made when they are first asked for: a search of images needs none."""
+        return [caption for image in self.images for caption in image.captions]
 
     @property
     def caption_image_ids(self) -> NDArray[np.int64]:
@@ -46,13 +52,12 @@ class Pairs:
     @property
     def caption_ids(self) -> NDArray[np.int64]:
         """The id of each caption."""
-        return np.asarray([caption.sentid for caption in self.captions], np.int64)
+        return caption_ids(self.images)
 
     @property
     def coco_ids(self) -> NDArray[np.int64] | None:
         """The images' numbers in MS-COCO (n_images,), if all have one."""
-        numbers = [image.cocoid for image in self.images if image.cocoid is not None]
-        return np.asarray(numbers, np.int64) if len(numbers) == len(self.images) else None
+        return coco_ids(self.images)
 
     @cached_property
     def text_of(self) -> NDArray[np.int64]:
@@ -78,19 +83,20 @@ class Split:
         )
 
 
-def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> list[Image]:
+def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
     """Images of some splits that have features; those that the extraction skipped are left out, with a warning.
 
     ``captioned``: and those without a caption, which training and validation have no use for.
     """
-    images = [image for split in splits for image in dataset.split(split)]
-    kept = [image for image in images if image.imgid not in cache.skipped]
+    of_splits = [dataset.split(split) for split in splits]
+    images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
+    kept = images_where(images, ~np.isin(image_ids(images), list(cache.skipped)))
     if len(kept) < len(images):
         log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
     if captioned:
-        n_images, kept = len(kept), [image for image in kept if image.captions]
+        n_images, kept = len(kept), images_where(kept, caption_counts(kept) > 0)
         if len(kept) < n_images:
             log.warning("%d images without captions are left out", n_images - len(kept))
         if not kept:

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
 from vse.pipeline.vocabulary import UNKNOWN, Vocabulary
-from vse.train.data.captions import CaptionInputs, EncodedCaptions
+from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
 from vse.train.data.tokens import TokenNumbers
@@ -82,7 +83,8 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
         reader = caption_reader(caption_cache, places.weights_dir, str(where))
         captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
-        captions = read_captions(caption_cache, transformer, vocabulary, pairs, where)
+        read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
+        captions = read() if caption_cache is not None else CaptionsOnDemand(Kind.TOKENS if transformer else Kind.WORDS, read)
     model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
     weights_sha256 = load_best(folder, model)
     as_read = Split(pairs, images, captions)
