@@ -123,8 +123,6 @@ class Photos:
     unreadable: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._images = {image.imgid: image for image in self.dataset.images}
-        self._captions = {caption.sentid: caption for image in self.dataset.images for caption in image.captions}
         self._sources: dict[int, str | None] = {}
 
     def check(self, run: Embeddings) -> None:
@@ -132,18 +130,18 @@ class Photos:
         path = self.dataset.path
         if run.dataset != self.dataset.name:
             raise UserError(f"{path} is the data set {self.dataset.name!r}, the embeddings are of {run.dataset!r}; see --data")
-        for imgid in run.image_ids.tolist():
-            if imgid not in self._images:
-                raise UserError(f"{path}: has no image {imgid}, of which there is an embedding; see --data")
-        for sentid, imgid in zip(run.caption_ids.tolist(), run.caption_image_ids.tolist(), strict=True):
-            if sentid not in self._captions or self._captions[sentid].imgid != imgid:
-                raise UserError(
-                    f"{path}: has no caption {sentid} of image {imgid}, of which there is an embedding; see --data"
-                )
+        unknown = run.image_ids[self.dataset.image_rows(run.image_ids) < 0]
+        if len(unknown):
+            raise UserError(f"{path}: has no image {unknown[0]}, of which there is an embedding; see --data")
+        rows, _ = self.dataset.caption_rows(run.caption_ids)
+        wrong = np.flatnonzero((rows < 0) | (rows != self.dataset.image_rows(run.caption_image_ids)))
+        if len(wrong):
+            caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
+            raise UserError(f"{path}: has no {caption}, of which there is an embedding; see --data")
 
     def photo(self, imgid: int) -> Photo:
         """The photo of an image; without a source if the data set has no such image, either."""
-        image = self._images.get(imgid)
+        image = self.dataset.with_id(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")
         if imgid not in self._sources:
@@ -152,7 +150,8 @@ class Photos:
 
     def caption(self, sentid: int) -> str:
         """A caption as it was written."""
-        return self._captions[sentid].raw
+        rows, numbers = self.dataset.caption_rows(np.asarray([sentid]))
+        return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
     def _read(self, image: Image) -> str | None:
         if not self.dataset.pictures:

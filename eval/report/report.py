@@ -29,6 +29,7 @@ from vse.eval.report.result_metrics import ShownDifference, headline, paired_dif
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import check_out
+from vse.pipeline.image_arrays import caption_counts
 from vse.pipeline.provenance import described_code
 
 _SETTINGS = {
@@ -302,7 +303,7 @@ def _validation_chance(reported: ReportedResult, photos: Photos | None) -> float
     images = photos.dataset.splits.get("val", ()) if photos and PHRASE not in reported.result.protocols else ()
     first = flattened(reported.config).get("train.validate_images")
     images = images[:first] if isinstance(first, int) else images
-    return chance_rsum(len(images), sum(len(image.captions) for image in images)) if images else None
+    return chance_rsum(len(images), int(caption_counts(images).sum())) if images else None
 
 
 def _curve(series: int, table: pd.DataFrame, x: str, y: str) -> Curve | None:

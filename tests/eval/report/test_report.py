@@ -19,6 +19,9 @@ from vse.eval.protocols.evaluate import content_sha256, evaluate
 from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import flattened, write_report
+from vse.pipeline import dataset as dataset_module
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset_columns import columns_file
 from vse.pipeline.errors import UserError
 from vse.train.cli import report_main
 
@@ -473,6 +476,18 @@ def test_a_data_set_that_is_not_that_of_the_embeddings_is_refused(world: World) 
     fails_with(r"has no image 4", [result], world.folder / "x")
     world.change(lambda content: content.update(dataset="another"))
     fails_with(r"is the data set 'another', the embeddings are of 'tiny'", [result], world.folder / "x")
+
+
+def test_columns_of_a_data_set_give_the_same_page(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = world.result(noise=2.0)
+    parsed = world.page(result, queries=24)
+    monkeypatch.setattr(dataset_module, "_LARGE", 0)
+    load_dataset_file(world.data)
+    assert columns_file(world.data).is_file()
+    assert world.page(result, queries=24) == parsed
+    world.change(lambda content: content["images"][5]["sentences"].pop())
+    for _ in range(2):
+        fails_with(r"has no caption 501 of image 5", [result], world.folder / "x")
 
 
 @pytest.mark.parametrize(
