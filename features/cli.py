@@ -120,8 +120,10 @@ def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
     from vse.features import extraction
     from vse.features.feature_job import default_shards
+    from vse.pipeline.dataset import load_dataset_file
 
-    click.echo(extraction.merge(dataset, out, shards or default_shards(dataset)))
+    loaded = load_dataset_file(dataset)
+    click.echo(extraction.merge(dataset, out, shards or default_shards(loaded)))
 
 
 @extract.command("verify")

@@ -15,7 +15,7 @@ from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job, Option
 from vse.features.feature_presets import load_feature
 from vse.pipeline import presets
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.locks import only_writer
 
@@ -56,21 +56,22 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 
     :class:`UserError` if the feature is not made by the ``extractor`` that is named, or its extractor has no such option.
     """
-    config, out = _resolved(asked) if asked.like is None else _settings_of(asked, asked.like)
+    dataset = load_dataset_file(asked.dataset)  # all that reads it here is given this one while it is held
+    config, out = _resolved(asked, dataset) if asked.like is None else _settings_of(asked, asked.like, dataset)
     if extractor not in (None, other := config.extractor_name()):
         raise UserError(f"feature {asked.feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):
         if getattr(asked, option) and option not in config.options:
             name = option.replace("_", "-")
             raise UserError(f"--{name}: feature {config.name!r} is made by {other}, which has no such option; leave it out")
-    n_shards = asked.shards or default_shards(asked.dataset)
+    n_shards = asked.shards or default_shards(dataset)
     weights_dir, words = (_path_given(asked, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.hardware import use_threads
 
     use_threads(asked.threads)
-    _check_out(asked.dataset, config, out, words)
+    _check_out(dataset, config, out, words)
     with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
         ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
         made = extraction.extract_shards(asked.dataset, ready, out, n_shards, shard, asked.skip_bad)
@@ -79,7 +80,8 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 
 def fit_feature(asked: FeatureRequest) -> Path:
     """Fit the encoder of a caption feature on the training captions, beside the cache; returns its file."""
-    config, out = _resolved(asked)
+    dataset = load_dataset_file(asked.dataset)
+    config, out = _resolved(asked, dataset)
     if not isinstance(config, CaptionSettings):
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
         raise UserError(f"feature {asked.feature!r} has no encoder to fit{did_you_mean(asked.feature, fitted)}")
@@ -88,15 +90,14 @@ def fit_feature(asked: FeatureRequest) -> Path:
     from vse.features.hardware import use_threads
 
     use_threads(asked.threads)
-    _check_out(asked.dataset, config, out, asked.words)
+    _check_out(dataset, config, out, asked.words)
     return fit_encoder(asked.dataset, config, encoder_path(out), asked.device, asked.words)
 
 
-def default_shards(dataset: Path) -> int:
+def default_shards(dataset: Dataset) -> int:
     """How many shards a data set's features have, unless it is said: as its preset says or, without one, 4 at most."""
-    loaded = load_dataset_file(dataset)
-    known = loaded.name in presets.known_presets("datasets")
-    return presets.load_dataset(loaded.name).shards if known else min(4, len(loaded.images))
+    known = dataset.name in presets.known_presets("datasets")
+    return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
 def _path_given(asked: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
@@ -106,18 +107,17 @@ def _path_given(asked: FeatureRequest, config: FeatureSettings, option: Option) 
     return given or (Path(named) if named else None)
 
 
-def _resolved(asked: FeatureRequest) -> tuple[FeatureSettings, Path]:
-    name = load_dataset_file(asked.dataset).name
-    config = load_feature(asked.feature, name, asked.sets)
-    return config, asked.out or Path("features", f"{name}_{config.name}.h5")
+def _resolved(asked: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings, Path]:
+    config = load_feature(asked.feature, dataset.name, asked.sets)
+    return config, asked.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 
-def _settings_of(asked: FeatureRequest, like: Path) -> tuple[FeatureSettings, Path]:
+def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
     """The settings that another cache was made with, and where the cache of this data set goes."""
     from vse.features.cache import open_cache
 
     cache = open_cache(like)
-    made, name = cache.provenance, load_dataset_file(asked.dataset).name
+    made = cache.provenance
     extractor = made.get("config", {}).get("extractor")
     if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted or asked.sets:
         why = "--set does not go with --like" if asked.sets else f"{like}: no features that a network here has made"
@@ -126,14 +126,14 @@ def _settings_of(asked: FeatureRequest, like: Path) -> tuple[FeatureSettings, Pa
     beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made and key in settings.model_fields}
     content = {"name": cache.feature, **beside, **made["config"]}
     config = presets.validated(settings, "feature", str(like), content)
-    return config, asked.out or Path("features", f"{name}_{config.name}.h5")
+    return config, asked.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 
-def _check_out(dataset: Path, config: FeatureSettings, out: Path, words: Path | None) -> None:
+def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path | None) -> None:
     """Nothing that the feature is made from may be written over."""
     from vse.features.cache_out import check_cache_out
 
     word_file = config.word_file(words)
-    inputs = [dataset, dataset.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
+    inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
     encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
-    check_cache_out(out, load_dataset_file(dataset).name, config.name, inputs, encoder)
+    check_cache_out(out, dataset.name, config.name, inputs, encoder)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +28,7 @@ from vse.pipeline.id_rows import IdRows, Ids
 from vse.pipeline.image_arrays import caption_counts, caption_ids, image_ids
 from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
 from vse.pipeline.phrases import read_phrases
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.read_once import FileState, ReadOnce
 from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "missing_images",
 ]
 _LARGE = 2**23  # bytes of a dataset.json, from which on its columns are kept beside it
+_HELD: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 _Tokeniser = Callable[[str], list[str]]
 
 
@@ -110,10 +113,22 @@ class Dataset:
 def load_dataset_file(path: Path) -> Dataset:
     """Read and check ``dataset.json``; of a large one that was read before, the columns that lie beside it since then.
 
+    As long as somebody holds what was read, and the file stays as it is, that is what is returned.
+
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
     an empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, a phrase outside its caption.
     """
-    file = ReadOnce(path)
+    file, now = ReadOnce(path), time.time_ns()
+    held = _HELD.get((path, file.state))
+    if held is not None:
+        return held
+    dataset = _read(path, file)
+    if file.state.is_settled(now) and not file.has_changed:
+        _HELD[path, file.state] = dataset
+    return dataset
+
+
+def _read(path: Path, file: ReadOnce) -> Dataset:
     large = file.size >= _LARGE
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns

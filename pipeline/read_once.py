@@ -10,12 +10,39 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import check_input
 
 _Content = TypeVar("_Content")
+SETTLED = 2 * 10**9  # ns: the coarsest clock of a file system
+
+
+class FileState(NamedTuple):
+    """What differs once a file was replaced or written to; times are in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def is_settled(self, at: int) -> bool:
+        """Whether whoever writes to the file after the time ``at`` gives it another state, however coarse its clock is."""
+        return max(self.written, self.changed) < at - SETTLED
+
+
+def file_state(path: Path) -> FileState | None:
+    """The state of a file; None if it is not there."""
+    try:
+        return FileState.of(os.stat(path))
+    except OSError:
+        return None
 
 
 class ReadOnce:
@@ -36,7 +63,7 @@ class ReadOnce:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UserError(f"{path}: not a plain file")
         self.stream: BufferedReader = os.fdopen(handle, "rb", closefd=False)
-        self._state = self._now()
+        self.state = self._now()
 
     @property
     def name(self) -> Path:
@@ -47,7 +74,7 @@ class ReadOnce:
     @property
     def size(self) -> int:
         """How many bytes it has."""
-        return self._now()[0]
+        return self._now().size
 
     def read(self) -> bytes:
         """All its bytes, which from then on are those that :attr:`sha256` is of."""
@@ -61,13 +88,18 @@ class ReadOnce:
         """SHA-256 of its bytes in hexadecimal; :class:`UserError` if they were written to since it was opened."""
         self.stream.seek(0)
         digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
-        if self._now() != self._state:
+        if self.has_changed:
             raise UserError(f"{self.path}: was written to while it was read; run the command again")
         return digest
 
-    def _now(self) -> tuple[int, int]:
-        status = os.fstat(self.stream.fileno())
-        return status.st_size, status.st_mtime_ns
+    @property
+    def has_changed(self) -> bool:
+        """Whether it was written to since it was opened."""
+        now, then = self._now(), self.state
+        return (now.size, now.written) != (then.size, then.written)
+
+    def _now(self) -> FileState:
+        return FileState.of(os.fstat(self.stream.fileno()))
 
 
 class ReadFiles:

@@ -27,7 +27,8 @@ from vse.features.extractors.settings import FeatureSettings
 from vse.features.extractors.text import TextConfig
 from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
-from vse.pipeline import progress
+from vse.pipeline import dataset as dataset_module
+from vse.pipeline import progress, read_once
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -278,3 +279,21 @@ def test_a_log_says_which_shard_of_how_many_and_how_far_it_is(
     assert "extract fc7, shard 2 of 3: 4 rows\n" in log
     assert "extract fc7, shard 2 of 3: 2 of 4, " in log
     assert "\r" not in log
+
+
+@pytest.mark.parametrize("options", [[], ["--shard", "1"]], ids=["all shards", "one shard"])
+def test_an_extraction_reads_the_data_set_once(
+    options: list[str], own_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_once, "SETTLED", 0)  # as if the file had been written long ago
+    command = ["tfidf", "--dataset", str(own_demo), "--set", "min_count=1", "--shards", "3", "--out", str(tmp_path / "x.h5")]
+    if options:
+        with pytest.raises(SystemExit):
+            main(["fit", "--feature", "tfidf", *command[1:5], *command[7:]])
+    read: list[Path] = []
+    parse = dataset_module.parse_json
+    monkeypatch.setattr(dataset_module, "parse_json", lambda path, *given: (read.append(path), parse(path, *given))[1])
+    with pytest.raises(SystemExit) as stop:
+        main([*command, *options])
+    assert stop.value.code == 0
+    assert read == [own_demo]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vse.pipeline import cli
+from vse.pipeline import cli, read_once
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.sources import check_dataset
@@ -106,3 +106,21 @@ def test_prepare_writes_nothing_when_an_image_is_missing(own_demo: Path, tmp_pat
     (own_demo.parent / "images" / "demo_000003.jpg").unlink()
     fails(cli.main, "prepare", "f8k", "--source", own_demo.parent, "--out", tmp_path / "prepared")
     assert not (tmp_path / "prepared").exists()
+
+
+def test_a_data_set_that_is_held_is_read_again_once_its_file_changes(
+    own_demo: Path, edit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_once, "SETTLED", 0)  # as if the file had been written long ago
+    held = load_dataset_file(own_demo)
+    assert load_dataset_file(own_demo) is held
+    edit(own_demo, lambda content: content["images"].pop())
+    assert len(load_dataset_file(own_demo).images) == len(held.images) - 1
+
+
+def test_a_data_set_that_was_just_written_is_read_again(own_demo: Path, edit: Callable[..., Path]) -> None:
+    held = []
+    for name in ("demo", "omed"):
+        edit(own_demo, lambda content, name=name: content.update(dataset=name))
+        held.append(load_dataset_file(own_demo))
+        assert held[-1].name == name
