@@ -287,7 +287,8 @@ def search(
     corpus
         embeddings by this run to search, instead of embedding the split
     index
-        FAISS index file: built the first time, then read instead of embedding the split
+        FAISS index file: built the first time, then read instead of embedding the split. What such a search opened stays in
+        memory until another run or split is searched, or one of its files changes, so that the next query takes milliseconds
     index_type
         which index to build, e.g. ``IVF1024,Flat``
     index_parameters

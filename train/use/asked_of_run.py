@@ -1,4 +1,7 @@
-"""What the commands ask of a trained run: embeddings of a split or as features, answers to a query, boxes of a phrase."""
+"""What the commands ask of a trained run: embeddings of a split or as features, answers to a query, boxes of a phrase.
+
+What draws pages is imported when one is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.eval.report.phrase_page import write_phrase_page
-from vse.eval.report.search_page import write_search_page
 from vse.eval.search.hits import PhraseHit, SearchHit
 from vse.features.hardware import NO_MEMORY, memory_guard
 from vse.pipeline.errors import UserError
@@ -106,6 +107,8 @@ def search_run(
             page=asked.html,
         )
     if asked.html is not None:
+        from vse.eval.report.search_page import write_search_page
+
         searched = f"{run}, {asked.corpus or asked.split or 'test'}"
         log.info("%s: the results as a report", write_search_page(asked.html, given, hits, searched))
     return hits
@@ -132,5 +135,7 @@ def find_phrase(
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
     if asked.html is not None:
+        from vse.eval.report.phrase_page import write_phrase_page
+
         log.info("%s: the best box in the photo", write_phrase_page(asked.html, photo, [hit], str(run)))
     return hit

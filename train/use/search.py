@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 
 from vse.eval.search.gpu import use_device
@@ -13,6 +14,7 @@ from vse.pipeline.files import check_out
 from vse.pipeline.image_files import decode
 from vse.train.use.attention import with_attention
 from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.kept_searcher import LAST
 from vse.train.use.opened_run import RunPlaces, unfinished_state
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
@@ -38,7 +40,8 @@ def search_split(
     """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
 
     The model is the run's, with its best weights; how it reads a query and searches says
-    :class:`vse.train.use.searcher.Searcher`.
+    :class:`vse.train.use.searcher.Searcher`. With an ``index`` all that was opened is kept for the next query, as long as its
+    files stay as they are.
 
     Parameters
     ----------
@@ -49,7 +52,10 @@ def search_split(
     """
     if index is None and (index_type is not None or index_parameters):
         raise UserError("--index-type and --index-parameters say what --index is, which names the file; it is missing")
-    trained = load_searched(run, split, places, device)
+    options = SearchOptions(corpus, index, index_type, index_parameters, rerank)
+    asked_for, started = (Path.cwd(), run, split, places, device, options), time.time_ns()
+    kept = None if index is None else LAST.searcher(asked_for)
+    trained = load_searched(run, split, places, device) if kept is None else kept.trained
     by_photo = isinstance(query, Path)
     if by_photo and corpus is None and not len(trained.split.pairs):
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
@@ -60,13 +66,18 @@ def search_split(
         read += [index, note_file(index)]
     if page is not None:
         check_out(page, read)
-    options = SearchOptions(corpus, index, index_type, index_parameters, rerank)
-    searcher = Searcher(trained, split, places.weights_dir, options)
+    if kept is None:
+        searcher = Searcher(trained, split, places.weights_dir, options)
+    else:
+        searcher = kept
+        _use(trained)
     asking: Query = decode(query) if isinstance(query, Path) else query
     asked = searcher.read(asking)
     if asked.remark:
         log.warning("%s", asked.remark)
     answer = searcher.answer(asking, asked, k)
+    if index is not None and kept is None:
+        LAST.keep(asked_for, searcher, [index, note_file(index), *([corpus] if corpus else [])], started)
     if rerank is not None and answer.scored is not None:
         side = "captions" if by_photo else "images"
         log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(by_photo), side)
@@ -78,7 +89,12 @@ def search_split(
 def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
     """A run to search with, on its device; a warning says if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
+    _use(trained)
+    return trained
+
+
+def _use(trained: TrainedRun) -> None:
     if state := unfinished_state(trained.record):
+        run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
     use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
-    return trained
