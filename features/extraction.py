@@ -15,7 +15,7 @@ from vse.features import cache, shards
 from vse.features.backbone_cache import backbone_of
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
-from vse.features.rows import Ids, Item, Kind, Rows, TextRows, ids_of, items_of, text_rows_of
+from vse.features.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
 from vse.features.truth_boxes import SOURCE, boxes_sha256, holds_truths, truth_boxes
 from vse.features.upper_bound import bounds_of_shards, described_bounds
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -38,15 +38,16 @@ def extract_shards(
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.pictures:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
-    items = items_of(dataset, extractor.kind, extractor.config.reads_raw, extractor.config.text_rows)
-    if not 1 <= n_shards <= len(items):
-        raise UserError(f"{n_shards} shards for {len(items)} rows")
+    as_read = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
+    n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_rows))
+    if not 1 <= n_shards <= n_rows:
+        raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
-        mine = items[shards.shard_slice(len(items), index, n_shards)]
+        mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
         with only_writer(path):
             finished = shards.finished_shard(path, identity)
             if finished is not None and (skip_bad or not finished.skipped):
@@ -75,7 +76,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with only_writer(out):
-        ids = ids_of(items_of(dataset, kind, of=text_rows_of(config)))
+        ids = row_ids(dataset, kind, text_rows_of(config))
         path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files))
     provenance = cache.open_cache(path).provenance
     if "upper_bound" in provenance:

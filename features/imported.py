@@ -16,7 +16,7 @@ from vse.features import shards
 from vse.features.cache import merge_shards
 from vse.features.cache_out import check_cache_out
 from vse.features.proposals import inside
-from vse.features.rows import Identity, Ids, Rows, ids_of, items_of, sha256_bytes
+from vse.features.rows import Identity, Ids, Rows, row_ids, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
@@ -38,10 +38,10 @@ def import_arrays(
     each image (or caption) of the data set must have one. The type stays float16 or float32. Returns ``out``.
     """
     files = [Watched(file) for file in (features, ids) if file is not None]
-    array, row_ids = _arrays(features, ids)
+    array, of_rows = _arrays(features, ids)
     dataset = load_dataset_file(dataset_file)
-    wanted = ids_of(items_of(dataset, kind))
-    place = _places(features, row_ids.tolist(), wanted)
+    wanted = row_ids(dataset, kind)
+    place = _places(features, of_rows.tolist(), wanted)
 
     def rows(part: slice) -> Rows:
         values = np.asarray(array[[place[int(i)] for i in wanted[part]]])

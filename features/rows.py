@@ -11,9 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset import Dataset
+from vse.pipeline.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
+from vse.pipeline.image_arrays import caption_counts, caption_ids, image_ids
 from vse.pipeline.image_files import read_bytes
 from vse.pipeline.phrase_lists import phrase_texts
 
@@ -37,21 +38,44 @@ class Item:
         return sha256_bytes(read_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode())
 
 
-def items_of(dataset: Dataset, kind: Kind, raw: bool = False, of: TextRows = "captions") -> list[Item]:
-    """The rows of a feature of ``dataset``: all images, or all captions, in file order; captions as words, or ``raw``.
+def items_of(
+    dataset: Dataset, kind: Kind, raw: bool = False, of: TextRows = "captions", rows: slice = slice(None)
+) -> list[Item]:
+    """Some ``rows`` of a feature of ``dataset``, by default all: images, or captions as words or ``raw``, in file order.
 
     Of ``phrases`` they are the different texts, in the order in which these first appear, which is that of their ids;
     :class:`UserError` if there are none.
     """
     if kind == "image":
-        return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images]
+        return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
     if of == "phrases":
-        texts = phrase_texts(dataset)
-        if not texts:
-            raise UserError(f"{dataset.path}: no caption marks phrases, so a feature of phrases has no rows")
-        return [Item(number, tokens=tuple(text.split(" "))) for number, text in enumerate(texts)]
-    captions = [caption for image in dataset.images for caption in image.captions]
+        texts = list(enumerate(_phrase_texts(dataset)))
+        return [Item(number, tokens=tuple(text.split(" "))) for number, text in texts[rows]]
+    captions = _captions(dataset.images, rows)
     return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
+
+
+def row_ids(dataset: Dataset, kind: Kind, of: TextRows = "captions") -> Ids:
+    """The ids of all rows of a feature of ``dataset``, in the order of :func:`items_of`."""
+    if kind == "image":
+        return image_ids(dataset.images)
+    return np.arange(len(_phrase_texts(dataset))) if of == "phrases" else caption_ids(dataset.images)
+
+
+def _phrase_texts(dataset: Dataset) -> Sequence[str]:
+    texts = phrase_texts(dataset)
+    if not texts:
+        raise UserError(f"{dataset.path}: no caption marks phrases, so a feature of phrases has no rows")
+    return texts
+
+
+def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
+    """Some captions of images, by their rows among all captions; of no other image are they made."""
+    ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
+    start, stop, _ = rows.indices(int(ends[-1]))
+    first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
+    captions = [caption for image in images[int(first) : int(last)] for caption in image.captions]
+    return captions[start - int(ends[first]) : stop - int(ends[first])]
 
 
 def text_rows_of(config: Mapping[str, Any]) -> TextRows:

@@ -14,7 +14,7 @@ from PIL import Image
 
 from vse.features.extractors.settings import FeatureSettings, ImageSettings, NetworkSettings
 from vse.features.read_ahead import read_ahead
-from vse.features.rows import Identity, Ids, Item, Kind, Rows, ids_of, items_of, sha256_bytes
+from vse.features.rows import Identity, Ids, Item, Kind, Rows, row_ids, sha256_bytes
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
@@ -53,7 +53,7 @@ class Extractor(ABC):
         content = {
             "config": self.config.content(),
             "weights_sha256": self.weights_sha256,
-            "requested_ids_sha256": sha256_json(ids_of(items_of(dataset, self.kind, of=self.config.text_rows)).tolist()),
+            "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_rows).tolist()),
             "extractor_version": self.version,
             **self.extra,
         }

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings
 from vse.features.backbone_cache import SIDES, Backbone, backbone_of, cache_paths, write_backbone_cache
 from vse.features.cache import FeatureCache
-from vse.features.rows import Ids, Kind, ids_of, items_of
+from vse.features.rows import Ids, Kind, row_ids
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import check_out, sha256_json
@@ -131,7 +131,7 @@ def _written(
     """Both caches; an id without a vector, whose image is not skipped, is a :class:`UserError`."""
     of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
     without: dict[Kind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
-    ids = {kind: ids_of(items_of(dataset, kind)) for kind in outs}
+    ids = {kind: row_ids(dataset, kind) for kind in outs}
     for kind, wanted in ids.items():
         missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
         if missing:
