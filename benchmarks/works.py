@@ -147,6 +147,21 @@ WORKS = (
     _start("vse-train", "--features features/demo_fc7.h5"),
     _start("vse-extract", "cnn --dataset data/demo/dataset.json --feature fc7 --shard 0"),
     Work(
+        "`vse-search` with an index, COCO's 5,000 test images",
+        "s",
+        cell("searching", "cpu_s", search="cold", **_SCORED),
+        before=cell("searching", "before_s", search="cold", **_SCORED),
+        limit=("import torch", cell("searching", "cpu_s", search="import torch")),
+        to_reach=(2, ""),
+    ),
+    Work(
+        "a further query in the same process",
+        "s",
+        cell("searching", "cpu_s", search="in process", **_SCORED),
+        before=cell("searching", "before_s", search="in process", **_SCORED),
+        to_reach=(0.05, ""),
+    ),
+    Work(
         "an exact query on 1 million x 512",
         "ms",
         cell("index_one_query", "ours_cpu_ms"),
