@@ -37,10 +37,11 @@ class CaptionsOnDemand:
         self.kind, self._read = kind, read
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        return self._inputs.of(numbers)
+        return self.inputs.of(numbers)
 
     @cached_property
-    def _inputs(self) -> CaptionInputs:
+    def inputs(self) -> CaptionInputs:
+        """What reads them."""
         return self._read()
 
 

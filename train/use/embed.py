@@ -144,8 +144,10 @@ def embed_split(
     started = time.perf_counter()
     images, captions = encode(trained.model, trained.split, trained.device)
     provenance = {**opened.provenance(out), **seen}
-    if isinstance(trained.split.captions, TokenNumbers):
-        provenance["cut_captions"] = trained.split.captions.n_cut
+    inputs = trained.split.captions
+    inputs = inputs.inputs if isinstance(inputs, CaptionsOnDemand) else inputs
+    if isinstance(inputs, TokenNumbers):
+        provenance["cut_captions"] = inputs.n_cut
     elif trained.caption_cache is None:
         provenance["unknown_words"] = unknown_words(trained)
     for side, embedded in (("images", images), ("captions", captions)):
