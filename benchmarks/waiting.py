@@ -53,14 +53,12 @@ def train_once(cache: Path, threads: int | None) -> None:
     """Train with so many threads, or as the commands choose if there is no number."""
     if threads is None:
         set_up_openmp(os.environ)  # before torch is loaded
-    import torch
-
+    from vse.features.hardware import use_threads
     from vse.train.experiment import load_experiment
     from vse.train.run.folder import RunFolder
     from vse.train.training import train
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(train(cache, load_experiment("vsepp", sets=SETS), out=Path(folder) / "run", device="cpu"))
         rate = run.metrics_file.read_text().splitlines()[-1].split(",")[-1]

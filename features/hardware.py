@@ -102,12 +102,16 @@ def memory_guard(cure: str) -> Iterator[None]:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` cores, but no more than this process may use; None changes nothing."""
-    if threads is not None:
-        allowed = allowed_cores()
-        if threads > allowed:
-            log.warning("%d threads are lowered to %d, the cores that this process may use", threads, allowed)
-        torch.set_num_threads(min(threads, allowed))
+    """Let torch use ``threads`` cores, but no more than this process may use; None leaves their number as it is.
+
+    Also then torch is given the number: MKL may use fewer threads until it is, and small models train a fifth slower.
+    """
+    if threads is None:
+        threads = torch.get_num_threads()
+    elif threads > (allowed := allowed_cores()):
+        log.warning("%d threads are lowered to %d, the cores that this process may use", threads, allowed)
+        threads = allowed
+    torch.set_num_threads(threads)
 
 
 def versions() -> dict[str, str]:
