@@ -4,21 +4,25 @@ Claim: what ranking takes beside the embeddings does not grow with them, but for
 that are mapped from a file are ranked where the process may not have a fifth of their size for itself.
 Limits: random vectors, 5 captions for each image; each size in a process of its own, which maps a file. ``own_mb`` is the peak
 of the memory that is no file's (``RssAnon``), less what there was before; ``limit_mb`` what RLIMIT_DATA leaves beyond that.
-Seconds are of the processor, ``per_pair_ns`` of one of all pairs.
+Seconds are of the processor, ``per_pair_ns`` of one of all pairs. With ``--before`` the same is measured with the package of
+another checkout, without a limit, and has a column ``before_mb``.
 
     python benchmarks/ranks_memory.py
+    python benchmarks/ranks_memory.py --before OTHER_CHECKOUT
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +30,9 @@ import torch
 from common import report
 
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.ranking.ranks import ranks_from_embeddings, shared_tensor
+from vse.eval.ranking.ranks import ranks_from_embeddings
 
+ROOT = Path(__file__).parents[1]
 EACH, SIZES, LIMIT = 5, (500, 1000, 5000, 20_000, 50_000), 200
 
 
@@ -46,8 +51,9 @@ def made(path: Path, n_images: int, dim: int) -> None:
     write_embeddings(path, Embeddings(ids[:n_images], ids, image_of_caption, "made_up", "test", images, captions))
 
 
-def measure(path: Path) -> dict[str, object]:
+def measure(path: Path, limited: bool) -> dict[str, object]:
     """Rank the embeddings in a file, in this process."""
+    warnings.filterwarnings("ignore", "The given NumPy array is not writable")
     torch.mm(torch.ones(512, 64), torch.ones(64, 512))  # the library takes its buffers
     run = read_embeddings(path)
     assert run.vectors is not None
@@ -60,10 +66,11 @@ def measure(path: Path) -> dict[str, object]:
 
     threading.Thread(target=watch, daemon=True).start()
     time.sleep(0.05)
-    limit = int(1e6 * (status("VmData") + LIMIT))
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+    if limited:
+        limit = int(1e6 * (status("VmData") + LIMIT))
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
     started = time.process_time()
-    ranks_from_embeddings(*map(shared_tensor, run.vectors), image_of_caption)
+    ranks_from_embeddings(*map(torch.from_numpy, run.vectors), image_of_caption)
     taken = time.process_time() - started
     done.set()
     n_images, dim = run.vectors[0].shape
@@ -80,22 +87,34 @@ def measure(path: Path) -> dict[str, object]:
     }
 
 
+def in_a_process(path: Path, tree: Path, *options: str) -> dict[str, object]:
+    """What :func:`measure` gives with the package of a checkout."""
+    command = [sys.executable, __file__, "--one", str(path), *options]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "_vse")}
+    said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    measured: dict[str, object] = json.loads(said)
+    return measured
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="Numbers of images.")
     parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
     parser.add_argument("--one", type=Path, help="Used by itself.")
+    parser.add_argument("--limited", action="store_true", help="Used by itself.")
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(measure(arguments.one)))
+        print(json.dumps(measure(arguments.one, arguments.limited)))
         return
     rows = []
     for n_images in arguments.sizes:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "made_up.h5"
             made(path, n_images, arguments.dim)
-            command = [sys.executable, __file__, "--one", str(path)]
-            rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout))
+            rows.append(in_a_process(path, ROOT, "--limited"))
+            if arguments.before:
+                rows[-1]["before_mb"] = in_a_process(path, arguments.before.resolve())["own_mb"]
         print(rows[-1], file=sys.stderr, flush=True)
     report("ranks_memory", rows)
 

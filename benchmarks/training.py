@@ -5,11 +5,10 @@ the processor multiplies bf16 natively), and is within 1.3 times (2.5 times) of 
 recall goes the same direction, within noise. ``limit`` rows do the matrix products of a step and nothing else, each kind as
 one large product, as if a recurrent network had no steps: image and word projections, states, scores, and their gradients.
 Limits: the published loop gets its captions as word numbers, where the authors' code splits each anew at every visit. Without
-``--cache`` features and captions are made up: 1280 numbers, 11 words a caption of a vocabulary of some 2,500. All loops have
+``--cache`` features and captions are made up: 4,096 numbers, 11 words a caption of a vocabulary of some 2,500. All loops have
 the same first weights, the same order of pairs, and take turns epoch by epoch, so that a busy machine slows all alike.
 
     python benchmarks/training.py
-    python benchmarks/training.py --dim 4096 --threads 2
     python benchmarks/training.py --cache f8k_effnet.h5 --epochs 4 --experiments vsepp vse0
 
 The first command measures the speed; with ``--epochs`` all loops train that long and are validated after each epoch.
@@ -369,7 +368,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, help="train on this instead of made-up data")
     parser.add_argument("--images", type=int, default=512, help="made-up training images, of five captions each")
-    parser.add_argument("--dim", type=int, default=1280, help="length of a made-up feature")
+    parser.add_argument("--dim", type=int, default=4096, help="length of a made-up feature")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="with --epochs only the last counts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="train so long and validate, instead of measuring the speed")

@@ -49,7 +49,8 @@ class Work:
 
 
 _HELP, _ERROR = ({"start": f"{what}, the slowest"} for what in ("--help", "a usage error"))
-_SCORED, _BUSY, _MAPPED = {"images": 5000}, {"neighbour": "one busy core"}, {"reader": "plain array, mapped"}
+_SCORED, _MAPPED = {"images": 5000}, {"reader": "plain array, mapped"}
+_FREE, _BUSY = {"neighbour": "none"}, {"neighbour": "one busy core"}
 _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
@@ -68,13 +69,13 @@ def _start(command: str, line: str) -> Work:
     return Work(f"start of `{command}`", "s", now, before=before, limit=_TORCH, to_reach=(1.23, "limit"))
 
 
-def _training(precision: str, factor: float) -> Work:
-    rate = partial(cell, "training", "pairs_per_cpu_s", threads=2)
+def _training(precision: str, threads: int, factor: float) -> Work:
+    rate = partial(cell, "training", "pairs_per_cpu_s", threads=threads)
     return Work(
-        f"training, {precision}, two threads",
+        f"training, {precision}, {'one thread' if threads == 1 else 'two threads'}",
         "pairs/cpu-s",
         rate(loop=f"ours, {precision}"),
-        before=_before(f"training, {precision}"),
+        before=_before(f"training, {precision}") if threads == 1 else None,
         peer=("published loop, fp32", rate(loop="published, fp32")),
         limit=("its matrix products", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
@@ -113,6 +114,7 @@ WORKS = (
         "memory of ranks beside their embeddings, 20,000 images",
         "MB",
         cell("ranks_memory", "own_mb", images=20_000),
+        before=cell("ranks_memory", "before_mb", images=20_000),
         limit=("of 500 images", cell("ranks_memory", "own_mb", images=500)),
     ),
     Work(
@@ -152,7 +154,7 @@ WORKS = (
         cell("searching", "cpu_s", search="cold", **_SCORED),
         before=cell("searching", "before_s", search="cold", **_SCORED),
         limit=("import torch", cell("searching", "cpu_s", search="import torch")),
-        to_reach=(2, ""),
+        to_reach=(1.54, "limit"),
     ),
     Work(
         "a further query in the same process",
@@ -170,12 +172,19 @@ WORKS = (
         limit=("one read", cell("index_one_query", "one_read_cpu_ms")),
         to_reach=(1.1, "peer"),
     ),
-    _training("bf16", 2.5),
-    _training("fp32", 1.3),
+    *(_training(precision, n, factor) for precision, factor in (("bf16", 2.5), ("fp32", 1.3)) for n in (1, 2)),
     Work(
-        "training beside one busy core, two threads",
+        "training on a free machine, two threads",
         "pairs/s",
-        cell("waiting", "pairs_per_s", waiting="sleeping", **_BUSY),
+        cell("waiting", "pairs_per_s", waiting="ours", **_FREE),
+        before=cell("waiting", "pairs_per_s", waiting="sleeping", **_FREE),
+        peer=("default of OpenMP", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_FREE)),
+    ),
+    Work(
+        "training beside one busy core, two threads that sleep",
+        "pairs/s",
+        cell("waiting", "pairs_per_s", waiting="ours", **_BUSY),
+        before=cell("waiting", "pairs_per_s", waiting="sleeping", **_BUSY),
         peer=("default of OpenMP", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_BUSY)),
         limit=("one thread", cell("waiting", "pairs_per_s", waiting="one thread", **_BUSY)),
     ),
