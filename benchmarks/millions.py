@@ -62,8 +62,8 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
     jobs = math.ceil(extraction / 3600 / JOB_HOURS)
     return {
         f"images, {EACH} captions each": f"{n_images:,}",
-        "`dataset.json`: reading": span(extended(texts, "cpu_s", n_images)),
-        "`dataset.json`: memory of each process that reads it": gigabytes(extended(texts, "own_gb", n_images)),
+        "`dataset.json`: reading, the first time": span(extended(texts, "cpu_s", n_images)),
+        "`dataset.json`: memory of the process that reads it first": gigabytes(extended(texts, "own_gb", n_images)),
         f"cache of `{FEATURE}`, float16": gigabytes(stored / 1e9),
         f"extraction of `{FEATURE}`, one machine": span(extraction),
         f"the same as jobs of {JOB_HOURS} h, {AT_ONCE} at once": f"{jobs:,} jobs, {span(extraction / min(jobs, AT_ONCE))}",
