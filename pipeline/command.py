@@ -54,8 +54,8 @@ ALLOW_CODE = click.option(
 )
 
 
-def entry_point(command: click.Command) -> Callable[..., None]:
-    """Turn a click command into the function that the console script calls.
+def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., None]:
+    """Turn a click command into the function that the console script calls; ``may_spin``: see :mod:`vse.pipeline.cores`.
 
     Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted by Ctrl-C, 143 by
     SIGTERM where a command handles it. Every command has ``--version``.
@@ -64,7 +64,7 @@ def entry_point(command: click.Command) -> Callable[..., None]:
         click.version_option(vse.__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
-        set_up_openmp(os.environ)
+        set_up_openmp(os.environ, may_spin=may_spin)
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:

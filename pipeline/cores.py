@@ -25,6 +25,7 @@ def set_up_openmp(
     proc: Path = PROC,
     cgroups: Path = CGROUPS,
     pause: Callable[[], None] = _two_ticks,
+    may_spin: bool = True,
 ) -> None:
     """Write into ``environment`` how many threads OpenMP has and how they wait, unless it already says so.
 
@@ -36,13 +37,17 @@ def set_up_openmp(
     sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% on idle cores. Spinning costs a factor of 3 on busy ones: a
     thread that spins keeps a core from the one that it waits for. Below a quota it spends the time of those that work.
 
+    A program that waits for others, as a server does, says that it must not spin (``may_spin``).
+
     OpenMP reads these variables once, when torch is loaded.
     """
     cores = affinity()
     allowed = allowed_cores(environment, proc, cgroups)
     if allowed < len(cores):
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
-    if not environment.keys() & _WAITING and not (1 < allowed == len(cores) and all_idle(cores, proc, pause)):
+    if environment.keys() & _WAITING:
+        return
+    if not (may_spin and 1 < allowed == len(cores) and all_idle(cores, proc, pause)):
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 

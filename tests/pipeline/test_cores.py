@@ -173,6 +173,14 @@ def test_threads_spin_on_idle_cores_and_sleep_on_busy_ones(
         assert made == environment, "how busy the cores are does not change the number of threads"
 
 
+def test_a_program_that_waits_for_others_sleeps_on_idle_cores_too(
+    proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]
+) -> None:
+    made: dict[str, str] = {}
+    set_up_openmp(made, proc, cgroups, passes(*[0] * len(affinity()), cores=affinity()), may_spin=False)
+    assert made == {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
 @several_cores
 def test_threads_are_as_many_as_a_quota_allows_and_sleep_below_it(
     set_quota: Callable[..., None], proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]

@@ -137,4 +137,4 @@ def _check(app: flask.Flask, text: str) -> None:
         click.echo(f"{run['name']}\t{run['seconds']:.3f} s\t{found[0]}")
 
 
-serve_main = entry_point(serve_command)
+serve_main = entry_point(serve_command, may_spin=False)
