@@ -147,9 +147,6 @@ class Watched:
         if self._named() != self._place:
             raise UserError(f"{self.path}: was replaced or written to while it was read; run the command again")
 
-    def _named(self) -> tuple[int, ...] | None:
-        try:
-            status = os.stat(self.path)
-        except OSError:
-            return None
-        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+    def _named(self) -> FileState | None:
+        state = file_state(self.path)
+        return state and state._replace(changed=0)  # another name or mode is no other content
