@@ -18,11 +18,15 @@ MACHINES = {"amd-epyc": "AMD EPYC", "intel-xeon-processor": "Intel Xeon"}  # the
 
 @dataclass(frozen=True)
 class Cell:
-    """A number: the column of the only row of a benchmark's newest CSV whose other columns have these values."""
+    """A number: the column of the only row of a benchmark's newest CSV whose other columns have these values.
+
+    If ``of_now``, the column says how many times as much (or, of a rate, as little) it is as the number ``now`` of its work.
+    """
 
     csv: str
     column: str
     where: Mapping[str, object]
+    of_now: bool = False
 
 
 def cell(csv: str, column: str, **where: object) -> Cell:
@@ -55,12 +59,8 @@ _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
 def _before(work: str) -> Cell:
-    """What a work took in the checkout that benchmarks/before.py compares with."""
-    return cell("before", "before", work=work)
-
-
-def _now(work: str) -> Cell:
-    return cell("before", "now", work=work)
+    """What a work took in the checkout that benchmarks/before.py compares with, by the ratio of its paired runs."""
+    return Cell("before", "times_faster", {"work": work}, of_now=True)
 
 
 def _start(command: str, line: str) -> Work:
@@ -120,7 +120,7 @@ WORKS = (
     Work(
         "`vse.evaluate`, 5,000 x 25,000 x 1,024",
         "s",
-        _now("evaluation"),
+        cell("before", "now", work="evaluation"),
         before=_before("evaluation"),
         limit=("sgemm", cell("ranks", "sgemm_cpu_s", **_SCORED)),
         to_reach=(3, "limit"),
@@ -270,12 +270,10 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
     for work in works:
         peer_is, peer = work.peer or ("", None)
         limit_is, limit = work.limit or ("", None)
-        numbers = {
-            "before": value_of(work.before),
-            "now": value_of(work.now),
-            "peer": value_of(peer),
-            "limit": value_of(limit),
-        }
+        now, before = value_of(work.now), value_of(work.before)
+        if work.before is not None and work.before.of_now:
+            before = _times(work.unit, now, before)
+        numbers = {"before": before, "now": now, "peer": value_of(peer), "limit": value_of(limit)}
         factor, of = work.to_reach or (np.nan, "")
         goal = _times(work.unit, numbers[of], factor) if of else factor
         rows.append(
