@@ -155,7 +155,7 @@ def embed_split(
             raise UserError(f"{run}: embeddings of {side} are not finite (NaN or infinite); nothing is written")
 
     def said() -> str:
-        cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 2)}
+        cost = {**provenance["cost"], "embed_s": round(time.perf_counter() - started, 4)}
         return json.dumps({**provenance, "cost": cost}, sort_keys=True)
 
     pairs, similarity = trained.split.pairs, trained.experiment.model.similarity
