@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # tests side by side would wait for each other's threads
-    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
+    os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TORCHINDUCTOR_COMPILE_THREADS="1")
 
 import jaxtyping
 
@@ -13,6 +13,7 @@ from tests import checked
 
 checked.install()
 
+import gc  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -54,6 +55,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         needing = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if item not in needing]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays until the end: modules and tests, millions of objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let what libraries clean up when Python ends be collected."""
+    gc.unfreeze()
 
 
 TINY_FEATURE = CnnConfig(

@@ -7,6 +7,7 @@ As a program: ``forked.py SOCKET vse-train=vse.train.cli:train_main ...`` serves
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,8 @@ from pathlib import Path
 
 SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
 PYTEST = {"pytest": "__main__:pytest_main"}
+# What commands import only for some models, in seconds.
+LIBRARIES = ("sentence_transformers", "transformers.models.bert.modeling_bert", "open_clip")
 CLIENT = """#!{python} -S
 import json, os, socket, sys
 
@@ -80,18 +83,24 @@ def serve(path: str, targets: list[str]) -> None:
     mains: dict[str, Callable[[], None]] = {}
 
     def load(*_: object) -> None:
+        gc.unfreeze()
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
         for item in targets:
             name, _, target = item.partition("=")
             module, _, function = target.partition(":")
             mains[name] = getattr(importlib.import_module(module), function)
+        gc.collect()
+        gc.freeze()  # a collection in a fork would write to all that it shares with this process, and so copy it
         print("ready", flush=True)
 
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
         server.settimeout(5)
+        for library in LIBRARIES:
+            with suppress(ImportError):
+                importlib.import_module(library)
         load()
         signal.signal(signal.SIGHUP, load)
         tests = os.getppid()
@@ -110,7 +119,7 @@ def serve(path: str, targets: list[str]) -> None:
 
 def pytest_main() -> None:
     """The command ``pytest``: its tests import what they test themselves, and check its types as they do."""
-    for package in ("vse", "jaxtyping"):  # the latter is a plugin of pytest, which reads it first
+    for package in ("vse", "jaxtyping", "anyio"):  # the others are plugins of pytest, which reads them first
         _forget(package)
     import pytest
 
