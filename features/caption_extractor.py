@@ -116,7 +116,7 @@ def fit_encoder(
         if watched is not None:
             watched.check()
         # Beside the encoder, whose bytes are the same each time.
-        write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 2)})
+        write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
         return _write(out, config, inputs, tensors)
 
 

@@ -62,7 +62,7 @@ def extract_shards(
             started = time.perf_counter()
             rows = extractor.extract(mine, skip_bad)
             _check_kind(extractor, rows)
-            shards.write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 2))
+            shards.write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
             if n_shards > 1 and (bounds := _bounds(dataset, extractor.config.content(), [path], {item.id for item in mine})):
                 log.info("%s: %s", path, described_bounds(bounds["upper_bound"]))
     return shards.shards_folder(out) if only is None else shards.shard_path(out, only, n_shards)

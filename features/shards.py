@@ -70,7 +70,7 @@ def seconds_of(cache: Path, shards: Sequence[Shard]) -> float | None:
     fitted = read_json(record) if record.is_file() else {"seconds": 0.0}
     seconds = [*(shard.seconds for shard in shards), fitted.get("seconds") if isinstance(fitted, dict) else None]
     known = [value for value in seconds if isinstance(value, (int, float))]
-    return round(sum(known), 2) if len(known) == len(seconds) else None
+    return round(sum(known), 4) if len(known) == len(seconds) else None
 
 
 def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
