@@ -24,6 +24,7 @@ import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
 from tests.docs.pages import console_scripts  # noqa: E402
+from tests.faults.suite import Suite  # noqa: E402
 from tests.forked import SNAKEMAKE, Scripts  # noqa: E402
 from vse.features.extractors.cnn import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
@@ -41,6 +42,8 @@ settings.load_profile("vse")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let tests that kill commands kill them more often: 30 times each before a release."""
     parser.addoption("--kills", type=int, default=2, help="how often a command is killed in the tests of that [2]")
+    parser.addoption("--tries", type=int, default=0, help="the number of tries of each suite of faults [each suite's own]")
+    parser.addoption("--counts", type=Path, help="CSV file that gets a row for each suite of faults")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -146,6 +149,25 @@ def edit() -> Callable[[Path, Callable[[Any], None]], Path]:
         return path
 
     return change
+
+
+@pytest.fixture
+def suite_of_faults(request: pytest.FixtureRequest) -> Iterator[Callable[[str, int], Suite]]:
+    """Start a suite by its name and its default number of tries; at the end of the test, check and save its counts."""
+    suites: list[Suite] = []
+
+    def start(name: str, tries: int) -> Suite:
+        n_tries = request.config.getoption("tries") or tries
+        node = request.node.nodeid.partition("[")[0]
+        marks = " -m slow" if request.node.get_closest_marker("slow") else ""
+        suites.append(Suite(name, n_tries, f"pytest{marks} {node} --tries {n_tries}"))
+        return suites[-1]
+
+    yield start
+    for suite in suites:
+        if counts := request.config.getoption("counts"):
+            suite.save(counts)
+        suite.check()
 
 
 @pytest.fixture
