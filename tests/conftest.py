@@ -23,6 +23,7 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
+from tests import hostile  # noqa: E402
 from tests.docs.pages import console_scripts  # noqa: E402
 from tests.faults.suite import Suite  # noqa: E402
 from tests.forked import SNAKEMAKE, Scripts  # noqa: E402
@@ -168,6 +169,20 @@ def suite_of_faults(request: pytest.FixtureRequest) -> Iterator[Callable[[str, i
         if counts := request.config.getoption("counts"):
             suite.save(counts)
         suite.check()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def suite_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Count each hostile input of a module that has a constant ``SUITE``, and save the counts when the module ends."""
+    name = getattr(request.module, "SUITE", None)
+    if name is None:
+        yield
+        return
+    suite = Suite(name, 0, f"pytest -m 'slow or not slow' {request.node.nodeid}")
+    with hostile.counted(suite):
+        yield
+    if counts := request.config.getoption("counts"):
+        suite.save(counts)
 
 
 @pytest.fixture

@@ -15,9 +15,12 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from tests.faults.suite import Suite
+
 Command = Callable[[list[str]], None]
 LONGEST = 2000  # characters of a line: a few lines of a terminal
 PATIENCE = 120  # seconds, after which a command hangs
+_suites: list[Suite] = []  # which count the outcomes
 
 
 def refused(command: Command, *arguments: object) -> str:
@@ -29,6 +32,18 @@ def refused(command: Command, *arguments: object) -> str:
 
 def refused_or_done(command: Command, *arguments: object) -> str | None:
     """The one line with which a command refuses what it is given, or None if it takes it; no third way is allowed."""
+    try:
+        error = _refused_or_done(command, arguments)
+    except AssertionError as wrong:
+        for suite in _suites:
+            suite.record("wrong", f"{arguments}: {wrong}")
+        raise
+    for suite in _suites:
+        suite.record("harmless" if error is None else "refused")
+    return error
+
+
+def _refused_or_done(command: Command, arguments: tuple[object, ...]) -> str | None:
     stdout, stderr = io.StringIO(), io.StringIO()
     with hanging_is_an_error(), redirect_stdout(stdout), redirect_stderr(stderr), pytest.raises(SystemExit) as stop:
         command([str(argument) for argument in arguments])
@@ -42,6 +57,14 @@ def refused_or_done(command: Command, *arguments: object) -> str | None:
     assert not obeyed(errors[0]), "what was read is not obeyed by the terminal"
     assert not stdout.getvalue()
     return errors[0]
+
+
+@contextmanager
+def counted(suite: Suite) -> Iterator[None]:
+    """Record the outcome of each command that is given hostile input."""
+    _suites.append(suite)
+    yield
+    _suites.remove(suite)
 
 
 def obeyed(line: str) -> list[str]:

@@ -31,6 +31,8 @@ from vse.features.proposals import read_boxes
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_json
 
+SUITE = "hostile caches"
+
 Spoil = Callable[[h5py.File, Path], None]
 MANIFEST: list[tuple[str | int, ...]] = [("key",), ("shard_key",), ("shards",), ("shards", 0)]
 MANIFEST += [("shards", 0, name) for name in ("file", "sha256", "bytes", "rows")]

@@ -28,6 +28,8 @@ from vse.features.words import read_words
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
+SUITE = "hostile imports"
+
 HUGE = "9" * 5000
 HGLMM = ["trained_dim=8", "trained_epochs=1", "min_count=1", "centres=4", "pca=16"]
 quick = settings(max_examples=25, phases=[Phase.explicit, Phase.generate])

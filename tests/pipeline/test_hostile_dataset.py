@@ -25,6 +25,8 @@ from tests.hostile import (
 )
 from vse.pipeline.cli import main
 
+SUITE = "hostile data sets"
+
 FIRST = ("images", 0)
 SENTENCE = (*FIRST, "sentences", 0)
 PHRASE = (*SENTENCE, "phrases", 0)

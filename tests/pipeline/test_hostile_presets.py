@@ -12,6 +12,8 @@ from tests.hostile import NOT_FILES, refused, refused_or_done
 from vse.features.cli import main as extract_main
 from vse.train.cli import train_main
 
+SUITE = "hostile presets"
+
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{below}'] * 9)}]\n" for below, name in zip("abcdefgh", "bcdefghi", strict=True)
 )

@@ -34,6 +34,8 @@ from vse.eval.protocols.evaluation_options import EvaluationOptions
 from vse.eval.tables.significance import compare
 from vse.train.cli import report_main
 
+SUITE = "hostile embeddings and results"
+
 QUICK = ["--bootstrap", 0, "--no-cross-check", "--out"]
 NAMES = ("image_ids", "caption_ids", "caption_image_ids", "images", "captions", "coco_ids")
 LINKS: dict[str, Callable[[h5py.File, str, Path], None]] = {

@@ -17,6 +17,8 @@ from tests.train.conftest import COMMAND
 from vse.features.data_cli import main as data_main
 from vse.train.cli import embed_main, report_main, train_main
 
+SUITE = "hostile runs"
+
 RECORD: list[tuple[str | int, ...]] = [(name,) for name in ("features", "seed", "versions", "state")]
 RECORD += [("features", name) for name in ("name", "key", "path")]
 MAY_BE = {"seed": ("a number", "a negative number"), "versions": ("an empty object", "an object")}
