@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +37,13 @@ from vse.features.shards import (
     shards_folder,
     write_attributes,
 )
+from vse.features.stored import CHECKSUMS, Blocks, Stored, block_checksums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
 from vse.pipeline.input_files import is_name, is_path, reading
+
+log = logging.getLogger(__name__)
 
 Said = Mapping[str, Any]
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
@@ -49,36 +53,12 @@ _OF_ROWS = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha25
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where an array lies in a shard: contiguous, from byte ``offset``."""
-
-    path: Path
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return int(np.prod(self.shape)) * self.dtype.itemsize
-
-    def map(self) -> NDArray[Any]:
-        """The array, mapped read only. No HDF5 handle is involved, so it survives a fork and needs no lock."""
-        if 0 in self.shape:
-            return np.empty(self.shape, self.dtype)
-        try:
-            return np.memmap(self.path, self.dtype, "r", self.offset, self.shape)
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}") from None
-
-
-@dataclass(frozen=True)
 class FeatureCache:
     """An opened and checked cache. No file stays open; :class:`vse.features.reader.FeatureReader` reads the rows.
 
-    ``shards`` holds, for each shard, where its arrays lie, by name. With ``offsets`` (n + 1,) the cache is one of
-    regions: row k has regions ``offsets[k]:offsets[k + 1]``, and ``row_shape`` is the shape of one region. ``seconds`` is how
-    long its rows took to make, None if that is not known.
+    ``shards`` holds, for each shard, where its arrays lie, by name; ``blocks`` are those of its features. With ``offsets``
+    (n + 1,) the cache is one of regions: row k has regions ``offsets[k]:offsets[k + 1]``, and ``row_shape`` is the shape of
+    one region. ``seconds`` is how long its rows took to make, None if that is not known.
     """
 
     path: Path
@@ -94,6 +74,7 @@ class FeatureCache:
     dtype: np.dtype[Any]
     shards: tuple[Mapping[str, Stored], ...]
     skipped: frozenset[int]
+    blocks: Blocks
     seconds: float | None = None
 
     @property
@@ -176,7 +157,7 @@ def merge_shards(
     _write_failures(cache, skipped)
     said = more([shards_folder(cache) / shard.file for shard in shards])
     content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said)
-    entries = [{"file": s.file, "sha256": s.sha256, "bytes": s.bytes, "rows": s.rows} for s in shards]
+    entries = [_entry(shards_folder(cache), shard) for shard in shards]
     manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": seconds_of(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
@@ -197,6 +178,11 @@ def open_cache(path: Path) -> FeatureCache:
         _locate(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
         for entry in manifest["shards"]
     )
+    if any(CHECKSUMS not in entry for entry in manifest["shards"]):
+        log.info(
+            "%s: has no checksums of its blocks, so changed features are not noticed; vse-extract verify --write adds them",
+            path,
+        )
     rows, vectors = sum(entry["rows"] for entry in manifest["shards"]), sum(s["features"].shape[0] for s in shards)
     n_vectors = len(ids) if offsets is None else int(offsets[-1])
     if rows != len(ids) or not vectors == n_vectors == shape[0] or (offsets is not None and len(offsets) != len(ids) + 1):
@@ -217,18 +203,28 @@ def open_cache(path: Path) -> FeatureCache:
         row_shape=shape[1:],
         dtype=dtype,
         shards=shards,
+        blocks=Blocks([shard["features"] for shard in shards]),
         skipped=frozenset(int(i) for i in arrays["skipped_ids"]),
         seconds=manifest.get("seconds"),
     )
 
 
-def verify_cache(path: Path) -> FeatureCache:
-    """Open a cache, re-hash every shard, compare ids and sources; :class:`UserError` names what is broken."""
-    cache = open_cache(path)
-    for shard, entry in zip(cache.shards, read_manifest(path)["shards"], strict=True):
-        file = shard["features"].path
+def verify_cache(path: Path, write: bool = False) -> FeatureCache:
+    """Open a cache, re-hash every shard, compare ids and sources; :class:`UserError` names what is broken.
+
+    ``write`` adds checksums of blocks to the manifest where it lacks them, or has others than the verified shards.
+    """
+    cache, manifest = open_cache(path), read_manifest(path)
+    folder, entries = shards_folder(path), []
+    for entry in manifest["shards"]:
+        file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
+        entries.append({**entry, CHECKSUMS: _checksums(file)})
+        if not write and entry.get(CHECKSUMS, entries[-1][CHECKSUMS]) != entries[-1][CHECKSUMS]:
+            raise UserError(
+                f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write mends them"
+            )
     files = [shard["features"].path for shard in cache.shards]
     names = ("ids", "sources") if cache.offsets is None else ("ids", "sources", "offsets")
     stored = [np.concatenate(parts) for parts in zip(*(read_rows(file, "ids", "sources") for file in files), strict=True)]
@@ -237,12 +233,28 @@ def verify_cache(path: Path) -> FeatureCache:
     for name, of_shards, expected in zip(names, stored, read_rows(path, *names), strict=True):
         if not np.array_equal(of_shards, expected):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
+    if write and entries != manifest["shards"]:
+        write_json(folder / "manifest.json", {**manifest, "shards": entries})
+        return open_cache(path)
     return cache
 
 
 def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
     """SHA-256 of what each row was made from, (n, 32)."""
     return read_rows(cache.path, "sources")[0]
+
+
+def _entry(folder: Path, shard: Shard) -> dict[str, Any]:
+    """Return what a manifest says about a shard whose SHA-256 was compared."""
+    entry = {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
+    return {**entry, CHECKSUMS: _checksums(folder / shard.file)}
+
+
+def _checksums(path: Path) -> dict[str, str]:
+    """Compute the checksums of the blocks of a shard's arrays, by their names."""
+    with open_hdf5(path, "a readable shard") as file:
+        arrays = {name: own_data(file, name) for name in ("features", *RAGGED, *PER_ROW)}
+        return {name: block_checksums(_stored(path, data).map()) for name, data in arrays.items() if data is not None}
 
 
 def _virtual_views(
@@ -367,20 +379,21 @@ def _locate(
         if other or len(required_data(file, "ids")) != rows:
             raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
         lengths = {"features": n_vectors, **dict.fromkeys(RAGGED, n_vectors), **dict.fromkeys(PER_ROW, rows)}
-        stored = {name: _stored(path, data) for name in lengths if (data := own_data(file, name)) is not None}
+        sums = entry.get(CHECKSUMS, {})
+        stored = {name: _stored(path, data, sums) for name in lengths if (data := own_data(file, name)) is not None}
         wrong = [name for name, array in stored.items() if len(array.shape) < 1 or array.shape[0] != lengths[name]]
         if wrong:
             raise ValueError(f"its {wrong[0]} are of shape {stored[wrong[0]].shape} for {lengths[wrong[0]]} rows")
         return stored
 
 
-def _stored(path: Path, data: h5py.Dataset) -> Stored:
-    offset = data.id.get_offset()
+def _stored(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> Stored:
+    name, offset = data.name[1:], data.id.get_offset()
     if offset is None and data.size:
-        raise UserError(f"{path}: its {data.name[1:]} are not contiguous; delete it and extract it again")
-    stored = Stored(path, offset or 0, data.shape, data.dtype)
+        raise UserError(f"{path}: its {name} are not contiguous; delete it and extract it again")
+    stored = Stored(path, offset or 0, data.shape, data.dtype, checksums.get(name))
     if stored.offset + stored.nbytes > path.stat().st_size:
-        raise UserError(f"{path}: its {data.name[1:]} end after the file; delete it and extract it again")
+        raise UserError(f"{path}: its {name} end after the file; delete it and extract it again")
     return stored
 
 

@@ -129,11 +129,12 @@ def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
 @extract.command("verify")
 @click.argument("cache_file", type=_FILE)
 @click.option("--no-sources", is_flag=True, help="Do not hash the images or captions that the rows were made from.")
-def verify_command(cache_file: Path, no_sources: bool) -> None:
+@click.option("--write", is_flag=True, help="Add checksums of blocks to a cache that has none; they find changed features.")
+def verify_command(cache_file: Path, no_sources: bool, write: bool) -> None:
     """Hash every shard of a cache again, and the images or captions that its rows were made from; check counts and ids."""
-    from vse.features import cache, extraction
+    from vse.features import extraction
 
-    verified = cache.verify_cache(cache_file)
+    verified = extraction.verify(cache_file, write)
     sources = "not looked at" if no_sources else extraction.verify_sources(verified)
     shards = f"{len(verified.shards)} shards"
     click.echo(f"{cache_file}: sound, {verified.described()} in {shards}, sources {sources}, key {verified.key}")

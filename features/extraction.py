@@ -89,6 +89,14 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     return path
 
 
+def verify(path: Path, write: bool = False) -> cache.FeatureCache:
+    """Check a cache as :func:`vse.features.cache.verify_cache` does; nobody else writes it meanwhile if ``write`` is given."""
+    if not write:
+        return cache.verify_cache(path)
+    with only_writer(path):
+        return cache.verify_cache(path, write=True)
+
+
 def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], of: TextRows = "captions") -> str | None:
     """What changed since rows with these ``ids`` were made: the first image or text whose hash differs, or None."""
     by_id = {item.id: item for item in items}

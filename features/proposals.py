@@ -167,7 +167,7 @@ def _from_hdf5(path: Path) -> dict[int, Floats]:
         cache = open_cache(path)
         if cache.offsets is None or any("boxes" not in shard for shard in cache.shards):
             raise UserError(f"{path}: a cache without boxes")
-        ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].map() for shard in cache.shards])
+        ids, offsets, boxes = cache.ids, cache.offsets, np.concatenate([shard["boxes"].read() for shard in cache.shards])
     ascending = len(offsets) and offsets[0] == 0 and (offsets[1:] >= offsets[:-1]).all()
     if len(offsets) != len(ids) + 1 or offsets[-1] != len(boxes) or not ascending:
         raise UserError(f"{path}: {len(ids)} ids, {len(offsets)} offsets and {len(boxes)} boxes do not fit together")

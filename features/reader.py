@@ -11,8 +11,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache import FeatureCache, Stored
+from vse.features.cache import FeatureCache
 from vse.features.region_boxes import RegionBoxes
+from vse.features.stored import Bytes, Stored, bytes_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.id_rows import IdRows
 
@@ -54,6 +55,9 @@ class FeatureReader:
     hundreds of kilobytes around it, and counts them as our memory. No HDF5 handle stays open, so a reader survives a fork
     and works where file locking does not; a shard that is not in memory holds one file descriptor.
 
+    Each block of 1 MiB is compared with its checksum when it is read for the first time in this process; :class:`UserError`
+    names one that has changed. Caches from before there were checksums are read without.
+
     Parameters
     ----------
     cache : what :func:`vse.features.cache.open_cache` returned
@@ -69,10 +73,15 @@ class FeatureReader:
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
         kept = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
-        rest = [_bytes_of(np.asarray(part.map())) if mapped else _File(part) for part in stored[fits:]]
+        rest: list[Bytes] = [bytes_of(np.asarray(part.map())) if mapped else _File(part) for part in stored[fits:]]
         self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *kept])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
-        self._bytes = [_bytes_of(self._memory), *rest]
+        self._bytes = [bytes_of(self._memory), *rest]
+        ends = np.cumsum([part.nbytes for part in stored[:fits]], dtype=np.int64).tolist()
+        self._of_shards = [*(self._bytes[0][first:end] for first, end in zip([0, *ends], ends, strict=False)), *rest]
+        self._n_kept = fits
+        for shard in range(fits):
+            cache.blocks.check_shard(shard, self._of_shards[shard])
 
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
         """Another process opens the shards itself."""
@@ -161,10 +170,14 @@ class FeatureReader:
         starts = self._starts * per_row
         part_of = np.searchsorted(starts[1:-1], firsts, side="right")
         shift = starts[part_of]
-        spans = zip(part_of.tolist(), ((firsts - shift) * size).tolist(), ((ends - shift) * size).tolist(), strict=True)
+        first_bytes, end_bytes = (firsts - shift) * size, (ends - shift) * size
+        self._check(part_of, first_bytes, end_bytes)
+        spans = zip(part_of.tolist(), first_bytes.tolist(), end_bytes.tolist(), strict=True)
         joined = bytearray().join([self._bytes[part][first:end] for part, first, end in spans])
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
-
-def _bytes_of(array: NDArray[np.generic]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
+    def _check(self, part_of: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Compare the blocks that are read for the first time; what is in memory was compared when it was read."""
+        on_disk = part_of > 0
+        if on_disk.any():
+            self.cache.blocks.check(part_of[on_disk] + self._n_kept - 1, firsts[on_disk], ends[on_disk], self._of_shards)

@@ -28,8 +28,8 @@ class RegionBoxes:
         if cache.offsets is None or not complete:
             raise UserError(f"{cache.path}: does not say where on the photos its {cache.feature} lie")
         self.offsets = cache.offsets
-        self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].map() for shard in cache.shards])
-        self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].map() for shard in cache.shards])
+        self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
+        self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
     def padded(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
         """Boxes of the regions of some images, as :meth:`vse.features.reader.FeatureReader.regions` has their features.

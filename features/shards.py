@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from vse.features.rows import FORMAT, VERSION, Identity, Rows
+from vse.features.stored import CHECKSUMS, are_checksums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_file, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, required_data
@@ -150,8 +151,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         files = [entry["file"] for entry in manifest["shards"]]
         sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
         sound = sound and bool(files) and all(map(is_name, files))
+        sound = sound and all(are_checksums(entry.get(CHECKSUMS, {})) for entry in manifest["shards"])
         sound = sound and isinstance(manifest.get("seconds"), (int, float, type(None)))
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         sound = False
     if not sound:
         raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
