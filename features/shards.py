@@ -151,9 +151,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         files = [entry["file"] for entry in manifest["shards"]]
         sound = all(isinstance(text, str) for text in texts) and all(type(n) is int and n >= 0 for n in counts)
         sound = sound and bool(files) and all(map(is_name, files))
-        sound = sound and all(are_checksums(entry.get(CHECKSUMS, {})) for entry in manifest["shards"])
+        sound = sound and all(are_checksums(e[CHECKSUMS]) for e in manifest["shards"] if CHECKSUMS in e)
         sound = sound and isinstance(manifest.get("seconds"), (int, float, type(None)))
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError):
         sound = False
     if not sound:
         raise UserError(f"{file}: not the manifest of a feature cache; delete it and run vse-extract again")
