@@ -321,6 +321,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
         if missing:
             raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
         attributes["provenance"] = json.loads(attributes["provenance"])
+        json.dumps(attributes, ensure_ascii=False, default=str).encode()  # no text may be half a surrogate pair
         _check_attributes(attributes)
         arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
         arrays.setdefault("skipped_ids", np.empty(0, np.int64))

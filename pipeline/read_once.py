@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -100,6 +100,23 @@ class ReadOnce:
 
     def _now(self) -> FileState:
         return FileState.of(os.fstat(self.stream.fileno()))
+
+
+def read_recorded(file: Path, record: object) -> tuple[bytes, str]:
+    """Read a file of a run folder; returns its bytes and their SHA-256.
+
+    :class:`UserError` if ``record``, the content of ``run.json``, has another SHA-256 for it.
+    """
+    opened = ReadOnce(file)
+    content = opened.read()
+    sums = record.get("files") if isinstance(record, Mapping) else None
+    expected = sums.get(file.name) if isinstance(sums, Mapping) else None
+    if expected not in (None, opened.sha256):
+        raise UserError(
+            f"{file}: not what the training wrote (its SHA-256 is not the one in run.json); restore it, or train again with "
+            "--overwrite"
+        )
+    return content, opened.sha256
 
 
 class ReadFiles:

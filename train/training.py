@@ -25,6 +25,7 @@ from vse.pipeline.input_files import reading
 from vse.pipeline.locks import only_writer
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.provenance import made
+from vse.pipeline.read_once import read_recorded
 from vse.pipeline.vocabulary import Vocabulary
 from vse.train.experiment import ExperimentConfig
 from vse.train.prepare import prepare_task
@@ -109,7 +110,7 @@ def train(
 
         def decide() -> str:
             at_end.enter_context(only_writer(folder.path, folder=True))
-            return _what_to_do(folder, experiment, identity, existing)
+            return _what_to_do(folder, experiment, identity, existing, extras)
 
         action = _agreed(processes, decide)
         if action == "nothing":
@@ -121,15 +122,18 @@ def train(
             return experiment.solver.build(task), vocabulary
 
         solver, vocabulary, action, best_sha256 = _built(folder, build, action, existing, processes)
-        record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary)}
+        record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary, extras)}
+        known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
         processes.broadcast(0)  # nobody writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, record)
-            record["files"] = folder.save_texts(vocabulary, opened.transformer)
+            record["files"] = known["files"] = folder.save_texts(vocabulary, opened.transformer)
             write_json(folder.record_file, record)
+            if action == "resume":
+                _save_tables(folder, solver)
         try:
-            best_sha256 = _run(folder, solver, identity, extras.tensorboard, best_sha256)
+            best_sha256 = _run(folder, solver, known, extras.tensorboard, best_sha256)
         except TrainingFailed as failure:
             if processes.first:
                 write_json(folder.record_file, {**record, "state": failure.state})
@@ -149,7 +153,7 @@ def _built(
     solver, vocabulary = build()
     if action != "resume":
         return solver, vocabulary, action, None
-    fault, best_sha256 = _restored(folder, solver)
+    fault, best_sha256 = _restored(folder, solver, processes)
     if not processes.any(fault is not None):
         log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         return solver, vocabulary, action, best_sha256
@@ -203,12 +207,14 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
     return _ACTIONS[code]
 
 
-def _what_to_do(folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing) -> str:
+def _what_to_do(
+    folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing, extras: Extras
+) -> str:
     """``start``, ``resume`` or ``nothing``; :class:`UserError` if that would destroy or mix up a run."""
     if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
         return "start"
     try:
-        return _compared(folder, experiment, identity, existing)
+        return _compared(folder, experiment, identity, existing, extras)
     except UserError as refusal:
         if not (existing.resume and existing.overwrite):
             raise
@@ -216,11 +222,15 @@ def _what_to_do(folder: RunFolder, experiment: ExperimentConfig, identity: Mappi
         return "start"
 
 
-def _compared(folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing) -> str:
+def _compared(
+    folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing, extras: Extras
+) -> str:
     """What to do with the run in a folder; :class:`UserError` if it cannot be read, too."""
     record = _existing_record(folder, existing)
-    known = record or (folder.checkpoint().get("identity", {}) if folder.checkpoint_file.is_file() else identity)
+    saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
+    known = record or saved.get("identity", identity)
     before = {**folder.settings(ExperimentConfig).content(), **{key: known.get(key) for key in identity}}
+    read_recorded(folder.config_file, record or saved)
     changes = changed_fields(before, {**experiment.content(), **identity})
     if changes and not existing.overwrite:
         raise UserError(
@@ -230,7 +240,15 @@ def _compared(folder: RunFolder, experiment: ExperimentConfig, identity: Mapping
         log.warning("%s holds a run of other settings (%s). It trains from the start", folder.path, "; ".join(changes[:4]))
         return "start"
     if existing.resume and folder.checkpoint_file.is_file():
-        return "resume" if record.get("state") != "finished" else "nothing"
+        if record.get("state") == "finished":
+            return "nothing"
+        listed = (record or saved).get("log_negatives", extras.log_negatives)
+        if listed != extras.log_negatives:
+            raise UserError(
+                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue it "
+                f"with --resume --log-negatives {listed}, or --overwrite it"
+            )
+        return "resume"
     if not folder.checkpoint_file.is_file():
         return "start"
     if record.get("state") == "finished":
@@ -249,8 +267,11 @@ def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
         return {}
 
 
-def _restored(folder: RunFolder, solver: Solver) -> tuple[UserError | None, str | None]:
-    """Continue from the checkpoint: what is wrong with it, if anything, and the SHA-256 of the best weights at that time."""
+def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
+    """Continue from the checkpoint: what is wrong with it, if anything, and the SHA-256 of the best weights at that time.
+
+    Nothing is trained before the best weights were found to be those that the checkpoint names.
+    """
     try:
         state = folder.checkpoint()
         with reading(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
@@ -259,17 +280,19 @@ def _restored(folder: RunFolder, solver: Solver) -> tuple[UserError | None, str 
     except UserError as fault:
         return fault, None
     sha256 = state.get("best_sha256")
-    if solver.progress.finished(solver.epochs, solver.patience) and not folder.has_best(sha256):
+    validated = any("rsum" in row for row in solver.progress.rows)
+    if processes.first and not folder.settle_best(sha256) and validated:
         return UserError(f"{folder.best_file}: not what the training wrote; --overwrite trains again"), None
     return None, sha256
 
 
-def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary) -> dict[str, Any]:
+def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary, extras: Extras) -> dict[str, Any]:
     return {
         "experiment": experiment.name,
         "state": "running",
         "n_words": len(vocabulary),
         "n_train_pairs": solver.n_pairs,
+        "log_negatives": extras.log_negatives,
         "versions": {"vse": vse.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
@@ -279,18 +302,19 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
 
 
 def _run(
-    folder: RunFolder, solver: Solver, identity: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
+    folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
     """Train the epochs that are left; returns the SHA-256 of the best weights' file, which comes with what was so before.
 
-    The best weights are written before the checkpoint that counts their epoch.
+    New best weights are written before the checkpoint that counts their epoch, and take their place after it. Every
+    checkpoint also holds ``known``, by which a resume recognises the run.
     """
     first, patience = solver.processes.first, solver.patience
     events = _events(folder, solver.progress.epoch) if tensorboard and first else None
 
     def save() -> None:
         if first:
-            folder.save_checkpoint({**solver.state(), "identity": dict(identity), "best_sha256": best_sha256})
+            folder.save_checkpoint({**solver.state(), **known, "best_sha256": best_sha256})
 
     def done() -> bool:
         return bool(solver.processes.broadcast(int(first and solver.progress.finished(solver.epochs, patience))))
@@ -299,9 +323,12 @@ def _run(
         while not done():
             solver.run_epoch(save)
             if first:
-                if _is_best(solver):
-                    best_sha256 = folder.save_best(solver.best_weights())
+                is_best = _is_best(solver)
+                if is_best:
+                    best_sha256 = folder.save_next_best(solver.best_weights())
                 _save_epoch(folder, solver, save)
+                if is_best:
+                    folder.take_next_best()
             if events is not None:
                 for name, value in solver.progress.rows[-1].items():
                     events.add_scalar(name, value, solver.progress.epoch)
@@ -320,15 +347,21 @@ def _is_best(solver: Solver) -> bool:
 def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> None:
     progress = solver.progress
     row = progress.rows[-1]
-    folder.save_metrics(progress.rows)
-    if solver.listing:
-        solver.listing.write(folder.negatives_file)
+    _save_tables(folder, solver)
     save()
     validated = "not validated"
     if "rsum" in row:
         first = ", ".join(f"{name.removesuffix('_r1')} R@1 {row[name]:.1f}" for name in row if name.endswith("_r1"))
         validated = f"val rsum {row['rsum']:.1f} ({first})"
     log.info("epoch %d: %s, %s%s", row["epoch"], solver.described(row), validated, ", best so far" if _is_best(solver) else "")
+
+
+def _save_tables(folder: RunFolder, solver: Solver) -> None:
+    """Write the tables of a run's epochs."""
+    if solver.progress.rows:
+        folder.save_metrics(solver.progress.rows)
+    if solver.listing:
+        solver.listing.write(folder.negatives_file)
 
 
 def _events(folder: RunFolder, epoch: int) -> Any:
@@ -344,7 +377,8 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
     progress = solver.progress
     if not folder.has_best(best_sha256):
         raise UserError(f"{folder.best_file}: was changed while the run was trained; --overwrite trains again")
-    files = {**record["files"], folder.best_file.name: sha256_file(folder.best_file)}
+    written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.listing else [])]
+    files = {**record["files"], **{file.name: sha256_file(file) for file in written}}
     timing: dict[str, Any] = {
         "epochs": progress.epoch,
         "best_epoch": progress.best["epoch"],

@@ -6,6 +6,7 @@ import html
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 from vse.pipeline.image_arrays import caption_ids, image_ids
 from vse.pipeline.preset_files import read_yaml
+from vse.pipeline.read_once import read_recorded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,7 +274,7 @@ class Run(OpenFile):
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per epoch."""
-        return pd.read_csv(self.path / "metrics.csv")
+        return pd.read_csv(BytesIO(read_recorded(self.path / "metrics.csv", self.json)[0]))
 
     def _repr_html_(self) -> str:
         record = self.json

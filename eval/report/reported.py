@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
+from vse.pipeline.read_once import read_recorded
 
 log = logging.getLogger(__name__)
 
@@ -171,13 +173,15 @@ def _with_runs(reported: ReportedResult, files: list[Path]) -> ReportedResult:
     """Adds what lies in the folders of the embeddings, where these are the runs that the result is of."""
     records = [_record(reported, file.parent, seed) for file, seed in zip(files, reported.result.seeds, strict=False)]
     folders = [file.parent for file, record in zip(files, records, strict=False) if record is not None]
-    curves = [table for folder in folders if (table := _table(folder / "metrics.csv", ["epoch"])) is not None]
+    found = [record for record in records if record is not None]
+    tables = [_table(folder / "metrics.csv", ["epoch"], record) for folder, record in zip(folders, found, strict=True)]
+    curves = [table for table in tables if table is not None]
     if not curves:
         reported = _lacking(reported, "there is no metrics.csv of the run beside the embeddings: no training curves")
     if not records or records[0] is None:
         return replace(reported, curves=tuple(curves))
     columns = ["epoch", "query", "cost", "imgid", "negative_imgid", "caption", "negative_caption"]
-    negatives = _table(folders[0] / "negatives.csv", columns)
+    negatives = _table(folders[0] / "negatives.csv", columns, records[0])
     folder = folders[0] if records[0] else None
     return replace(reported, curves=tuple(curves), record=records[0], folder=folder, negatives=negatives)
 
@@ -196,12 +200,16 @@ def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping
     return record
 
 
-def _table(file: Path, columns: list[str]) -> pd.DataFrame | None:
-    """A CSV file of these columns and perhaps others; None if it is not there or empty."""
+def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Read a CSV file of these columns and perhaps others; None if it is not there or empty.
+
+    :class:`UserError` if it is not the file of the run's ``record``.
+    """
     if not file.is_file():
         return None
+    content, _ = read_recorded(file, record)
     try:
-        table = pd.read_csv(file, encoding="utf-8", keep_default_na=False)  # a caption may read NA
+        table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may read NA
     except pd.errors.EmptyDataError:
         return None
     except (ValueError, OSError) as error:  # ParserError and UnicodeDecodeError are ValueErrors

@@ -122,7 +122,14 @@ def test_a_changed_or_missing_tokenizer_is_refused(run: Path, tmp_path: Path, fa
         assert f"{name}: no such file, and this run reads captions with it" in fails(embed_main, own)
         (own / name).write_text(content)
     record = json.loads((own / "run.json").read_text())
-    assert record["files"].keys() == {"config.yaml", "vocab.json", TOKENS, "transformer.json", "best.safetensors"}
+    assert record["files"].keys() == {
+        "config.yaml",
+        "vocab.json",
+        TOKENS,
+        "transformer.json",
+        "best.safetensors",
+        "metrics.csv",
+    }
     del record["files"]  # as if by an older version
     (own / "run.json").write_text(json.dumps(record))
     word_pieces("umbrella", "zebra").save(str(own / TOKENS))

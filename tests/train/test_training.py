@@ -180,7 +180,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(cache: Path, tm
     arguments = ["--features", str(cache), "--out", str(tmp_path / "run"), *COMMAND, "--set", "model.dim=64"]
     log = tmp_path / "log.txt"
     assert forked.run(forked.train_on_a_full_disk, arguments, log) == 2, log.read_text()
-    assert f"vse-train: error: cannot write {tmp_path}/run/best.safetensors: File too large" in log.read_text()
+    assert f"vse-train: error: cannot write {tmp_path}/run/best.next.safetensors: File too large" in log.read_text()
     assert "Traceback" not in log.read_text()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.yaml", "vocab.json", "run.json"}
 

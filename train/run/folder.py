@@ -3,7 +3,8 @@
 ``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
 bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); of a model that reads tokens
 ``tokenizer.json`` and ``transformer.json``; in ``code/`` copies of a user's own code that the settings name;
-``negatives.csv`` and TensorBoard events if they were asked for.
+``negatives.csv`` and TensorBoard events if they were asked for. ``best.next.safetensors`` is there between the writing of new
+best weights and of the checkpoint that counts their epoch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import csv
 import hashlib
 import io
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +27,12 @@ from torch import Tensor
 
 from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text
-from vse.pipeline.input_files import check_input, is_path, reading, reason_of
+from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
+from vse.pipeline.input_files import is_path, reading, reason_of
 from vse.pipeline.own_code import CodeRefused, code_of_run
 from vse.pipeline.parts import own_codes
 from vse.pipeline.preset_files import read_yaml
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.read_once import ReadOnce, read_recorded
 from vse.pipeline.vocabulary import Vocabulary
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -73,6 +75,11 @@ class RunFolder:
         return self.path / "best.safetensors"
 
     @property
+    def next_best_file(self) -> Path:
+        """New best weights whose epoch no checkpoint counts yet."""
+        return self.path / "best.next.safetensors"
+
+    @property
     def checkpoint_file(self) -> Path:
         return self.path / "last.ckpt"
 
@@ -89,8 +96,8 @@ class RunFolder:
     def files(self) -> tuple[Path, ...]:
         """All files that a training writes, whether they are there or not."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
-        written = (self.metrics_file, self.negatives_file, self.best_file, self.checkpoint_file, self.record_file)
-        return (self.config_file, *texts, *written)
+        weights = (self.best_file, self.next_best_file, self.checkpoint_file)
+        return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with.
@@ -136,17 +143,8 @@ class RunFolder:
 
         :class:`UserError` if they are not those that the training wrote.
         """
-        opened = ReadOnce(file)
-        content = opened.read()
         record = read_json(self.record_file) if self.record_file.is_file() else {}
-        sums = record.get("files") if isinstance(record, dict) else None
-        expected = sums.get(file.name) if isinstance(sums, dict) else None
-        if expected not in (None, opened.sha256):
-            raise UserError(
-                f"{file}: not what the training wrote (its SHA-256 is not the one in {self.record_file.name}); restore it, "
-                "or train again with --overwrite"
-            )
-        return content, opened.sha256
+        return read_recorded(file, record)
 
     def vocabulary(self) -> Vocabulary:
         return self.read_vocabulary()[0]
@@ -210,11 +208,29 @@ class RunFolder:
         table.writerows(rows)
         write_text(self.metrics_file, text.getvalue())
 
-    def save_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write the weights; returns the SHA-256 of the file."""
+    def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
+        """Write new best weights beside the best ones; returns the SHA-256 of the file.
+
+        :meth:`take_next_best` puts them in their place once a checkpoint counts their epoch. A process that is killed before
+        that, or in between, leaves the weights of either checkpoint.
+        """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
-        write_bytes(self.best_file, content)
+        write_bytes(self.next_best_file, content)
         return hashlib.sha256(content).hexdigest()
+
+    def take_next_best(self) -> None:
+        """Replace the best weights by the new ones."""
+        os.replace(self.next_best_file, self.best_file)
+
+    def settle_best(self, sha256: str | None) -> bool:
+        """Return whether the best weights are there that a checkpoint names, after moving them to their place.
+
+        New ones of an epoch that it does not count are removed.
+        """
+        if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
+            self.take_next_best()
+        self.next_best_file.unlink(missing_ok=True)
+        return self.has_best(sha256)
 
     def has_best(self, sha256: str | None) -> bool:
         """Whether the weights are there, and are the file of this SHA-256, if it is known."""
@@ -237,15 +253,23 @@ class RunFolder:
         return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Write a state, with the SHA-256 of its bytes in a line behind them."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
-        write_bytes(self.checkpoint_file, buffer.getbuffer())
+        content = buffer.getbuffer()
+        with written(self.checkpoint_file) as stream:
+            stream.write(content)
+            stream.write(_sum_line(content))
 
     def checkpoint(self) -> dict[str, Any]:
-        """The last state that was saved; tensors and plain values alone are ever loaded."""
-        check_input(self.checkpoint_file)
+        """Load the last state that was saved; tensors and plain values alone are ever loaded.
+
+        :class:`UserError` if its bytes are not those that were written.
+        """
+        content = ReadOnce(self.checkpoint_file).read()
         try:
-            state: dict[str, Any] = torch.load(self.checkpoint_file, map_location="cpu", weights_only=True)
+            _check_sum(content)
+            state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = reason_of(error)
             raise UserError(
@@ -254,6 +278,27 @@ class RunFolder:
         if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
             raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; --overwrite trains again")
         return state
+
+
+def _sum_line(content: bytes | memoryview) -> bytes:
+    return f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode()
+
+
+def _check_sum(content: bytes) -> None:
+    """Check the bytes of a checkpoint; :class:`ValueError` if they changed since they were written.
+
+    One without a SHA-256, from before there was one, has the checksums of its zip archive, which torch does not compare.
+    """
+    size = len(_sum_line(b""))
+    saved, line = memoryview(content)[:-size], content[-size:]
+    if line.startswith(b"\nsha256 "):
+        if line != _sum_line(saved):
+            raise ValueError("its bytes changed since they were written: their SHA-256 differs")
+        return
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        bad = archive.testzip()
+    if bad is not None:
+        raise ValueError(f"its bytes changed since they were written: the checksum of {bad} differs")
 
 
 def relative_path(target: Path, folder: Path) -> str:

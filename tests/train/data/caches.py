@@ -15,6 +15,7 @@ from vse.features.cache import FeatureCache, merge_shards, open_cache
 from vse.features.reader import FeatureReader
 from vse.features.rows import Identity, Rows
 from vse.features.shards import shard_path, shards_folder, write_shard
+from vse.pipeline.files import read_json, write_json
 from vse.train.data.images import CachedImages
 
 CPU = torch.device("cpu")
@@ -66,8 +67,19 @@ def _merged(folder: Path, ids: NDArray[np.int64], parts: Sequence[Rows], config:
     return open_cache(merge_shards(out, len(parts), folder / "dataset.json", ids))
 
 
+def drop_checksums(path: Path) -> Path:
+    """Make a cache like those from before manifests had checksums of blocks."""
+    file = shards_folder(path) / "manifest.json"
+    manifest = read_json(file)
+    for entry in manifest["shards"]:
+        entry.pop("xxh3_64", None)
+    write_json(file, manifest)
+    return path
+
+
 def spoil(path: Path, image_id: int, value: float) -> None:
-    """Put a value into the features of an image; the last number of its last crop or region."""
+    """Put a value into the features of an image, without checksums; the last number of its last crop or region."""
+    drop_checksums(path)
     for shard in sorted(shards_folder(path).glob("*.h5")):
         with h5py.File(shard, "r+") as file:
             for row in np.flatnonzero(file["ids"][:] == image_id):

@@ -27,7 +27,9 @@ from vse.train.training import Existing, train
 
 def test_a_finished_run_has_the_sums_of_its_files(run: Path) -> None:
     files = RunFolder(run).record()["files"]
-    assert files == {name: sha256_file(run / name) for name in ("config.yaml", "vocab.json", "best.safetensors")}
+    assert files == {
+        name: sha256_file(run / name) for name in ("config.yaml", "vocab.json", "best.safetensors", "metrics.csv")
+    }
 
 
 @pytest.mark.parametrize("file", ["best.safetensors", "vocab.json", "config.yaml"])
