@@ -245,8 +245,8 @@ def _compared(
         listed = (record or saved).get("log_negatives", extras.log_negatives)
         if listed != extras.log_negatives:
             raise UserError(
-                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue it "
-                f"with --resume --log-negatives {listed}, or --overwrite it"
+                f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue "
+                f"it with --resume --log-negatives {listed}, or --overwrite it"
             )
         return "resume"
     if not folder.checkpoint_file.is_file():

@@ -159,7 +159,7 @@ def test_a_region_that_is_not_finite_is_refused_with_its_id(where: str, tmp_path
 @pytest.mark.parametrize(("bytes_allowed", "kept"), [(46, False), (50, True)])
 def test_what_fits_into_memory_is_read_once(bytes_allowed: int, kept: bool, tmp_path: Path) -> None:
     features = np.arange(24, dtype=np.float16).reshape(6, 4)  # of 48 bytes
-    cache = made_by_hand(tmp_path, features, range(6))
+    cache = open_cache(drop_checksums(made_by_hand(tmp_path, features, range(6)).path))
     images = CachedFeatures(FeatureReader(cache, 0), cache.ids, CPU, 1e-9 * bytes_allowed)
     assert images.gb_kept == pytest.approx(48e-9 if kept else 0)
     spoil(cache.path, 3, 99)

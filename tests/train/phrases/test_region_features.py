@@ -73,8 +73,8 @@ def test_what_has_no_boxes_is_one_line(caches: Caches, tmp_path: Path) -> None:
 
 def test_a_vector_that_is_not_finite_is_named(few: Path, tmp_path: Path) -> None:
     own = make_caches(few, tmp_path)
+    spoil(own.candidates, int(open_cache(own.candidates).ids[2]), np.nan)
     cache = open_cache(own.candidates)
-    spoil(own.candidates, int(cache.ids[2]), np.nan)
     found = BoxFeatures(cache, cache.ids, CPU)
     with pytest.raises(UserError, match=f"the features of id {cache.ids[2]} are not finite"):
         found.vectors(np.arange(len(found)))
