@@ -10,7 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.train.data.caches import CPU, PLACES, Array, cached, made_by_hand, regions_by_hand, rows_by_id, spoil
+from tests.train.data.caches import (
+    CPU,
+    PLACES,
+    Array,
+    cached,
+    drop_checksums,
+    made_by_hand,
+    regions_by_hand,
+    rows_by_id,
+    spoil,
+)
 from vse.features.cache import open_cache
 from vse.features.reader import FeatureReader
 from vse.pipeline.errors import UserError

@@ -44,9 +44,10 @@ def killed_in_epoch_2(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
                 raise Killed
             return real(self, *arguments)
 
-        with monkeypatch.context() as patch, pytest.raises(Killed):
+        with monkeypatch.context() as patch:
             patch.setattr(RunFolder, method, killed)
-            train(cache, experiment(), out=tmp_path / "run")
+            with pytest.raises(Killed):
+                train(cache, experiment(), out=tmp_path / "run")
         return RunFolder(tmp_path / "run")
 
     return kill
