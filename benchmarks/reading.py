@@ -34,7 +34,7 @@ from vse.train.data.cached import CachedFeatures
 from vse.train.experiment import load_experiment
 
 ROWS, DIM, SHARDS, BATCH, ROUNDS, BATCHES = 32_000, 4096, 8, 128, 10, 50
-IMAGES = 6000
+IMAGES = 1000
 
 
 def build(folder: Path) -> Path:
@@ -57,7 +57,7 @@ def without_checksums(cache: FeatureCache) -> FeatureCache:
 
 
 def first_epoch(folder: Path) -> None:
-    path = make_up(folder, {"train": IMAGES, "val": 200}, DIM, 10_000, 4)
+    path = make_up(folder, {"train": IMAGES, "val": 200}, DIM, 3000, 2)
 
     def read(checked: bool) -> float:
         cache = open_cache(path)

@@ -13,16 +13,18 @@ import pytest
 import safetensors.torch
 import torch
 
+import vse
 from tests.eval.protocols.test_evaluate import made
+from tests.train.conftest import experiment
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings, write_embeddings, write_scores
 from vse.eval.ranking.ranks import blocks_from_scores
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file
-from vse.train.cli import embed_main
+from vse.train.cli import embed_main, report_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import Existing, Extras, train
 
 
 def test_a_finished_run_has_the_sums_of_its_files(run: Path) -> None:
@@ -42,6 +44,36 @@ def test_a_changed_file_of_a_run_is_refused(file: str, how: str, own_run: Path, 
     line = fails(embed_main, own_run)
     assert file in line
     assert not (own_run / "test.h5").exists()
+
+
+@pytest.mark.parametrize("file", ["metrics.csv", "negatives.csv"])
+def test_a_changed_table_of_a_run_is_in_no_report(file: str, cache: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+    run = train(cache, experiment("train.epochs=1"), out=tmp_path / "run", extras=Extras(log_negatives=3))
+    result, page = tmp_path / "result.json", tmp_path / "page.html"
+    for main, *arguments in ((embed_main, run), (eval_main, run / "test.h5", "--bootstrap", 0, "--out", result)):
+        with pytest.raises(SystemExit) as stop:
+            main([str(argument) for argument in arguments])
+        assert stop.value.code == 0
+    text = (run / file).read_text()
+    (run / file).write_text(text[:-2] + ("1" if text[-2] != "1" else "2") + "\n")
+    assert f"{file}: not what the training wrote" in fails(report_main, result, "--out", page)
+    assert not page.exists()
+
+
+def test_changed_metrics_are_in_no_frame(own_run: Path) -> None:
+    assert len(vse.Run(own_run).frame) == 3
+    with (own_run / "metrics.csv").open("a") as table:
+        table.write("4,,,,,,,,\n")
+    with pytest.raises(UserError, match=r"metrics\.csv: not what the training wrote"):
+        _ = vse.Run(own_run).frame
+
+
+def test_a_resume_writes_its_tables_again(run: Path, own_run: Path, cache: Path) -> None:
+    """Else it would note the sums of tables that were damaged meanwhile."""
+    (own_run / "run.json").unlink()
+    (own_run / "metrics.csv").write_text("damaged")
+    train(cache, experiment(), out=own_run, existing=Existing(resume=True))
+    assert (own_run / "metrics.csv").read_bytes() == (run / "metrics.csv").read_bytes()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
