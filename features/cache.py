@@ -37,7 +37,7 @@ from vse.features.shards import (
     shards_folder,
     write_attributes,
 )
-from vse.features.stored import CHECKSUMS, Blocks, Stored, block_checksums
+from vse.features.stored import CHECKSUMS, Blocks, Stored, shard_checksums, stored_array
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
@@ -46,6 +46,7 @@ from vse.pipeline.input_files import is_name, is_path, reading
 log = logging.getLogger(__name__)
 
 Said = Mapping[str, Any]
+_ARRAYS = ("features", *RAGGED, *PER_ROW)
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
@@ -220,7 +221,7 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
         file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
-        entries.append({**entry, CHECKSUMS: _checksums(file)})
+        entries.append({**entry, CHECKSUMS: shard_checksums(file, _ARRAYS)})
         if not write and entry.get(CHECKSUMS, entries[-1][CHECKSUMS]) != entries[-1][CHECKSUMS]:
             raise UserError(
                 f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write mends them"
@@ -247,14 +248,7 @@ def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
 def _entry(folder: Path, shard: Shard) -> dict[str, Any]:
     """Return what a manifest says about a shard whose SHA-256 was compared."""
     entry = {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-    return {**entry, CHECKSUMS: _checksums(folder / shard.file)}
-
-
-def _checksums(path: Path) -> dict[str, str]:
-    """Compute the checksums of the blocks of a shard's arrays, by their names."""
-    with open_hdf5(path, "a readable shard") as file:
-        arrays = {name: own_data(file, name) for name in ("features", *RAGGED, *PER_ROW)}
-        return {name: block_checksums(_stored(path, data).map()) for name, data in arrays.items() if data is not None}
+    return {**entry, CHECKSUMS: shard_checksums(folder / shard.file, _ARRAYS)}
 
 
 def _virtual_views(
@@ -280,7 +274,7 @@ def _virtual_views(
         file.create_dataset("sources", data=sources)
         file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
         with open_hdf5(files[0], "a readable shard") as first:
-            names = [name for name in ("features", *RAGGED, *PER_ROW) if name in first]
+            names = [name for name in _ARRAYS if name in first]
             if "offsets" in first:
                 file.create_dataset("offsets", data=_joined_offsets([read_rows(f, "offsets")[0] for f in files]))
         for name in names:
@@ -381,21 +375,11 @@ def _locate(
             raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
         lengths = {"features": n_vectors, **dict.fromkeys(RAGGED, n_vectors), **dict.fromkeys(PER_ROW, rows)}
         sums = entry.get(CHECKSUMS, {})
-        stored = {name: _stored(path, data, sums) for name in lengths if (data := own_data(file, name)) is not None}
+        stored = {name: stored_array(path, data, sums) for name in lengths if (data := own_data(file, name)) is not None}
         wrong = [name for name, array in stored.items() if len(array.shape) < 1 or array.shape[0] != lengths[name]]
         if wrong:
             raise ValueError(f"its {wrong[0]} are of shape {stored[wrong[0]].shape} for {lengths[wrong[0]]} rows")
         return stored
-
-
-def _stored(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> Stored:
-    name, offset = data.name[1:], data.id.get_offset()
-    if offset is None and data.size:
-        raise UserError(f"{path}: its {name} are not contiguous; delete it and extract it again")
-    stored = Stored(path, offset or 0, data.shape, data.dtype, checksums.get(name))
-    if stored.offset + stored.nbytes > path.stat().st_size:
-        raise UserError(f"{path}: its {name} end after the file; delete it and extract it again")
-    return stored
 
 
 def _write_failures(cache: Path, skipped: Sequence[Mapping[str, Any]]) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import h5py
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
+from vse.pipeline.hdf5_files import open_hdf5, own_data
 
 BLOCK = 2**20  # bytes
 CHECKSUMS = "xxh3_64"  # the name of the algorithm, under which a manifest has the checksums of a shard's arrays
@@ -73,6 +75,24 @@ def block_checksums(array: NDArray[Any]) -> str:
     """Return the XXH3 (64 bits) of each mebibyte of an array's bytes, joined: 16 hexadecimal digits for each block."""
     content = bytes_of(array)
     return "".join(xxhash.xxh3_64_hexdigest(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK))
+
+
+def stored_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> Stored:
+    """Return where a dataset of a shard lies; :class:`UserError` if it is not contiguous, or not completely in the file."""
+    name, offset = data.name[1:], data.id.get_offset()
+    if offset is None and data.size:
+        raise UserError(f"{path}: its {name} are not contiguous; delete it and extract it again")
+    stored = Stored(path, offset or 0, data.shape, data.dtype, checksums.get(name))
+    if stored.offset + stored.nbytes > path.stat().st_size:
+        raise UserError(f"{path}: its {name} end after the file; delete it and extract it again")
+    return stored
+
+
+def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """Compute the checksums of those arrays of a shard that are there, by their names."""
+    with open_hdf5(path, "a readable shard") as file:
+        arrays = {name: own_data(file, name) for name in names}
+        return {name: block_checksums(stored_array(path, data).map()) for name, data in arrays.items() if data is not None}
 
 
 def are_checksums(value: object) -> bool:

@@ -67,7 +67,7 @@ def test_a_flipped_bit_in_features_is_found(
 
 @pytest.fixture(scope="module")
 def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped in its third and last epoch. Read only."""
+    """Train, and stop in the third and last epoch. Read only."""
     out, steps, real = tmp_path_factory.mktemp("stopped") / "run", iter(range(10**6)), adam.Trainer.step
 
     def step(self: adam.Trainer, *arguments: object) -> object:
@@ -83,7 +83,7 @@ def stopped(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def is_same_run(run: Path, other: Path) -> bool:
-    """Whether two runs have the same weights, the same metrics, and the same state, bit for bit."""
+    """Return whether two runs have the same weights, the same metrics, and the same state, bit for bit."""
     try:
         assert_same(state(run), state(other))
     except AssertionError:

@@ -33,13 +33,13 @@ OF_RUN = ("dataset", "split", "seed", "similarity", "experiment")
 
 @pytest.fixture(scope="module")
 def compositional(positions: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with a compositional adversary. Read only."""
+    """Train with a compositional adversary. Read only."""
     return train(positions, experiment(*COMPOSITIONAL), out=tmp_path_factory.mktemp("runs") / "compositional")
 
 
 @pytest.fixture(scope="module")
 def dsve(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that pools maps of 3 x 3 positions and reads words with SRUs. Read only."""
+    """Train a model that pools maps of 3 x 3 positions and reads words with SRUs. Read only."""
     folder = tmp_path_factory.mktemp("dsve")
     changes = {"positions": True, "grid": "all", "layer": "features.12", "resize": 64, "crop": 64, "normalize": False}
     out = folder / "demo_tiny.h5"
@@ -49,12 +49,12 @@ def dsve(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def phrases(phrase_run: Path) -> Path:
-    """A run that localises phrases. Read only."""
+    """Train a model that localises phrases. Read only."""
     return phrase_run
 
 
 def content(path: Path) -> dict[str, object]:
-    """All numbers of embeddings or of scores, and whose they say that they are."""
+    """Read all numbers of embeddings or of scores, and the attributes that name their run."""
     with h5py.File(path) as file:
         numbers: dict[str, object] = {name: repr(np.asarray(file[name]).tolist()) for name in file}
         return numbers | {name: str(file.attrs.get(name)) for name in OF_RUN}
@@ -71,7 +71,10 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
     expected = content(embed[-1])
     files = sorted(path.name for path in run.iterdir() if path.suffix in (".json", ".yaml", ".safetensors", ".ckpt", ".csv"))
     for number in range(suite.n_tries):
-        own, out = run.parent / f"{kind}-{number}", run.parent / f"{kind}-{number}.h5"  # beside it, for caches named by paths
+        own, out = (
+            run.parent / f"{kind}-{number}",
+            run.parent / f"{kind}-{number}.h5",
+        )  # in the same folder: run.json names caches by relative paths
         shutil.copytree(run, own)
         name, how = files[number % len(files)], list(DAMAGES)[number // len(files) % len(DAMAGES)]
         damage(own / name, how, rng)
@@ -82,7 +85,7 @@ def test_a_damaged_file_of_a_run_is_refused_or_makes_no_difference(
 
 
 def embed_code(*arguments: object) -> object:
-    """The exit code of ``vse-embed``."""
+    """Return the exit code of ``vse-embed``."""
     with pytest.raises(SystemExit) as stop:
         embed_main([str(argument) for argument in arguments])
     return stop.value.code

@@ -25,7 +25,7 @@ N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them
 
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
-    """A cache of rows that cross blocks, in two shards of 4 rows (1.6 MB) each."""
+    """Write a cache of rows that cross blocks, in two shards of 4 rows (1.6 MB) each."""
     out, ids = tmp_path / "demo_large.h5", np.arange(N)
     for shard in range(2):
         mine = ids[4 * shard : 4 * shard + 4]

@@ -21,7 +21,7 @@ from vse.train.training import Extras, train
 
 @pytest.fixture
 def stopped(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
-    """Train with so many negatives listed, and stop in the first epoch."""
+    """Train with this number of listed negatives, and stop in the first epoch."""
 
     def stop(log_negatives: int) -> Path:
         with monkeypatch.context() as patch, suppress(Interrupted):
@@ -60,7 +60,7 @@ def test_another_number_of_listed_negatives_is_refused(
 def test_an_edited_row_or_title_is_refused(
     setting: str, record: str, stopped: Callable[[int], Path], cache: Path, fails: Callable[..., str]
 ) -> None:
-    """No setting of the weights, but it says which row of a paper's table a result stands for."""
+    """Compare settings that change no weights, but name the row of a paper's table that a result stands for."""
     run = stopped(0)
     if record == "lost":
         (run / "run.json").unlink()
