@@ -34,7 +34,7 @@ from vse.train.data.cached import CachedFeatures
 from vse.train.experiment import load_experiment
 
 ROWS, DIM, SHARDS, BATCH, ROUNDS, BATCHES = 32_000, 4096, 8, 128, 10, 50
-IMAGES = 1000
+IMAGES = 400
 
 
 def build(folder: Path) -> Path:

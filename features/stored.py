@@ -120,6 +120,11 @@ class Blocks:
     def __reduce__(self) -> tuple[type[Blocks], tuple[Sequence[Stored]]]:
         return Blocks, (self._shards,)
 
+    @property
+    def are_sound(self) -> bool:
+        """Return whether no block is left to be compared."""
+        return bool(self._sound.all())
+
     def check(
         self,
         shards: NDArray[np.int64],
