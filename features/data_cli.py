@@ -25,6 +25,11 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
 @click.option("--captions", type=_FILE, help="The table, if it is no captions.* or metadata.* among the photos.")
 @click.option("--images", type=_FILE, help="Folder of the photos of clip-retrieval's vectors.  [default: there are none]")
 @click.option("--out-features", type=_FILE, default="features", show_default=True, help="Folder of the caches of vectors.")
+@click.option(
+    "--key-until",
+    metavar="DOT",
+    help="Where the key of a WebDataset member ends: first-dot or last-dot.  [default: first-dot]",
+)
 @click.option("--column", "columns", multiple=True, metavar="FIELD=NAME", help="The column of file, caption, split or an id.")
 @click.option("--val", type=click.FloatRange(0, 1), help="Share of images to draw for val, without splits.  [default: 0.1]")
 @click.option("--test", type=click.FloatRange(0, 1), help="The same for test.  [default: 0.1]")
@@ -39,6 +44,7 @@ def import_command(
     captions: Path | None,
     images: Path | None,
     out_features: Path,
+    key_until: str | None,
     columns: tuple[str, ...],
     val: float | None,
     test: float | None,
@@ -56,7 +62,7 @@ def import_command(
     from vse.pipeline.imported_rows import import_settings
 
     settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns)
-    for path in import_data(Import(sources, settings, captions, images, out_features), format_name):
+    for path in import_data(Import(sources, settings, captions, images, out_features, key_until), format_name):
         click.echo(path)
 
 

@@ -19,13 +19,17 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True)
 class Import:
-    """What is imported: the ``sources``, a table of captions and a folder of photos beside them, and where caches go."""
+    """What is imported: the ``sources``, a table of captions and a folder of photos beside them, and where caches go.
+
+    ``key_until`` is where the key of a WebDataset member ends; None is the first dot.
+    """
 
     sources: Sequence[Path]
     settings: ImportSettings
     captions: Path | None = None
     images: Path | None = None
     out_features: Path = field(default=Path("features"))
+    key_until: str | None = None
 
     @property
     def source(self) -> Path:
@@ -65,7 +69,8 @@ FORMATS: Mapping[str, ImportFormat] = {
     ),
     "webdataset": ImportFormat(
         lambda job: bool(archives_in(job.sources[0])),
-        lambda job: [import_webdataset(job.sources, job.settings)],
+        lambda job: [import_webdataset(job.sources, job.settings, job.key_until or "first-dot")],
+        reads=("key_until",),
     ),
 }
 
@@ -84,7 +89,7 @@ def import_data(job: Import, format_name: str | None = None) -> Sequence[Path]:
             f"{job.sources[0]}: holds nothing that can be imported: neither captions.csv or metadata.jsonl and the like (else "
             "name the table with --captions), nor tar archives, vectors of clip-retrieval, or a saved Hugging Face data set"
         )
-    for option in ("captions", "images"):
+    for option in ("captions", "images", "key_until"):
         if getattr(job, option) is not None and option not in FORMATS[name].reads:
-            raise UserError(f"--{option}: not read of the format {name}; leave it out")
+            raise UserError(f"--{option.replace('_', '-')}: not read of the format {name}; leave it out")
     return FORMATS[name].run(job)

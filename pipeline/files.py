@@ -83,9 +83,12 @@ def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
                 raise UserError(f"{out}: output is also an input; name another file to write")
 
 
-def clear_temporaries(folder: Path) -> None:
-    """Remove what killed writers left in a folder; temporary files of living ones stay."""
-    _remove_orphans(folder, ".*.tmp")
+def clear_temporaries(folder: Path, recursive: bool = False) -> None:
+    """Remove temporary files of killed writers from a folder, and from its sub-folders if ``recursive``.
+
+    Temporary files of living writers stay.
+    """
+    _remove_orphans(folder, "**/.*.tmp" if recursive else ".*.tmp")
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:

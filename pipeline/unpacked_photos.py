@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_bytes
+from vse.pipeline.files import clear_temporaries, write_bytes
 from vse.pipeline.image_files import BadImage, image_size
 from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportedRow
 
@@ -19,6 +19,7 @@ class UnpackedPhotos:
         self.folder = out / "images"
         if self.folder.is_symlink():
             raise UserError(f"{self.folder} is a link to a folder of other images; give another --out")
+        clear_temporaries(self.folder, recursive=True)
         self._gathered = gathered
 
     def add(self, row: ImportedRow, content: bytes) -> None:

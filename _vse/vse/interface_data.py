@@ -111,6 +111,7 @@ def import_data(
     captions: StrPath | None = None,
     images: StrPath | None = None,
     out_features: StrPath = "features",
+    key_until: str | None = None,
     columns: Mapping[str, str | Sequence[str]] | None = None,
     val: float | None = None,
     test: float | None = None,
@@ -136,6 +137,8 @@ def import_data(
         folder of the photos of clip-retrieval's vectors
     out_features
         folder of the caches of vectors
+    key_until
+        where the key of a WebDataset member ends: ``first-dot``, as in WebDataset itself, or ``last-dot``; None is the first
     columns
         of a field (``file``, ``caption``, ``split`` or an id) the column, or columns, that it is read from
     val
@@ -169,7 +172,7 @@ def import_data(
     given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]
     val, test = in_range("val", val, 0, 1), in_range("test", test, 0, 1)
     settings = import_settings(as_path(out), name, val, test, whole("seed", seed, 0), tokeniser, skip_bad, given)
-    job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features))
+    job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features), key_until)
     return ImportedData(import_sources(job, format))
 
 
