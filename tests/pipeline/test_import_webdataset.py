@@ -3,6 +3,8 @@ from __future__ import annotations
 import io
 import json
 import random
+import subprocess
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from tests.pipeline.imported_made import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
+from vse.pipeline.locks import PLACE
 
 Fails = Callable[..., str]
 
@@ -146,6 +149,16 @@ def test_an_import_that_was_stopped_goes_on(tmp_path: Path, fails: Fails) -> Non
     assert lost.read_bytes() == photo_bytes(2)
     kept.write_bytes(b"something else")
     assert f"{kept} is there and is another photo" in fails(main, "import", archive, "--out", out)
+
+
+def test_partial_photos_of_a_killed_import_are_removed_by_the_next(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    partial = tmp_path / "out" / "images" / "x" / "deep" / f".a.jpg.{PLACE}-{gone.pid}.0.tmp"
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(photo_bytes(1)[:9])
+    imported(write_tar(tmp_path / "x.tar", sample("a", 1)), "--out", tmp_path / "out")
+    assert not partial.exists()
 
 
 def test_photos_are_not_written_through_a_link(tmp_path: Path, fails: Fails) -> None:
