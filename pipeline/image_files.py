@@ -46,8 +46,10 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
             image.load()
             if _is_filled(image, content):
-                raise BadImage(f"{path}: not a readable image (it lacks data: cut off, or of another size than it says)")
-            return _as_rgb(ImageOps.exif_transpose(image))
+                raise BadImage(
+                    f"{path}: not a readable image (it lacks data: cut off, damaged, or of another size than it says)"
+                )
+            return as_rgb(ImageOps.exif_transpose(image))
     except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:  # whose own message names an object in memory
@@ -90,7 +92,8 @@ def _is_filled(image: Image.Image, content: bytes) -> bool:
         return again.tobytes() != image.tobytes()
 
 
-def _as_rgb(image: Image.Image) -> Image.Image:
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Return an image of any mode as 8-bit RGB: 16 bits are scaled, and transparent pixels are laid on white."""
     if image.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
         deep = np.asarray(image).astype(np.float64)
         return Image.fromarray((deep / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool
 from PIL import Image, ImageOps
 
-from vse.pipeline.image_files import FORMATS, MAX_PIXELS, BadImage, read_bytes
+from vse.pipeline.image_files import FORMATS, MAX_PIXELS, BadImage, as_rgb, read_bytes
 
 N_BITS = 64
 NEAR = 6  # bits, at most, in which the hashes of one photo differ that was scaled, squashed or compressed again
@@ -30,7 +30,7 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
             if image.width * image.height > MAX_PIXELS:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
             image.draft("L", (4 * _SIDE, 4 * _SIDE))  # a JPEG is decoded at a fraction of its size
-            grey = ImageOps.exif_transpose(image).convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX)
+            grey = as_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), Image.Resampling.BOX)
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything

@@ -1,4 +1,7 @@
-"""Whether a PNG file holds all the rows that its header promises; a decoder leaves those that are missing black."""
+"""Check that a PNG file holds all the rows that its header promises, undamaged.
+
+A decoder leaves missing rows black, and Pillow does not compare the checksums of the pixels.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,18 @@ _BLOCK = 1 << 20
 
 
 def lacks_rows(content: bytes) -> bool:
-    """Whether the compressed data of a PNG file end before the last row; the file is one that Pillow decoded."""
+    """Return whether the rows of a PNG file that Pillow decoded are incomplete, or do not have their checksum."""
     stream, size, missing, place = zlib.decompressobj(), 0, 0, len(SIGNATURE)
     while place + 8 <= len(content):
         length, kind = int.from_bytes(content[place : place + 4]), content[place + 4 : place + 8]
         data = content[place + 8 : place + 8 + length]
+        checksum = content[place + 8 + length : place + 12 + length]
         place += length + 12
         if kind == b"IHDR":
             missing = _raw_bytes(data)
         elif kind == b"IDAT":
+            if zlib.crc32(kind + data) != int.from_bytes(checksum):
+                return True
             while data and size < missing:
                 size += len(stream.decompress(data, _BLOCK))
                 data = stream.unconsumed_tail

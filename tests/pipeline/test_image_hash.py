@@ -32,6 +32,18 @@ def test_it_is_the_median_of_the_lowest_frequencies_computed_one_by_one(tmp_path
     assert perceptual_hash(tmp_path / "a.png").tolist() == [value > np.median(low) for value in low]
 
 
+def test_16_bits_and_transparency_are_seen(tmp_path: Path) -> None:
+    grey = np.asarray(photo(0).convert("L"))
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
+    assert distance(tmp_path / "a.png", tmp_path / "deep.png") <= NEAR
+    clear = photo(1).convert("RGBA")
+    clear.putalpha(Image.fromarray(255 - grey))
+    clear.save(tmp_path / "clear.png")
+    Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB").save(tmp_path / "white.png")
+    assert distance(tmp_path / "clear.png", tmp_path / "white.png") <= NEAR
+
+
 def test_a_photo_stays_near_itself_and_far_from_others(tmp_path: Path) -> None:
     original = photo(0)
     original.save(tmp_path / "a.png")

@@ -117,6 +117,17 @@ def test_a_png_that_lacks_rows_is_refused(rows: int) -> None:
         decode(Path("x.png"), png(16, 64, bytes(rows * 49)))
 
 
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.9])
+def test_a_tail_of_zeros_is_refused(part: float) -> None:
+    """A machine that loses its power leaves zeros where a file was not written yet."""
+    noise = np.random.default_rng(0).integers(0, 256, 64 * 49, np.uint8).reshape(64, 49)
+    noise[:, 0] = 0  # the filter of a row
+    for name, content in (("x.png", png(16, 64, noise.tobytes())), ("x.jpg", jpeg("plain"))):
+        kept = int(part * len(content))
+        with pytest.raises(BadImage, match=f"{name}: not a readable image"):
+            decode(Path(name), content[:kept] + bytes(len(content) - kept))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 5), (8, 8), (9, 17)])
 def test_an_interlaced_png_is_read_if_it_is_whole(size: tuple[int, int]) -> None:
     passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))

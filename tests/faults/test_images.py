@@ -1,0 +1,182 @@
+"""Damaged and unusual images through ``decode``, ``image_size`` and ``perceptual_hash``, and through two commands."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import TINY_FEATURE
+from tests.faults.suite import Suite
+from tests.hostile import hanging_is_an_error, refused
+from tests.pipeline.imported_made import write_table
+from vse.features.cli import main as extract_main
+from vse.features.data_cli import main
+from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.image_files import BadImage, decode, image_size
+from vse.pipeline.image_hash import perceptual_hash
+
+Start = Callable[[str, int], Suite]
+LONG = 30_000
+_EXIF_ORIENTATION = 0x0112
+
+
+def photo(width: int = 60, height: int = 44) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8))
+
+
+def saved(image: Image.Image, kind: str, orientation: int = 1, **settings: Any) -> bytes:
+    exif = Image.Exif()
+    exif[_EXIF_ORIENTATION] = orientation
+    stream = io.BytesIO()
+    image.save(stream, kind, **({"exif": exif} if orientation > 1 else {}), **settings)
+    return stream.getvalue()
+
+
+def deep() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 65536, (44, 60)).astype(np.uint16))
+
+
+IMAGES: dict[str, Callable[[], bytes]] = {
+    "JPEG": lambda: saved(photo(), "JPEG"),
+    "progressive JPEG": lambda: saved(photo(), "JPEG", progressive=True),
+    "JPEG with restarts": lambda: saved(photo(), "JPEG", subsampling=0, restart_marker_blocks=2),
+    "CMYK JPEG": lambda: saved(photo().convert("CMYK"), "JPEG"),
+    "grey JPEG": lambda: saved(photo().convert("L"), "JPEG"),
+    "turned JPEG": lambda: saved(photo(), "JPEG", orientation=6),
+    "30,000 x 1 JPEG": lambda: saved(photo(LONG, 1), "JPEG"),
+    "PNG": lambda: saved(photo(), "PNG"),
+    "16-bit PNG": lambda: saved(deep(), "PNG"),
+    "palette PNG": lambda: saved(photo().quantize(16), "PNG"),
+    "transparent PNG": lambda: saved(photo().convert("RGBA"), "PNG"),
+    "turned PNG": lambda: saved(photo(), "PNG", orientation=5),
+    "1 x 30,000 PNG": lambda: saved(photo(1, LONG), "PNG"),
+    "WebP": lambda: saved(photo(), "WEBP"),
+    "lossless WebP": lambda: saved(photo(), "WEBP", lossless=True),
+    "turned WebP": lambda: saved(photo(), "WEBP", orientation=8),
+    "1 x 16,000 WebP": lambda: saved(photo(1, 16_000), "WEBP"),
+}
+ENDS = {"JPEG": b"\xff\xd9", "PNG": b"\0\0\0\0IEND\xaeB`\x82", "WebP": b""}
+
+
+def cut(content: bytes, _: str, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
+
+
+def cut_and_closed(content: bytes, kind: str, rng: random.Random) -> bytes:
+    return content[: rng.randrange(2, len(content))] + ENDS[kind]
+
+
+def zero_tail(content: bytes, _: str, rng: random.Random) -> bytes:
+    """What a machine that loses its power leaves of a file that it is writing."""
+    start = rng.randrange(len(content) - 1)
+    return content[:start] + bytes(len(content) - start)
+
+
+def flipped(content: bytes, _: str, rng: random.Random) -> bytes:
+    place, changed = rng.randrange(len(content)), bytearray(content)
+    changed[place] ^= rng.randrange(1, 256)
+    return bytes(changed)
+
+
+def overwritten(content: bytes, _: str, rng: random.Random) -> bytes:
+    place, patch = rng.randrange(len(content)), rng.randbytes(rng.randrange(1, 64))
+    return (content[:place] + patch + content[place + len(patch) :])[: len(content)]
+
+
+Damage = Callable[[bytes, str, random.Random], bytes]
+# JPEG and WebP have no checksums: other bytes inside of their data are other pixels, which no reader can tell.
+VISIBLE: dict[str, tuple[Damage, ...]] = {
+    "JPEG": (cut, cut_and_closed, zero_tail),
+    "PNG": (cut, cut_and_closed, zero_tail, flipped, overwritten),
+    "WebP": (cut, cut_and_closed),
+}
+
+
+def outcome(path: Path, content: bytes) -> Image.Image | str | None:
+    """Return the image, or None if it is refused; a text says what else happens."""
+    path.write_bytes(content)
+    results: list[Image.Image | str | None] = []
+    for read in (decode, image_size, perceptual_hash):
+        try:
+            with hanging_is_an_error():
+                results.append(read(path))
+        except BadImage as fault:
+            if str(path) not in str(fault) or "\n" in str(fault):
+                return f"the message is {str(fault)!r}"
+            results.append(None)
+        except (Exception, AssertionError) as error:
+            return f"{read.__name__}: {error!r}"
+    image, size, _ = results
+    if isinstance(image, Image.Image) and (image.mode != "RGB" or image.size != size):
+        return f"{image.mode} {image.size}, and its size is {size}"
+    return image
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damage_that_can_be_seen_is_refused(suite_of_faults: Start, tmp_path: Path) -> None:
+    suite, rng = suite_of_faults("images, cut or damaged (flips in PNG alone)", 100), random.Random(0)
+    for number in range(suite.n_tries):
+        name = [*IMAGES][number % len(IMAGES)]
+        kind = name.split()[-1] if name.split()[-1] in VISIBLE else "JPEG"
+        content = IMAGES[name]()
+        damage = rng.choice(VISIBLE[kind])
+        found = outcome(tmp_path / "x", damage(content, kind, rng))
+        detail = f"try {number}, {name}, {damage.__name__}"
+        if isinstance(found, str):
+            suite.record("wrong", f"{detail}: {found}")
+        elif found is None:
+            suite.record("refused", detail)
+        else:
+            same = np.array_equal(np.asarray(found), np.asarray(decode(Path("x"), content)))
+            suite.record("harmless" if same else "silent", detail)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_other_bytes_in_a_format_without_checksums_do_no_more_than_change_pixels(
+    suite_of_faults: Start, tmp_path: Path
+) -> None:
+    suite = suite_of_faults("images without checksums (JPEG, WebP), other bytes: no traceback, no hang, no wrong size", 100)
+    rng = random.Random(0)
+    names = [name for name in IMAGES if "PNG" not in name]
+    for number in range(suite.n_tries):
+        name, damage = names[number % len(names)], rng.choice((flipped, overwritten))
+        found = outcome(tmp_path / "x", damage(IMAGES[name](), "", rng))
+        detail = f"try {number}, {name}, {damage.__name__}"
+        if isinstance(found, str):
+            suite.record("wrong", f"{detail}: {found}")
+        else:
+            suite.record("refused" if found is None else "harmless", detail)
+
+
+def test_every_kind_is_imported_and_extracted_or_named(tmp_path: Path) -> None:
+    """An image of 1 x 30,000 pixels would be 256 x 7,680,000 for the network; the command lists it."""
+    birds = tmp_path / "birds"
+    birds.mkdir()
+    for number, make in enumerate(IMAGES.values()):
+        (birds / f"{number}.img").write_bytes(make())
+    rows = [{"file": f"{number}.img", "caption": f"gull {number}"} for number in range(len(IMAGES))]
+    table = write_table(tmp_path / "captions.csv", rows)
+    with pytest.raises(SystemExit) as stop:
+        main(["import", str(birds), "--captions", str(table), "--out", str(tmp_path / "data")])
+    assert stop.value.code == 0
+    file = tmp_path / "data" / "dataset.json"
+    assert len(load_dataset_file(file).images) == len(IMAGES)
+    settings = TINY_FEATURE.model_copy(update={"resize": 256, "resize_mode": "shorter"}).model_dump(
+        mode="json", exclude={"name"}
+    )
+    (tmp_path / "tiny.yaml").write_text("\n".join(f"{key}: {value}" for key, value in settings.items() if value is not None))
+    arguments = ["cnn", "--dataset", file, "--feature", tmp_path / "tiny.yaml", "--shards", 1, "--out", tmp_path / "f.h5"]
+    assert "--skip-bad" in refused(extract_main, *arguments)
+    with pytest.raises(SystemExit) as stop:
+        extract_main([*map(str, arguments), "--skip-bad"])
+    assert stop.value.code == 0
+    listed = (tmp_path / "f.h5.failures.jsonl").read_text().splitlines()
+    assert len(listed) == sum("," in name for name in IMAGES)
+    assert all("of which the network would see" in line for line in listed)
