@@ -121,12 +121,12 @@ class _Folder(_Bundle):
                 target = staged / file.path
                 if not _is_sound(file, target):
                     with self._open(file) as source, written(target) as stream:
-                        self.compare(file, *_digest(source, bar, stream))
+                        self.compare(file, *_digest(source, bar, file.bytes, stream))
 
     def check(self, listed: BundleList, bar: Any) -> None:
         for file in listed.files:
             with self._open(file) as source:
-                self.compare(file, *_digest(source, bar))
+                self.compare(file, *_digest(source, bar, file.bytes))
 
     def _open(self, file: BundledFile) -> IO[bytes]:
         return check_input(Path(self.where, file.path)).open("rb")
@@ -157,14 +157,14 @@ class _Archive(_Bundle):
                 if not (staged / file.path).is_file():
                     raise DamagedBundle(f"{self.where}: has no {TOP}/{file.path}, which its list names")
                 with (staged / file.path).open("rb") as source:
-                    self.compare(file, *_digest(source, bar))
+                    self.compare(file, *_digest(source, bar, file.bytes))
 
     def check(self, listed: BundleList, bar: Any) -> None:
         wanted = {file.path: file for file in listed.files}
         with self._members() as members:
             for name, source in members:
                 if (file := wanted.pop(name, None)) is not None:
-                    self.compare(file, *_digest(source, bar))
+                    self.compare(file, *_digest(source, bar, file.bytes))
         if wanted:
             raise DamagedBundle(f"{self.where}: has no {TOP}/{next(iter(wanted))}, which its list names")
 
@@ -192,7 +192,7 @@ class _Address(_Bundle):
     def check(self, listed: BundleList, bar: Any) -> None:
         for file in listed.files:
             with stream_of(self._address(file)) as source:
-                self.compare(file, *_digest(source, bar))
+                self.compare(file, *_digest(source, bar, file.bytes))
 
     def _address(self, file: BundledFile) -> str:
         return f"{self.where}/{quote(file.path)}"
@@ -270,10 +270,10 @@ def _move(path: Path, place: Path) -> None:
         path.unlink()
 
 
-def _digest(source: _Readable, bar: Any, stream: IO[bytes] | None = None) -> tuple[int, str]:
-    """Size and SHA-256 of what is read, which is written to ``stream`` if there is one."""
+def _digest(source: _Readable, bar: Any, expected: int, stream: IO[bytes] | None = None) -> tuple[int, str]:
+    """Return size and SHA-256 of a file, which is also written to ``stream``; stop if it has more bytes than ``expected``."""
     digest, n_bytes = hashlib.sha256(), 0
-    while chunk := source.read(CHUNK):
+    while n_bytes <= expected and (chunk := source.read(CHUNK)):
         digest.update(chunk)
         n_bytes += len(chunk)
         bar.update(len(chunk))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +16,14 @@ from vse.pipeline.archives import clear_unpacked, unpack
 from vse.pipeline.config import DatasetConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file
+from vse.pipeline.http_answers import SLOWEST, answer_of, chunks_of, length_in
 from vse.pipeline.locks import only_writer
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.sources import prepare_dataset
 
 ATTEMPTS = 5  # requests in a row without a new byte
 PAUSE = 1.0  # seconds after the first of them, doubled after each
-TIMEOUT = 60.0  # seconds without a byte
-_CHUNK = 1 << 16
+TIMEOUT = 60.0  # seconds without a byte, and for which the speed is measured
 _TRY_AGAIN = {408, 429, 500, 502, 503, 504}
 log = logging.getLogger(__name__)
 
@@ -123,10 +124,10 @@ def read_address(url: str, most_bytes: int) -> bytes:
 def size_at(url: str) -> int:
     """How many bytes a file at an address has; :class:`UserError` if the server cannot be reached or does not say."""
     with stream_of(url) as answer:
-        length = answer.headers.get("Content-Length", "")
-    if not length.isdigit():
+        length = length_in(answer.headers.get("Content-Length", ""))
+    if length is None:
         raise UserError(f"{url}: the server does not say how large it is; download it, and give its path")
-    return int(length)
+    return length
 
 
 @contextmanager
@@ -135,11 +136,11 @@ def stream_of(url: str) -> Iterator[Answer]:
     reason = ""
     for attempt in range(ATTEMPTS):
         try:
-            answer = requests.get(url, headers={"Accept-Encoding": "identity"}, stream=True, timeout=TIMEOUT)
+            answer = answer_of(url, {"Accept-Encoding": "identity"}, TIMEOUT)
+        except (ValueError, requests.TooManyRedirects) as error:
+            raise UserError(f"{url}: {error}") from None
         except requests.RequestException as error:
             reason = str(_innermost(error))
-        except ValueError as error:
-            raise UserError(f"{url}: {error}") from None
         else:
             if answer.status_code == 200:
                 with answer:
@@ -159,7 +160,7 @@ class Answer:
 
     def __init__(self, url: str, answer: requests.Response) -> None:
         self.headers = answer.headers
-        self._url, self._chunks = url, answer.iter_content(_CHUNK)
+        self._url, self._chunks = url, chunks_of(answer, TIMEOUT)
 
     def read(self, _: int = -1) -> bytes:
         """The next bytes; none at the end."""
@@ -172,17 +173,23 @@ class Answer:
 def _resume(url: str, part: Path, n_bytes: int) -> None:
     """Request what ``part`` lacks until it has all ``n_bytes``; ConnectionError after too many requests without progress."""
     furthest, fruitless = _size(part), 0
+    free = shutil.disk_usage(part.parent).free
+    if n_bytes - furthest > free:
+        raise ConnectionError(f"{n_bytes - furthest} bytes are still to come, and {part.parent} has room for {free}")
     while _size(part) != n_bytes:
         try:
             _append(url, part, n_bytes)
             reason = "the connection ended early"
         except ValueError:  # not a valid URL
             raise
+        except requests.TooManyRedirects as error:
+            raise ConnectionError(str(error)) from None
         except requests.RequestException as error:
             reason = str(_innermost(error))
-        if _size(part) > furthest:
+        if _size(part) >= min(n_bytes, furthest + SLOWEST * TIMEOUT):
             furthest, fruitless = _size(part), 0
             continue
+        furthest = max(furthest, _size(part))
         fruitless += 1
         if fruitless == ATTEMPTS:
             raise ConnectionError(f"{reason} ({_size(part)} of {n_bytes} bytes have arrived)")
@@ -194,7 +201,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
     """One request for the rest of ``part``; from the first byte if the server does not resume."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as answer:
+    with answer_of(url, headers, TIMEOUT) as answer:
         status = f"the server answers {answer.status_code} {answer.reason}"
         continues = answer.status_code == 206
         extent = answer.headers.get("Content-Range" if continues else "Content-Length", "")
@@ -205,15 +212,14 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
             raise requests.HTTPError(status)
         if answer.status_code not in (200, 206):
             raise ConnectionError(status)
-        total = extent.rpartition("/")[2]
-        if total.isdigit() and int(total) != n_bytes:
+        total = length_in(extent.rpartition("/")[2])
+        if total not in (None, n_bytes):
             raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
         bar = progress_bar(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True)
         with part.open("ab" if continues else "wb") as stream, bar:
-            for chunk in answer.iter_content(_CHUNK):
+            for chunk in chunks_of(answer, TIMEOUT, n_bytes - stream.tell()):
                 bar.update(stream.write(chunk[: n_bytes - stream.tell()]))
-                if stream.tell() == n_bytes:
-                    break
+                stream.flush()  # what has arrived is kept, also if this process is killed
 
 
 def _size(path: Path) -> int:
