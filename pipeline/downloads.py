@@ -18,6 +18,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file
 from vse.pipeline.http_answers import SLOWEST, answer_of, chunks_of, length_in
 from vse.pipeline.locks import only_writer
+from vse.pipeline.plain_text import printable
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.sources import prepare_dataset
 
@@ -89,7 +90,7 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
             raise ConnectionError(f"{wrong}: expected {sha256} but got {actual}")
         part.replace(path)
     except (ConnectionError, ValueError) as error:
-        raise UserError(f"{url}: {str(error).rstrip('.')}. {instead}") from None
+        raise UserError(f"{url}: {printable(error).rstrip('.')}. {instead}") from None
     except OSError as error:
         raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
@@ -107,7 +108,7 @@ def download_whole(url: str, path: Path, n_bytes: int) -> Path:
             _resume(url, part, n_bytes)
             part.replace(path)
         except (ConnectionError, ValueError) as error:
-            raise UserError(f"{url}: {str(error).rstrip('.')}. Run the command again") from None
+            raise UserError(f"{url}: {printable(error).rstrip('.')}. Run the command again") from None
         except OSError as error:
             raise UserError(f"cannot write {part}: {error.strerror or error}") from error
     return path
@@ -138,16 +139,16 @@ def stream_of(url: str) -> Iterator[Answer]:
         try:
             answer = answer_of(url, {"Accept-Encoding": "identity"}, TIMEOUT)
         except (ValueError, requests.TooManyRedirects) as error:
-            raise UserError(f"{url}: {error}") from None
+            raise UserError(f"{url}: {printable(error)}") from None
         except requests.RequestException as error:
-            reason = str(_innermost(error))
+            reason = _reason(error)
         else:
             if answer.status_code == 200:
                 with answer:
                     yield Answer(url, answer)
                 return
             answer.close()
-            reason = f"the server answers {answer.status_code} {answer.reason}"
+            reason = f"the server answers {answer.status_code} {printable(answer.reason)}"
             if answer.status_code not in _TRY_AGAIN:
                 break
         if attempt < ATTEMPTS - 1:
@@ -167,7 +168,7 @@ class Answer:
         try:
             return next(self._chunks, b"")
         except requests.RequestException as error:
-            raise UserError(f"{self._url}: {_innermost(error)}") from None
+            raise UserError(f"{self._url}: {_reason(error)}") from None
 
 
 def _resume(url: str, part: Path, n_bytes: int) -> None:
@@ -183,9 +184,9 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
         except ValueError:  # not a valid URL
             raise
         except requests.TooManyRedirects as error:
-            raise ConnectionError(str(error)) from None
+            raise ConnectionError(_reason(error)) from None
         except requests.RequestException as error:
-            reason = str(_innermost(error))
+            reason = _reason(error)
         if _size(part) >= min(n_bytes, furthest + SLOWEST * TIMEOUT):
             furthest, fruitless = _size(part), 0
             continue
@@ -202,7 +203,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
     with answer_of(url, headers, TIMEOUT) as answer:
-        status = f"the server answers {answer.status_code} {answer.reason}"
+        status = f"the server answers {answer.status_code} {printable(answer.reason)}"
         continues = answer.status_code == 206
         extent = answer.headers.get("Content-Range" if continues else "Content-Length", "")
         if answer.status_code == 416 or (continues and not extent.startswith(f"bytes {offset}-")):
@@ -226,8 +227,8 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _innermost(error: BaseException) -> BaseException:
-    """The innermost cause of an error, e.g. 'Connection refused' inside three layers of libraries."""
+def _reason(error: BaseException) -> str:
+    """Return the innermost cause of an error, e.g. 'Connection refused' inside three layers of libraries, on one line."""
     while error.__context__ is not None:
         error = error.__context__
-    return error
+    return printable(error)

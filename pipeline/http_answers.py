@@ -38,7 +38,7 @@ def answer_of(url: str, headers: Mapping[str, str], seconds: float) -> requests.
 def chunks_of(answer: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the bytes of an answer as they arrive, at most ``n_bytes``.
 
-    Raises requests.RequestException if the connection breaks, or if fewer than ``SLOWEST`` bytes a second arrive in ``seconds``.
+    Raises requests.RequestException if the connection breaks, or if fewer than ``SLOWEST`` bytes a second arrive.
     """
     n_before, n_read, start = 0, 0, time.monotonic()
     while n_bytes is None or n_read < n_bytes:
@@ -64,10 +64,14 @@ def length_in(text: str) -> int | None:
 def _answer_until(url: str, headers: Mapping[str, str], seconds: float, until: float) -> requests.Response:
     """Request one address; a thread waits for the header, because a server can send it byte by byte without end."""
     results: list[requests.Response | Exception] = []
+    abandoned = threading.Event()
 
     def request() -> None:
         try:
-            results.append(requests.get(url, headers=headers, stream=True, timeout=seconds, allow_redirects=False))
+            answer = requests.get(url, headers=headers, stream=True, timeout=seconds, allow_redirects=False)
+            results.append(answer)
+            if abandoned.is_set():
+                answer.close()
         except Exception as error:
             results.append(error)
 
@@ -75,6 +79,7 @@ def _answer_until(url: str, headers: Mapping[str, str], seconds: float, until: f
     thread.start()
     thread.join(max(0.0, until - time.monotonic()))
     if not results:
+        abandoned.set()
         raise requests.Timeout("timed out: the server does not end its header")
     if isinstance(results[0], Exception):
         raise results[0]

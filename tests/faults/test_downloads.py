@@ -1,0 +1,268 @@
+"""A server on loopback that lies: through ``download``, ``fetch_features`` and ``check_bundle``, as ``vse-data`` calls them.
+
+Its connections are slow in earnest, but a client waits for a fraction of a second only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.faults.suite import Suite
+from tests.features.test_bundles import files_in
+from tests.features.test_cache import make
+from tests.hostile import LONGEST, hanging_is_an_error
+from vse.features.bundle_fetch import check_bundle, fetch_features
+from vse.features.bundles import pack
+from vse.pipeline import downloads
+from vse.pipeline.downloads import download
+from vse.pipeline.errors import UserError
+
+CHUNK = 1 << 16
+CONTENT = random.Random(0).randbytes(3 * CHUNK + 17)
+SUM = hashlib.sha256(CONTENT).hexdigest()
+ENDLESS = 1 << 40  # bytes, of which a client must not read more than some
+SECONDS = 0.2  # that a client waits for a byte
+
+Lie = Callable[["Server", BaseHTTPRequestHandler, bytes], None]
+
+
+class Server:
+    """Files by name; ``lies`` are told in the answers to the next requests, and then the truth."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files = files
+        self.lies: list[Lie] = []
+        self.stopped = threading.Event()
+        self.url = ""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        """Answer one request."""
+        content = self.files.get(request.path.removeprefix("/"))
+        if content is None:
+            return request.send_error(404)
+        lie = self.lies.pop(0) if self.lies else honest
+        return lie(self, request, content)
+
+    def drip(self, request: BaseHTTPRequestHandler, content: Iterator[bytes], pause: float) -> None:
+        """Send pieces with a pause after each, until the client has gone."""
+        for piece in content:
+            request.wfile.write(piece)
+            request.wfile.flush()
+            if self.stopped.wait(pause):
+                return
+
+
+def begin(request: BaseHTTPRequestHandler, code: int, **headers: object) -> None:
+    request.send_response(code)
+    for name, value in headers.items():
+        request.send_header(name.replace("_", "-"), str(value))
+    request.end_headers()
+
+
+def honest(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    start = int((request.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+    if start >= len(content) > 0:
+        return request.send_error(416)
+    if start:
+        begin(
+            request, 206, Content_Length=len(content) - start, Content_Range=f"bytes {start}-{len(content) - 1}/{len(content)}"
+        )
+    else:
+        begin(request, 200, Content_Length=len(content))
+    request.wfile.write(content[start:])
+    return None
+
+
+def zeros() -> Iterator[bytes]:
+    for _ in range(ENDLESS // CHUNK):
+        yield bytes(CHUNK)
+
+
+def with_length(length: Callable[[int], object]) -> Lie:
+    def lie(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+        begin(request, 200, Content_Length=length(len(content)))
+        request.wfile.write(content)
+
+    return lie
+
+
+def redirect(target: str, code: int = 302) -> Lie:
+    return lambda server, request, _: begin(request, code, Location=target.format(url=server.url), Content_Length=0)
+
+
+def redirect_with_an_endless_body(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
+    begin(request, 302, Location=request.path, Content_Length=ENDLESS)
+    server.drip(request, zeros(), 0)
+
+
+def other_bytes(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 200, Content_Length=len(content))
+    request.wfile.write(content[::-1])
+
+
+def half(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 200, Content_Length=len(content))
+    request.wfile.write(content[: len(content) // 2])
+
+
+def endless(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 200)
+    request.wfile.write(content)
+    server.drip(request, zeros(), 0)
+
+
+def other_range(_: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 206, Content_Length=9, Content_Range=f"bytes 7-15/{len(content)}")
+    request.wfile.write(content[7:16])
+
+
+def slow_body(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 200, Content_Length=len(content))
+    server.drip(request, (bytes([byte]) for byte in content), SECONDS / 4)
+
+
+def slow_header(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
+    server.drip(request, iter([b"HTTP/1.1 200 OK\r\nX-Long: ", *[b"x"] * 1000]), SECONDS / 4)
+
+
+def endless_interim(server: Server, request: BaseHTTPRequestHandler, _: bytes) -> None:
+    server.drip(request, (b"HTTP/1.1 100 Continue\r\n\r\n" for _ in range(ENDLESS)), SECONDS / 10)
+
+
+def silent(server: Server, request: BaseHTTPRequestHandler, content: bytes) -> None:
+    begin(request, 200, Content_Length=len(content))
+    server.drip(request, iter([content[:9]]), 20 * SECONDS)
+
+
+def status(code: int) -> Lie:
+    return lambda _, request, content: begin(request, code, Content_Length=0)
+
+
+def no_http(_: Server, request: BaseHTTPRequestHandler, __: bytes) -> None:
+    request.wfile.write(b"SSH-2.0-OpenSSH_9.6 \x1b[2J\r\n")
+
+
+LIES: dict[str, Lie] = {
+    "a length too short": with_length(lambda n: n - 5),
+    "a length too long": with_length(lambda n: n + 5),
+    "a length of 10^17": with_length(lambda n: 10**17),
+    "a negative length": with_length(lambda n: -n),
+    "a length of 5,000 digits": with_length(lambda n: "9" * 5000),
+    "a length that is no number": with_length(lambda n: "\xb2"),
+    "two lengths": with_length(lambda n: f"{n}, {n + 1}"),
+    "a redirect to a file": redirect("file:///etc/hostname"),
+    "a redirect to ftp": redirect("ftp://127.0.0.1/file"),
+    "a redirect to nowhere": redirect("http://127.0.0.1:1/file"),
+    "a redirect to another file": redirect("{url}other", 307),
+    "a redirect to itself": redirect("{url}file", 301),
+    "a redirect with an endless body": redirect_with_an_endless_body,
+    "a redirect that is no address": redirect("http://[::1/file", 308),
+    "other bytes of the same length": other_bytes,
+    "half of the file": half,
+    "an endless file": endless,
+    "another range": other_range,
+    "a slow body": slow_body,
+    "a slow header": slow_header,
+    "endless interim answers": endless_interim,
+    "silence": silent,
+    "204": status(204),
+    "500": status(500),
+    "404": status(404),
+    "another protocol": no_http,
+}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
+    """A server of a file and of a bundle, as a folder and as an archive."""
+    cache = make(tmp_path / "made")
+    pack([cache], tmp_path / "bundle")
+    pack([cache], tmp_path / "bundle.tar")
+    files = {f"bundle/{path}": content for path, content in files_in(tmp_path / "bundle").items()}
+    files |= {"bundle.tar": (tmp_path / "bundle.tar").read_bytes(), "file": CONTENT, "other": CONTENT[::-1]}
+    state = Server(files)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            with contextlib.suppress(OSError):  # of a client that has heard enough
+                state.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setattr(downloads, "TIMEOUT", SECONDS)
+    monkeypatch.setattr(downloads, "ATTEMPTS", 2)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        state.url = f"http://127.0.0.1:{http.server_port}/"
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+        thread.start()
+        yield state
+        state.stopped.set()
+        http.shutdown()
+        thread.join()
+
+
+def fetch_file(url: str, out: Path) -> dict[str, bytes]:
+    download(f"{url}file", out / "file", SUM, len(CONTENT))
+    return files_in(out)
+
+
+def fetch_folder(url: str, out: Path) -> dict[str, bytes]:
+    fetch_features(f"{url}bundle", out)
+    return files_in(out)
+
+
+def fetch_archive(url: str, out: Path) -> dict[str, bytes]:
+    fetch_features(f"{url}bundle.tar", out)
+    return files_in(out)
+
+
+def check_folder(url: str, out: Path) -> dict[str, bytes]:
+    return {"bundle": json.dumps(check_bundle(f"{url}bundle").n_bytes).encode()}
+
+
+FETCHES = (fetch_file, fetch_folder, fetch_archive, check_folder)
+
+
+def is_one_clear_line(message: str, url: str) -> bool:
+    return url in message and message.isprintable() and len(message) < LONGEST
+
+
+def test_a_lying_server_is_refused_or_does_no_harm(
+    server: Server, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
+) -> None:
+    """A lie in one answer or in all of them; afterwards the truth gives the same files as from an honest server."""
+    suite, rng = suite_of_faults("downloads from a lying server", 26), random.Random(0)
+    expected = {fetch: fetch(server.url, tmp_path / f"expected-{fetch.__name__}") for fetch in FETCHES}
+    names = rng.sample([*LIES], len(LIES))
+    for number in range(suite.n_tries):
+        name, fetch = names[number % len(names)], FETCHES[number // 2 % len(FETCHES)]
+        out, after, n_lies = tmp_path / str(number), rng.choice((0, 1)), rng.choice((1, 99))
+        server.lies = [honest] * after + [LIES[name]] * n_lies
+        detail = f"try {number}: {name}, {n_lies} times after {after}, {fetch.__name__}"
+        outcome, found = "harmless", None
+        try:
+            with hanging_is_an_error():
+                try:
+                    found = fetch(server.url, out)
+                except UserError as error:
+                    outcome = "refused" if is_one_clear_line(str(error), server.url) else "wrong"
+                    detail += f": {error}"
+                    server.lies = []
+                    found = fetch(server.url, out)
+        except (Exception, AssertionError) as error:
+            suite.record("wrong", f"{detail}: {error!r:.500}")
+        else:
+            suite.record("silent" if found != expected[fetch] else outcome, detail)  # type: ignore[arg-type]
