@@ -110,7 +110,10 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
 
 def read_list(where: str, content: bytes) -> BundleList:
     """The list of a bundle, read from ``where``; :class:`UserError` if it is none, was changed, or names a file elsewhere."""
-    said = parse_json(Path(where), content)
+    try:
+        said = parse_json(Path(where), content)
+    except UserError as error:
+        raise UserError(str(error).replace(str(Path(where)), where)) from None  # a path has no "//", and an address does
     if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("version") != VERSION:
         raise UserError(f"{where}: not the list of a bundle of version {VERSION}")
     if said.get("sha256") != _sum_of(said):

@@ -240,6 +240,7 @@ def is_one_clear_line(message: str, url: str) -> bool:
     return url in message and message.isprintable() and len(message) < LONGEST
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a socket that is closed late
 def test_a_lying_server_is_refused_or_does_no_harm(
     server: Server, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
 ) -> None:
