@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vse.features.hub import download, local_folder
+from vse.features.model_folder import checked_copy, read_modules
 from vse.features.tensor_hash import tensors_sha256
 from vse.features.text_backbones import TextBackbone, tokenizer_sha256
 from vse.pipeline.errors import UserError
@@ -33,7 +34,7 @@ class SentenceText(TextBackbone):
 
     def __init__(self, config: TextConfig, weights_dir: Path | None) -> None:
         folder, self.notes = _folder(config, weights_dir)
-        modules = _modules(folder)
+        modules = read_modules(folder)
         self.network = self._model = _loaded(folder, config)
         self._first = self._model[0]
         transformer, tokenizer = getattr(self._first, "auto_model", None), getattr(self._model, "tokenizer", None)
@@ -100,22 +101,6 @@ def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping
     return downloaded, {"commit": downloaded.name}
 
 
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    """What ``modules.json`` lists; :class:`UserError` for classes whose code is not the library's."""
-    file = folder / "modules.json"
-    modules: list[dict[str, Any]] = read_json(file) if file.is_file() else []
-    sound = isinstance(modules, list) and all(
-        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-        for module in modules
-    )
-    if not sound:
-        raise UserError(f"{file}: not the modules of a text encoder")
-    for module in modules:
-        if not module["type"].startswith("sentence_transformers."):
-            raise UserError(f"{file}: {module['type']} is code of its own, and none is run")
-    return modules
-
-
 def _described(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
     """What decides the vectors beside weights and tokenizer: the network's settings and, of its ``own`` ones, the pooling."""
 
@@ -132,12 +117,13 @@ def _loaded(folder: Path, config: TextConfig) -> Any:
     """The model in a folder, in float32, on the CPU; its transformer with random weights if the preset says so."""
     from sentence_transformers import SentenceTransformer
 
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with checked_copy(folder) as copy, _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
-            model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+            model: Any = SentenceTransformer(str(copy), device="cpu", local_files_only=True, trust_remote_code=False)
         except Exception as error:  # the libraries raise many kinds for a folder that is not as they want it
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            text = str(error).replace(str(copy), str(folder))
+            reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
             raise UserError(f"{folder}: not a text encoder that sentence-transformers reads ({reason})") from None
         if config.weights == "random" and hasattr(model[0], "auto_model"):
             torch.manual_seed(config.seed)

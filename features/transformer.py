@@ -6,6 +6,7 @@ A transformer is a folder with ``config.json``, ``tokenizer.json`` and ``model.s
 from __future__ import annotations
 
 import hashlib
+import json
 import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from torch import nn
 
 from vse.features.extractors.libraries import Library
 from vse.features.hub import download, local_folder
+from vse.features.model_folder import check_settings, checked_transformer
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json
+from vse.pipeline.files import parse_json, read_json
 from vse.pipeline.input_files import reading
 from vse.pipeline.read_once import ReadOnce, Watched
 
@@ -28,7 +30,12 @@ TRANSFORMERS = Library("Transformers", "transformers", "transformers", _EXTRA)
 TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _EXTRA)
 TINY = "tiny"  # the name of a transformer of random weights whose tokenizer is made from captions
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_DOWNLOADED = ("config.json", "tokenizer.json", "model*.safetensors*")
+_DOWNLOADED = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
+_NORMALIZER = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
 _SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # their positions are counted from the padding's number on
 
 
@@ -112,6 +119,7 @@ class Transformer:
 
         Weights that lie nowhere are drawn from torch's default generator.
         """
+        check_settings(Path(self.name), self.config)
         transformers = TRANSFORMERS.load(self.name)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
@@ -119,11 +127,20 @@ class Transformer:
             config = transformers.AutoConfig.for_model(**self.config)
         if not self.weights:
             with reading(Path(self.name), "a transformer that the library can build, by its config.json"):
-                return _encoder(transformers.AutoModel.from_config(config))
+                return _encoder(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
-        with torch.random.fork_rng(devices=[]), reading(folder, "a folder with the weights of this transformer"):
+        with (
+            checked_transformer(folder) as copy,
+            torch.random.fork_rng(devices=[]),
+            reading(folder, "a folder with the weights of this transformer"),
+        ):
             network, loaded = transformers.AutoModel.from_pretrained(
-                folder, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True
+                copy,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
         lacking = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
         if lacking or loaded.get("mismatched_keys"):
@@ -155,9 +172,34 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
     config = read_json(folder / "config.json")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / 'config.json'}: not the configuration of a transformer (it lacks model_type)")
+    check_settings(folder / "config.json", config)
     with reading(folder / "tokenizer.json", "the file of a tokenizer"):
         tokenizer_json = ReadOnce(folder / "tokenizer.json").read().decode()
-    return Transformer(model, config, tokenizer_json, longest, _weights(folder))
+    return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder))
+
+
+def _normalized(folder: Path, tokenizer_json: str) -> str:
+    """Return a ``tokenizer.json`` whose normalizer follows ``tokenizer_config.json``, as the tokenizers of transformers do.
+
+    It is returned unchanged if the two agree. Raises UserError if the latter asks for lower case and the former's normalizer
+    cannot be set to it.
+    """
+    file = folder / "tokenizer_config.json"
+    said = read_json(file) if file.is_file() else {}
+    if not isinstance(said, dict):
+        raise UserError(f"{file}: not the settings of a tokenizer")
+    check_settings(file, said)
+    tokenizer = parse_json(folder / "tokenizer.json", tokenizer_json.encode())
+    normalizer = tokenizer.get("normalizer") if isinstance(tokenizer, dict) else None
+    if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
+        followed = normalizer | {theirs: said[name] for name, theirs in _NORMALIZER.items() if name in said}
+        return tokenizer_json if followed == normalizer else json.dumps({**tokenizer, "normalizer": followed})
+    if said.get("do_lower_case") is True and "Lowercase" not in json.dumps(normalizer):
+        raise UserError(
+            f"{file}: do_lower_case is true, but the normalizer in tokenizer.json keeps capitals; add one of type Lowercase "
+            "there, or remove do_lower_case"
+        )
+    return tokenizer_json
 
 
 def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transformer:
