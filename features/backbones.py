@@ -17,23 +17,31 @@ from torch import Tensor, nn
 
 from vse.features.extractors.libraries import LIBRARIES
 from vse.features.extractors.settings import WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.hub import download_file
 from vse.features.tensor_hash import tensors_sha256
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.read_once import ReadOnce
 
+log = logging.getLogger(__name__)
+
 
 def load_backbone(
-    config: NetworkSettings, weights_dir: Path | None = None, family: ModuleType | None = None, **options: Any
+    config: NetworkSettings,
+    weights_dir: Path | None = None,
+    family: ModuleType | None = None,
+    notes: dict[str, Any] | None = None,
+    **options: Any,
 ) -> nn.Module:
     """The model of ``config`` with its weights, in evaluation mode, on the CPU.
 
     A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
-    torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder.
+    torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder. The
+    ``commit`` of a download from the Hugging Face hub is added to ``notes``.
     """
     file = weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = _build(config, file is None and config.weights != "random", family, options)
+        model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
     if file is not None:
         load_weights_file(model, file, _fitted, config.weights_sha256)
     return model.eval().requires_grad_(False)
@@ -135,13 +143,16 @@ def weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | N
     return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
 
 
-def _build(config: NetworkSettings, pretrained: bool, family: ModuleType | None, options: dict[str, Any]) -> nn.Module:
+def _build(
+    config: NetworkSettings, pretrained: bool, family: ModuleType | None, notes: dict[str, Any], options: dict[str, Any]
+) -> nn.Module:
     library, _, name = config.model.rpartition("/")
     if library:
-        builders: dict[str, Callable[[str, str | None], nn.Module]] = {"timm": _build_timm, "open_clip": _build_open_clip}
+        builders: dict[str, Callable[[str, str | None, dict[str, Any]], nn.Module]]
+        builders = {"timm": _build_timm, "open_clip": _build_open_clip}
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
-        return builders[library](name, config.weights if pretrained else None)
+        return builders[library](name, config.weights if pretrained else None, notes)
     from vse.features.vision import torchvision
 
     names = torchvision.models.list_models(family or torchvision.models)
@@ -187,36 +198,67 @@ def _download(name: str, weights: str) -> dict[str, Tensor]:
     return state
 
 
-def _build_timm(name: str, weights: str | None) -> nn.Module:
+def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
     timm = LIBRARIES["timm"].load(f"timm/{name}")
-    if not timm.is_model(name):
+    if not set(name).isdisjoint(":/\\@") or not timm.is_model(name):  # timm would take a folder or a model of the hub
         raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
+    pinned = {} if weights is None else _timm_weights(timm, name, notes)
     try:
-        model: nn.Module = timm.create_model(name, pretrained=weights is not None)
+        model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
     except (OSError, RuntimeError) as error:
         raise _no_weights(f"timm/{name}", name, error) from None
     return model
 
 
-def _build_open_clip(name: str, weights: str | None) -> nn.Module:
+def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+    """Return settings that make timm read a file of the hub at one commit; none if the weights are not from the hub."""
+    source = timm.get_pretrained_cfg(name)
+    if source is None or not source.hf_hub_id:
+        return {}
+    model, _, revision = source.hf_hub_id.partition("@")
+    file, notes["commit"] = download_file(model, ["model.safetensors"], revision or None, _advice(name))
+    return {"file": str(file), "custom_load": False}
+
+
+def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
     """The image tower of an OpenCLIP model, with its projection."""
-    tower: nn.Module = open_clip_model(name, weights).visual
+    tower: nn.Module = open_clip_model(name, weights, notes).visual
     return tower
 
 
-def open_clip_model(name: str, weights: str | None) -> Any:
-    """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones."""
+def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
+    """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones.
+
+    The ``commit`` of a download from the Hugging Face hub is added to ``notes``.
+    """
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
         raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
     tags = open_clip.list_pretrained_tags_by_model(name)
     if weights not in (None, *tags):
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
+    file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
     try:
         with root_logger_kept():
-            return open_clip.create_model(name, pretrained=weights)
+            return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
         raise _no_weights(f"open_clip/{name}", name, error) from None
+
+
+def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
+    """Return the file of weights at one commit of the hub; None if they are not from the hub."""
+    source = open_clip.get_pretrained_cfg(name, weights)
+    model, _, file_name = source.get("hf_hub", "").rpartition("/")
+    if not model:
+        return None
+    stem = file_name.rpartition(".")[0] or "open_clip_model"
+    names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is read without unpickling code
+    file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _advice(name))
+    if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
+        log.warning(
+            "open_clip/%s: weights %s were trained with another activation (QuickGELU) than the model has", name, weights
+        )
+    return str(file)
 
 
 @contextmanager
@@ -231,10 +273,11 @@ def root_logger_kept() -> Iterator[None]:
 
 
 def _no_weights(model: str, stem: str, error: Exception) -> UserError:
-    return UserError(
-        f"cannot get the weights of {model} ({str(error).splitlines()[0]}); put the file into a folder as {stem}.pth "
-        "and name the folder with --weights-dir"
-    )
+    return UserError(f"cannot get the weights of {model} ({str(error).splitlines()[0]}); {_advice(stem)}")
+
+
+def _advice(stem: str) -> str:
+    return f"put the file into a folder as {stem}.pth and name the folder with --weights-dir"
 
 
 def load_weights_file(

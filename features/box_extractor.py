@@ -57,7 +57,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto", dataset: Path | None = None
     ) -> None:
         super().__init__(config, device)
-        backbone = load_backbone(config, weights_dir)
+        backbone = load_backbone(config, weights_dir, notes=self.notes)
         self.weights_sha256 = weights_sha256(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
         module_named(backbone, config.map).register_forward_hook(lambda _, __, output: self._pooled(output))

@@ -38,7 +38,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
     def __init__(self, config: CnnConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         super().__init__(config, device)
         self.batch_size = max(1, config.batch_size // config.n_crops)
-        backbone = load_backbone(config, weights_dir)
+        backbone = load_backbone(config, weights_dir, notes=self.notes)
         self.weights_sha256 = weights_sha256(backbone)
         network = LayerOutput(backbone, config.layer, config.grid, config.positions)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)

@@ -34,10 +34,12 @@ class OpenClipText(TextBackbone):
 
         name = config.open_clip
         assert name is not None
-        file = weights_file(config.model, config.weights, weights_dir)
+        file, notes = weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            model = open_clip_model(name, None if file or config.weights == "random" else config.weights)
+            known = None if file or config.weights == "random" else config.weights
+            model = open_clip_model(name, known, notes)
+        self.notes = notes
         if file is not None:
             load_weights_file(model, file, _text_weights)
         self.weights_sha256 = tensors_sha256({k: v for k, v in model.state_dict().items() if not _of_images(k)})

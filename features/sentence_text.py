@@ -98,7 +98,7 @@ def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping
     if (local := local_folder(config.model, weights_dir)) is not None:
         return local, {}
     downloaded = download(config.model, _FILES, config.revision)
-    return downloaded, {"commit": downloaded.name}
+    return downloaded.folder, {"commit": downloaded.commit}
 
 
 def _described(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:

@@ -138,6 +138,8 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     made = cache.provenance
     with reading(cache.path, "a cache of a text encoder's vectors, by its provenance"):
         beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made}
+        if "revision" in beside and not str(made["config"]["model"]).startswith("open_clip/"):
+            beside["revision"] = made.get("commit", beside["revision"])  # a branch may have moved on
         config = TextConfig(name=cache.feature, **beside, **made["config"])
     extractor = TextExtractor(config, weights_dir, device)
     now = {"weights_sha256": extractor.weights_sha256, **extractor.extra}

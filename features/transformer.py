@@ -48,6 +48,7 @@ class Transformer:
     tokenizer_json : content of its ``tokenizer.json``
     longest : tokens of a text beyond which it is cut, the special ones among them; None: as many as it has positions
     weights : files of its weights; none: they are drawn, or are about to be replaced
+    commit : hash of the commit of a download from the Hugging Face hub; None if there was no download
     """
 
     name: str
@@ -55,6 +56,7 @@ class Transformer:
     tokenizer_json: str
     longest: int | None = None
     weights: tuple[Watched, ...] = ()
+    commit: str | None = None
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -165,7 +167,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
 
     The folder of its short name in ``weights_dir`` stands in for a download.
     """
-    folder = _folder(model, weights_dir)
+    folder, commit = _folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}; a transformer is a folder with config.json, tokenizer.json and weights")
@@ -175,7 +177,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
     check_settings(folder / "config.json", config)
     with reading(folder / "tokenizer.json", "the file of a tokenizer"):
         tokenizer_json = ReadOnce(folder / "tokenizer.json").read().decode()
-    return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder))
+    return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder), commit)
 
 
 def _normalized(folder: Path, tokenizer_json: str) -> str:
@@ -232,12 +234,16 @@ def _encoder(network: Any) -> Any:
     return network.float()
 
 
-def _folder(model: str, weights_dir: Path | None) -> Path:
+def _folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
+    """Return the folder of a model and, if it was downloaded, the hash of its commit."""
     if (folder := Path(model)).is_dir():
-        return folder
+        return folder, None
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder of a transformer")
-    return local_folder(model, weights_dir) or download(model, _DOWNLOADED)
+    if (local := local_folder(model, weights_dir)) is not None:
+        return local, None
+    downloaded = download(model, _DOWNLOADED)
+    return downloaded.folder, downloaded.commit
 
 
 def _weights(folder: Path) -> tuple[Watched, ...]:

@@ -152,6 +152,7 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     """An extractor that runs a network on ``device``; :class:`UserError` if the network's library is not installed."""
 
     config: NetworkSettings
+    notes: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
         from vse.features.hardware import describe_device, pick_device, versions

@@ -118,6 +118,8 @@ class Inputs:
             record["truth_features"] = place(self.truths)
         if self.base is not None:
             record["start_from"] = relative_path(self.base.path, folder)
+        if self.transformer is not None and self.transformer.commit is not None:
+            record["transformer_commit"] = self.transformer.commit
         if self.words is not None:
             record["words"] = relative_path(self.words, folder)
         return record
