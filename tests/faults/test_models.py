@@ -142,7 +142,10 @@ IN_TRANSFORMER = [
     Form("config.json: kernel", merged("config.json", attn_implementation="some/kernel"), "some/kernel", True),
     Form("config.json: kernel, old name", merged("config.json", _attn_implementation="a/b@v1"), "a/b@v1", True),
     Form(
-        "config.json: timm folder", merged("config.json", model_type="timm_wrapper", architecture="local-dir:."), "local-dir", True
+        "config.json: timm folder",
+        merged("config.json", model_type="timm_wrapper", architecture="local-dir:."),
+        "local-dir",
+        True,
     ),
     Form("config.json: backbone", merged("config.json", backbone="./evil", use_pretrained_backbone=True), "./evil", True),
     Form("config.json: trust_remote_code", merged("config.json", trust_remote_code=True), "trust_remote_code", True),

@@ -187,3 +187,34 @@ def test_a_missing_library_is_one_line_that_names_the_extra(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"needs {name}: pip install 'vse-pipeline\[text\]'"):
         (transformer.tokenizer if module == "tokenizers" else transformer.network)()
+
+
+@pytest.mark.parametrize("lower", [True, False, None], ids=["lower case", "capitals", "no normalizer"])
+@pytest.mark.parametrize(
+    "said", [{"do_lower_case": True}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}]
+)
+def test_words_are_normalised_as_tokenizer_config_json_says(lower: bool | None, said: dict[str, bool], folder: Path) -> None:
+    """As the library's own tokenizer does, whichever normalizer ``tokenizer.json`` has."""
+    text = "A Red disc on ÉTÉ grass"
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = None if lower is None else {**tokenizer["normalizer"], "lowercase": lower}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **said}))
+    if lower is None and said["do_lower_case"]:
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: do_lower_case is true, but the normalizer in tokenizer"):
+            read_transformer(str(folder))
+        return
+    theirs = transformers.AutoTokenizer.from_pretrained(folder).tokenize(text)
+    assert read_transformer(str(folder)).tokens(text)[1:-1] == theirs
+
+
+def test_a_tokenizer_that_agrees_with_its_settings_stays_byte_for_byte(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert read_transformer(str(folder)).tokenizer_json == (folder / "tokenizer.json").read_text()
+
+
+def test_settings_of_a_tokenizer_that_are_something_else_are_named(folder: Path) -> None:
+    for junk in ("junk", "[]"):
+        (folder / "tokenizer_config.json").write_text(junk)
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: not "):
+            read_transformer(str(folder))
