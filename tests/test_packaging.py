@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 
 from vse.pipeline.archives import unpack
@@ -48,6 +49,36 @@ def test_setup_cfg_lists_every_package() -> None:
     packages |= {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
     listed = parser["options"]["packages"].split()
     assert sorted(listed) == sorted(["vse", *(".".join(("vse", *package.parts)) for package in packages)])
+
+
+def lowest_versions(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script of the nightly job that prints the constraints for an install of the lowest versions."""
+    script = folder / ".ci" / "lowest_versions.py"
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+
+
+def test_each_requirement_of_users_has_a_lower_bound_that_the_nightly_job_installs(tmp_path: Path) -> None:
+    done = lowest_versions(ROOT)
+    assert done.returncode == 0, done.stderr
+    pinned = [Requirement(line) for line in done.stdout.splitlines()]
+    assert {"torch", "transformers", "flask"} <= {requirement.name for requirement in pinned}
+    for requirement in pinned:
+        assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "lowest_versions.py", tmp_path / ".ci")
+    (tmp_path / "setup.cfg").write_text((ROOT / "setup.cfg").read_text().replace("pandas>=2.3", "pandas"))
+    done = lowest_versions(tmp_path)
+    assert done.returncode == 1
+    assert "no lower bound of pandas" in done.stderr
+
+
+def test_the_nightly_workflow_runs_each_part_of_its_script() -> None:
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"].values()
+    assert job["steps"][-1]["run"] == ".ci/nightly ${{ matrix.part }}"
+    for part in job["strategy"]["matrix"]["part"]:
+        assert f"\n{part})" in (ROOT / ".ci" / "nightly").read_text()
+    done = subprocess.run([ROOT / ".ci" / "nightly", "other"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "usage: .ci/nightly [lowest|audit]\n")
 
 
 @pytest.fixture(scope="module")
