@@ -261,9 +261,18 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
     return str(file)
 
 
+def _ask_for_no_code() -> None:
+    """Make transformers refuse code of a model that OpenCLIP loads by name, where it would ask on the terminal."""
+    with suppress(ImportError):
+        from transformers import dynamic_module_utils
+
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
 @contextmanager
 def root_logger_kept() -> Iterator[None]:
     """In this block OpenCLIP's lines to the root logger give that no handler, which would show ours a second time."""
+    _ask_for_no_code()
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
