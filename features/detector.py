@@ -84,7 +84,7 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
     """The Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU."""
-    options = {
+    options: dict[str, Any] = {
         "weights_backbone": None,
         "min_size": config.shorter,
         "max_size": config.longer,

@@ -87,7 +87,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     file = folder / "modules.json"
     if not file.exists():
         return []
-    modules = parse_json(file, ReadOnce(file).read())
+    modules: list[dict[str, Any]] = parse_json(file, ReadOnce(file).read())
     sound = isinstance(modules, list) and all(
         isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
         for module in modules
