@@ -53,8 +53,8 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """The context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    """Return the context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 

@@ -16,6 +16,7 @@ from vse.features.cache import FeatureCache
 from vse.features.crops import crops_of, normalized
 from vse.features.extractors.cnn import CnnConfig
 from vse.features.extractors.extractor import NetworkExtractor, Vectors
+from vse.features.precision import rebuilt_precision
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import reading
 
@@ -107,10 +108,12 @@ def rebuild_extractor(
     """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
 
     With ``trained`` its weights are random, because the caller is about to replace them. With either this or ``trainable``
-    its batch norms are not folded. ``positions`` as for :func:`cnn_config`.
+    its batch norms are not folded. ``positions`` as for :func:`cnn_config`. A network of bf16 computes in fp32 on a device
+    without bf16.
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
     config = cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
+    config = config.model_copy(update={"precision": rebuilt_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(

@@ -32,7 +32,8 @@ def extract_shards(
     """Make the shards of a feature, or ``only`` one of them, that are not finished yet.
 
     Without ``skip_bad`` a finished shard that left images out is made again: they may be readable by now.
-    A finished shard whose images or captions changed since is refused.
+    A finished shard whose images or captions changed since is refused. Where the precision is ``auto``, shards that another
+    machine has made in another precision are kept, but no shard is added to them.
     Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
     """
     dataset = load_dataset_file(dataset_file)
@@ -45,18 +46,23 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
+    others = shards.shards_in_other_precision(out, n_shards, identity) if extractor.asked_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
         mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
         with only_writer(path):
-            finished = shards.finished_shard(path, identity)
+            own = others.get(path, identity)
+            finished = shards.finished_shard(path, own)
             if finished is not None and (skip_bad or not finished.skipped):
                 ids, sources = shards.read_rows(path, "ids", "sources")
                 changed = changed_source(mine, ids, sources, extractor.config.text_rows)
                 if changed is not None:
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
-                log.info("%s: finished, kept", path)
+                said = f" in {shards.precision_of(own)}, in which another machine has made it" if path in others else ""
+                log.info("%s: finished, kept%s", path, said)
                 continue
+            if other := next((of for there, of in others.items() if there != path), None):
+                raise shards.mixed_precisions(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.described, len(mine))
             started = time.perf_counter()
@@ -79,6 +85,8 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
         ids = row_ids(dataset, kind, text_rows_of(config))
         path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files))
     provenance = cache.open_cache(path).provenance
+    if precision := provenance.get("config", {}).get("precision"):
+        log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
         log.info("%s: %s", path, described_bounds(provenance["upper_bound"]))
     for what, count in provenance["counts"].items():

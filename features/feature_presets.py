@@ -20,3 +20,11 @@ def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()
     except ValueError as error:
         raise UserError(f"feature {name!r}: {error}") from None
     return validated(settings, "feature", name, with_sets(settings, content, sets))
+
+
+def leaves_precision_open(name: str, dataset: str) -> bool:
+    """Return whether the preset of a feature says ``precision: auto``, so that a cache of it may be in any precision."""
+    try:
+        return getattr(load_feature(name, dataset), "precision", None) == "auto"
+    except UserError:
+        return False

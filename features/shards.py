@@ -118,12 +118,43 @@ def finished_shard(path: Path, identity: Identity) -> Shard | None:
     if shard is None:
         return None
     changes = changed_fields(asdict(shard.identity), asdict(identity))
+    if differ_in_precision(shard.identity, identity):
+        raise mixed_precisions(path.parent, shard.identity, identity)
     if changes:
         raise UserError(
             f"{path.parent} was made with other settings ({'; '.join(changes[:4])}); "
             "delete that folder to regenerate it, or write to another --out"
         )
     return shard if path.stat().st_size == shard.bytes and sha256_file(path) == shard.sha256 else None
+
+
+def precision_of(identity: Identity) -> str | None:
+    """Return the precision that the rows were computed in; None if no network made them."""
+    config = identity.content.get("config")
+    return config.get("precision") if isinstance(config, Mapping) else None
+
+
+def differ_in_precision(one: Identity, other: Identity) -> bool:
+    """Return whether two identities differ in the precision of a network, and in nothing else."""
+    changes = changed_fields(asdict(one), asdict(other))
+    return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
+
+
+def shards_in_other_precision(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
+    """Return the shards of a cache that differ from ``identity`` in their precision alone, each with its own identity."""
+    paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
+    found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
+    return {path: own for path, own in found.items() if differ_in_precision(own, identity)}
+
+
+def mixed_precisions(folder: Path, one: Identity, other: Identity) -> UserError:
+    """Return the refusal of shards that would have two precisions."""
+    there, here = precision_of(one), precision_of(other)
+    return UserError(
+        f"{folder} was made with other settings: it has shards in {there}, others are or would be in {here}, but a cache has "
+        f"one precision; give --set precision={there} to go on in that one, or delete that folder and give "
+        f"--set precision=fp32 on each machine (for the workflow, precision: fp32 in the preset of feature {one.feature!r})"
+    )
 
 
 def read_record(path: Path) -> Shard | None:

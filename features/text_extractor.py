@@ -18,6 +18,7 @@ from vse.features.cache import FeatureCache
 from vse.features.extractors.extractor import Extractor
 from vse.features.extractors.text import TextConfig
 from vse.features.hardware import describe_device, memory_guard, moved, pick_device, versions
+from vse.features.precision import precision_on, rebuilt_precision
 from vse.features.rows import Item, Rows, ids_of
 from vse.features.text_backbones import load_text_backbone
 from vse.pipeline.errors import UserError
@@ -41,7 +42,9 @@ class TextExtractor(Extractor):
     reads_raw: ClassVar[bool] = True
 
     def __init__(self, config: TextConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
-        self.config, self.device = config, pick_device(device)
+        self.device = pick_device(device)
+        self.asked_precision = config.precision
+        self.config = config.model_copy(update={"precision": precision_on(self.device, config.precision, "texts")})
         self.backbone = backbone = load_text_backbone(config, weights_dir)
         backbone.network.to(self.device)
         self.weights_sha256 = backbone.weights_sha256
@@ -54,7 +57,7 @@ class TextExtractor(Extractor):
             "seed": config.seed,
             "longest": backbone.longest,
             "device": describe_device(self.device),
-            "arithmetic": config.precision,
+            "arithmetic": self.config.precision,
             "versions": {**versions(), **{name: metadata.version(name) for name in backbone.libraries}},
             **backbone.notes,
         }
@@ -134,13 +137,17 @@ def _batches(lengths: Sequence[int], bound: int) -> Iterator[list[int]]:
 
 
 def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None, device: str = "auto") -> TextExtractor:
-    """The text encoder that made a cache; :class:`UserError` if it is not at hand, or what is there is another one."""
+    """Load the text encoder that made a cache, for other texts.
+
+    One of bf16 computes in fp32 on a device without bf16. Raises UserError if the encoder is not at hand, or is another one.
+    """
     made = cache.provenance
     with reading(cache.path, "a cache of a text encoder's vectors, by its provenance"):
         beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made}
         if "revision" in beside and not str(made["config"]["model"]).startswith("open_clip/"):
             beside["revision"] = made.get("commit", beside["revision"])  # a branch may have moved on
         config = TextConfig(name=cache.feature, **beside, **made["config"])
+        config = config.model_copy(update={"precision": rebuilt_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     now = {"weights_sha256": extractor.weights_sha256, **extractor.extra}
     for name, what in _HASHES.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping
 
 import numpy as np
@@ -10,10 +11,13 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 from vse.features.cache import FeatureCache
+from vse.features.feature_presets import leaves_precision_open
 from vse.features.region_boxes import RegionBoxes
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.phrase_lists import mentions
+
+log = logging.getLogger(__name__)
 
 SOURCE = "phrases"
 """What the setting ``boxes`` is of a cache of these boxes."""
@@ -54,13 +58,19 @@ def holds_truths(cache: FeatureCache) -> bool:
 
 
 def check_truths(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """:class:`UserError` unless ``truths`` are ground-truth boxes of the same data, read as ``candidates`` were."""
+    """:class:`UserError` unless ``truths`` are ground-truth boxes of the same data, read as ``candidates`` were.
+
+    The precision may differ where the presets of both leave it to the machine.
+    """
     _check_holds_truths(truths)
     if truths.dataset != candidates.dataset:
         raise UserError(f"{truths.path} is of {truths.dataset!r}, {candidates.path} of {candidates.dataset!r}")
     one, other = (_network(cache) for cache in (truths, candidates))
     different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
-    if different:
+    open_both = all(leaves_precision_open(cache.feature, cache.dataset) for cache in (truths, candidates))
+    if different == ["precision"] and open_both:
+        log.info("%s is in %s and %s in %s", truths.path, one["precision"], candidates.path, other["precision"])
+    elif different:
         raise UserError(
             f"{truths.path} and {candidates.path} do not agree in {', '.join(different[:4])}: a box has other features in each"
         )

@@ -62,6 +62,10 @@ class ExperimentConfig(ExperimentPlan):
         None, description="a second player that makes each batch harder and is trained against the model; none: nobody"
     )
 
+    def in_precision(self, precision: str) -> ExperimentConfig:
+        """Return the experiment with training steps in a precision."""
+        return self.model_copy(update={"train": self.train.model_copy(update={"precision": precision})})
+
     @model_validator(mode="after")
     def _fits(self) -> ExperimentConfig:
         warmup_loss = LOSSES[self.warmup.loss]
@@ -142,4 +146,6 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
         return []
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
     preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
+    if preset.train.precision == "auto":
+        preset = preset.in_precision(experiment.train.precision)
     return changed_fields(preset.content(), experiment.content())

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 import vse
 from vse.features.backbone_cache import backbone_of
 from vse.features.cache import open_cache
+from vse.features.precision import precision_on
 from vse.features.rows import TextRows
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -107,10 +108,12 @@ def train(
     processes = join_processes(device)
     with ExitStack() as at_end:
         at_end.callback(processes.close)
+        asked = experiment.train.precision
+        experiment = experiment.in_precision(_precision(asked, processes))
 
         def decide() -> str:
             at_end.enter_context(only_writer(folder.path, folder=True))
-            return _what_to_do(folder, experiment, identity, existing, extras)
+            return _what_to_do(folder, experiment, identity, existing, extras, asked)
 
         action = _agreed(processes, decide)
         if action == "nothing":
@@ -164,6 +167,14 @@ def _built(
     return *build(), "start", None
 
 
+def _precision(asked: str, processes: Processes) -> str:
+    """Return the precision of all processes: ``auto`` is ``bf16`` where the devices of all have it."""
+    if asked != "auto":
+        return precision_on(processes.device, asked, "training", "train.precision") if processes.first else asked
+    chosen = precision_on(processes.device, asked, "training", "train.precision")
+    return "fp32" if processes.any(chosen == "fp32") else "bf16"
+
+
 def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     """The experiment with the features that it really reads, which may be others than its preset asks for."""
     read = _features_read(experiment, inputs)
@@ -208,13 +219,18 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
 
 
 def _what_to_do(
-    folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing, extras: Extras
+    folder: RunFolder,
+    experiment: ExperimentConfig,
+    identity: Mapping[str, Any],
+    existing: Existing,
+    extras: Extras,
+    asked: str,
 ) -> str:
     """``start``, ``resume`` or ``nothing``; :class:`UserError` if that would destroy or mix up a run."""
     if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
         return "start"
     try:
-        return _compared(folder, experiment, identity, existing, extras)
+        return _compared(folder, experiment, identity, existing, extras, asked)
     except UserError as refusal:
         if not (existing.resume and existing.overwrite):
             raise
@@ -223,15 +239,32 @@ def _what_to_do(
 
 
 def _compared(
-    folder: RunFolder, experiment: ExperimentConfig, identity: Mapping[str, Any], existing: Existing, extras: Extras
+    folder: RunFolder,
+    experiment: ExperimentConfig,
+    identity: Mapping[str, Any],
+    existing: Existing,
+    extras: Extras,
+    asked: str,
 ) -> str:
-    """What to do with the run in a folder; :class:`UserError` if it cannot be read, too."""
+    """What to do with the run in a folder; :class:`UserError` if it cannot be read, too.
+
+    A finished run of another precision is what is asked for if the precision ``asked`` for is ``auto``.
+    """
     record = _existing_record(folder, existing)
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
     known = record or saved.get("identity", identity)
     before = {**folder.settings(ExperimentConfig).content(), **{key: known.get(key) for key in identity}}
     read_recorded(folder.config_file, record or saved)
     changes = changed_fields(before, {**experiment.content(), **identity})
+    if len(changes) == 1 and changes[0].startswith("train.precision: "):
+        own, here = before["train"]["precision"], experiment.train.precision
+        if asked == "auto" and record.get("state") == "finished":
+            log.info("%s: was trained in %s, which auto is on another machine; here it is %s", folder.path, own, here)
+            return "nothing"
+        raise UserError(
+            f"{folder.path} holds a run of other settings: its steps are in {own}, here they would be in {here}; add "
+            f"--set train.precision={own} to go on with it, give another --out, or --overwrite it"
+        )
     if changes and not existing.overwrite:
         raise UserError(
             f"{folder.path} holds a run of other settings ({'; '.join(changes[:4])}); give another --out, or --overwrite it"
@@ -297,6 +330,7 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
         "device": str(solver.device),
+        "precision": experiment.train.precision,
         "made": made(),
     }
 

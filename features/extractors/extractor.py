@@ -34,6 +34,7 @@ class Extractor(ABC):
     ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
     when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
     and ``notes`` tell where things came from. ``part`` says which part of the feature is being made, for a person.
+    ``asked_precision`` is the precision of the preset, which may be ``auto``. The vectors are computed in that of ``config``.
     """
 
     version: ClassVar[int] = 1
@@ -42,6 +43,7 @@ class Extractor(ABC):
     extra: Mapping[str, str] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
     part: str = ""
+    asked_precision: str | None = None
 
     @property
     def kind(self) -> Kind:
@@ -156,15 +158,17 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
         from vse.features.hardware import describe_device, pick_device, versions
+        from vse.features.precision import precision_on
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
-        self.config = config
         self.device = pick_device(device)
+        self.asked_precision = config.precision
+        self.config = config.model_copy(update={"precision": precision_on(self.device, config.precision, "images")})
         self.notes = {
             "weights": config.weights,
             "seed": config.seed,
             "device": describe_device(self.device),
-            "arithmetic": config.precision,
+            "arithmetic": self.config.precision,
             "versions": {**versions(), **library},
         }
 

@@ -147,7 +147,9 @@ class NetworkSettings(ImageSettings):
     weights_sha256: str | None = Field(None, description="expected SHA-256 of a weights file")
     seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")
-    precision: Literal["fp32", "bf16", "fp16"] = Field("fp32", description="fp32, or autocast to bf16 or fp16")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "fp32", description="fp32, or autocast to bf16 or fp16; auto: bf16 where the device has it, else fp32"
+    )
 
     @classmethod
     def how(cls) -> set[str]:

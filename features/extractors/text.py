@@ -47,7 +47,9 @@ class TextConfig(TextSettings):
         None, ge=3, description="tokens of a caption that are read, special ones counted; none: as many as the model reads"
     )
     normalize: bool = Field(True, description="L2-normalise each vector")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="fp32, or autocast to bf16")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "fp32", description="fp32, or autocast to bf16; auto: bf16 where the device has it, else fp32"
+    )
     batch_tokens: PositiveInt = Field(2048, description="tokens that run through the network at once, padding counted")
 
     @classmethod

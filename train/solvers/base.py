@@ -107,7 +107,9 @@ class TrainConfig(Settings):
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
     sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="of a training step: fp32, or autocast to bf16")
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "fp32", description="of a training step: fp32, or autocast to bf16; auto: bf16 where the device has it, else fp32"
+    )
     deterministic: bool = Field(
         False, description="on a GPU, take algorithms that give the same bits every time, which are slower; a CPU's always do"
     )

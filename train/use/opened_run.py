@@ -15,6 +15,7 @@ import torch
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.caption_extractor import encoder_path
+from vse.features.feature_presets import leaves_precision_open
 from vse.features.hardware import pick_device
 from vse.features.shards import shards_folder
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -180,7 +181,10 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
         return cache
     extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
     differs = ["its key differs"] if extractor is None else changed_fields(extractor, cache.extractor)
-    if differs:
+    in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
+    if in_precision and leaves_precision_open(cache.feature, cache.dataset):
+        log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
+    elif differs:
         raise UserError(
             f"{cache.path} is not the cache that {folder.path} is evaluated with, nor made by the same extractor "
             f"({'; '.join(differs[:4])}); extract it with the settings of that one, or train again"
