@@ -145,7 +145,9 @@ def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
     network = rates.networks.get(str(getattr(config, "model", "")))
     if network is None or config.network_reads is None:
         return None
-    rate = network.per_s.get(str(getattr(config, "precision", "fp32")))
+    precision = str(getattr(config, "precision", "fp32"))
+    fastest = max(network.per_s.values(), default=None)
+    rate = fastest if precision == "auto" else network.per_s.get(precision)
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
     return rate / config.network_reads

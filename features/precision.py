@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -61,7 +62,8 @@ def has_bf16(device: torch.device) -> bool:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    with_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if device.type != "cpu" or not with_onednn():
         return False
     instructions = _instructions()
     if "bf16" in instructions:

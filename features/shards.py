@@ -151,8 +151,8 @@ def mixed_precisions(folder: Path, one: Identity, other: Identity) -> UserError:
     """Return the refusal of shards that would have two precisions."""
     there, here = precision_of(one), precision_of(other)
     return UserError(
-        f"{folder} was made with other settings: it has shards in {there}, others are or would be in {here}, but a cache has "
-        f"one precision; give --set precision={there} to go on in that one, or delete that folder and give "
+        f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
+        f"give --set precision={there} to go on in that one, or delete that folder and give "
         f"--set precision=fp32 on each machine (for the workflow, precision: fp32 in the preset of feature {one.feature!r})"
     )
 

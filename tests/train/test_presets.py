@@ -308,7 +308,7 @@ def test_the_small_form_of_bert_trains_the_last_layers_of_minilm() -> None:
     found, base = load_experiment("bert_minilm_effnet"), load_experiment("vsepp_effnet")
     encoder = Bert(model="sentence-transformers/all-MiniLM-L6-v2", frozen_layers=4)
     assert found.model == base.model.model_copy(update={"caption_encoder": encoder})
-    assert (found.feature, found.loss, found.train.precision) == (base.feature, base.loss, "bf16")
+    assert (found.feature, found.loss, found.train.precision) == (base.feature, base.loss, "auto")
     assert found.train.frozen == {"caption_encoder.network": 1}
     assert found.train.learning_rates == {"caption_encoder.network": 2e-5}
 
@@ -371,7 +371,7 @@ def test_dsve_loc_for_a_laptop_is_narrower_and_shorter() -> None:
     assert (found.feature, found.images.source, found.model.dim, found.model.word_dim) == ("effnet_map", "cache", 512, 300)
     assert found.model.image_encoder == Weldon(channels=512)
     assert found.model.caption_encoder == Sru(layers=2)
-    assert (found.train.epochs, found.train.precision, found.train.decay, found.train.decay_at) == (12, "bf16", 0.1, [8])
+    assert (found.train.epochs, found.train.precision, found.train.decay, found.train.decay_at) == (12, "auto", 0.1, [8])
     assert (found.train.learning_rate, found.train.frozen) == (5e-4, {"caption_encoder": 0})
     assert (found.warmup.loss, found.warmup.epochs) == ("sum", 1)
 
