@@ -1,0 +1,168 @@
+"""A run is trained in one precision, which its files record; ``auto`` is bf16 where the processor has it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from tests.conftest import TINY_FEATURE
+from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
+from vse.features.cnn_extractor import CnnExtractor
+from vse.features.extraction import extract_shards, merge
+from vse.features.precision import has_bf16
+from vse.pipeline.errors import UserError
+from vse.train.cli import train_main
+from vse.train.experiment import changed_settings, load_experiment
+from vse.train.run.folder import RunFolder
+from vse.train.solvers import adam
+from vse.train.training import Existing, train
+from vse.train.use.opened_run import RunPlaces, open_run
+
+AUTO, SHORT = "train.precision=auto", "train.epochs=1"
+needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this processor has no bf16")
+
+
+@pytest.fixture
+def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor with AVX2 alone, as oneDNN sees it."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+
+@pytest.fixture
+def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return the warnings so far."""
+    caplog.set_level(logging.INFO)
+    return lambda: [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def precision_of(run: Path) -> str:
+    """The precision of a run, of which its files must agree."""
+    config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
+    assert RunFolder(run).record()["precision"] == config
+    return str(config)
+
+
+@pytest.mark.parametrize("limited", [pytest.param(False, marks=needs_bf16), True])
+def test_a_run_records_the_precision_that_was_used(
+    limited: bool, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_warnings: Callable[[], list[str]]
+) -> None:
+    if limited:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    used = "fp32" if limited else "bf16"
+    run = train(cache, experiment(AUTO, SHORT), out=tmp_path / "auto")
+    assert precision_of(run) == used
+    assert with_warnings() == []
+    named = train(cache, experiment(f"train.precision={used}", SHORT), out=tmp_path / "named")
+    assert_same(weights(run), weights(named))
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_bf16_that_is_emulated_trains_after_one_warning(
+    cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]
+) -> None:
+    run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
+    assert precision_of(run) == "bf16"
+    assert RunFolder(run).record()["state"] == "finished"
+    (warning,) = with_warnings()
+    assert "train.precision: bf16 is emulated" in warning
+    assert "4 times as long as in fp32, one of a GRU about 14 times; --set train.precision=auto takes fp32 here" in warning
+
+
+def test_a_resume_in_another_precision_names_the_setting(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
+) -> None:
+    """A run of a machine with bf16 goes on where it was, on one without, with the setting that the refusal names."""
+    whole = train(cache, experiment("train.precision=bf16"), out=tmp_path / "whole")
+    run = _stopped(cache, tmp_path / "run", "bf16")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    command = ["--features", cache, "--out", run, *COMMAND, "--resume", "--set"]
+    for precision in ("auto", "fp32"):
+        line = fails(train_main, *command, f"train.precision={precision}")
+        assert "its steps are in bf16, here they would be in fp32; add --set train.precision=bf16 to go on" in line
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    train(cache, experiment("train.precision=bf16"), out=run, existing=Existing(resume=True))
+    assert_same(state(run), state(whole))
+
+
+class Crash(Exception):
+    pass
+
+
+def _stopped(cache: Path, run: Path, precision: str) -> Path:
+    """Train the first epoch of a run, and crash in the second."""
+    with pytest.MonkeyPatch.context() as patch:
+        steps, real = iter(range(10**6)), adam.Trainer.step
+
+        def step(self: adam.Trainer, *arguments: object) -> object:
+            if next(steps) == 11:
+                raise Crash
+            return real(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(adam.Trainer, "step", step)
+        with pytest.raises(Crash):
+            train(cache, experiment(f"train.precision={precision}"), out=run)
+    return run
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_a_resume_that_may_overwrite_starts_again_and_says_why(
+    cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]
+) -> None:
+    """As the workflow's jobs do, which cannot add a setting."""
+    run = _stopped(cache, tmp_path / "run", "bf16")
+    train(cache, experiment(AUTO), out=run, existing=Existing(resume=True, overwrite=True))
+    assert precision_of(run) == "fp32"
+    assert "add --set train.precision=bf16 to go on with it" in with_warnings()[-1]
+    assert with_warnings()[-1].endswith("It trains from the start")
+
+
+@pytest.mark.usefixtures("without_bf16")
+def test_a_finished_run_of_another_machine_is_kept_where_auto_is_asked_for(
+    cache: Path, tmp_path: Path, fails: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(cache, experiment("train.precision=bf16", SHORT), out=tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    caplog.set_level(logging.INFO)
+    for existing in (Existing(), Existing(resume=True), Existing(resume=True, overwrite=True)):
+        train(cache, experiment(AUTO, SHORT), out=run, existing=existing)
+        assert "was trained in bf16, which auto is on another machine; here it is fp32" in caplog.text
+        caplog.clear()
+    line = fails(
+        train_main, "--features", cache, "--out", run, *COMMAND, "--set", SHORT, "--set", "train.precision=fp32", "--resume"
+    )
+    assert "--set train.precision=bf16" in line
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_precision_that_auto_chose_is_no_change_of_the_preset(precision: str) -> None:
+    chosen, paper = (load_experiment(name, "coco").in_precision(precision) for name in ("vsepp_effnet", "vsepp"))
+    assert [change for change in changed_settings(chosen, "coco") if "precision" in change] == []
+    changes = [change for change in changed_settings(paper, "coco") if "precision" in change]
+    assert changes == ([] if precision == "fp32" else ["train.precision: fp32 -> bf16"])
+
+
+@pytest.mark.parametrize("said", ["auto", "fp32"])
+def test_a_run_reads_features_of_another_machine_where_their_preset_says_auto(
+    said: str, demo: Path, cache: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was trained on features in fp32."""
+    presets = tmp_path / "presets" / "features"
+    presets.mkdir(parents=True)
+    (presets / "tiny.yaml").write_text(yaml.safe_dump({**TINY_FEATURE.model_dump(mode="json"), "precision": said}))
+    monkeypatch.setenv("VSE_PRESETS", str(presets.parent))
+    out = tmp_path / "demo_tiny.h5"
+    extract_shards(demo, CnnExtractor(TINY_FEATURE.model_copy(update={"precision": "bf16"})), out, 1)
+    merge(demo, out, 1)
+    places = RunPlaces(features=out, captions=demo)
+    if said == "auto":
+        assert open_run(run, places).cache.provenance["config"]["precision"] == "bf16"
+    else:
+        with pytest.raises(UserError, match="config.precision: fp32 -> bf16"):
+            open_run(run, places)
