@@ -14,9 +14,11 @@ import argparse
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import NamedTuple
 
 from common import report
@@ -65,7 +67,7 @@ from extraction import CnnConfig, CnnExtractor, Item, Path
 items = [Item(k, path) for k, path in enumerate(sorted(Path("images").glob("*.jpg")))]
 folds = {"fold_batch_norm": True} if "fold_batch_norm" in CnnConfig.model_fields else {}
 settings = {"model": "timm/tf_efficientnet_lite0", "weights": "random", "batch_size": 16, "workers": 1, **folds}
-extractor = CnnExtractor(CnnConfig(name="effnet", **settings), device="cpu")
+extractor = CnnExtractor(CnnConfig(name="effnet", precision=PRECISION, **settings), device="cpu")
 """
 
 
@@ -86,22 +88,37 @@ def _training(precision: str) -> Compared:
     return Compared(TRAINING.replace("PRECISION", repr(precision)), "loop.epoch()", "pairs/cpu-s", 5 * IMAGES)
 
 
+def _extraction(precision: str) -> Compared:
+    return Compared(EXTRACTION.replace("PRECISION", repr(precision)), "extractor.extract(items)", "images/cpu-s", PICTURES)
+
+
 COMPARED = {
     "ranks": Compared(RANKS, "ranks_from_embeddings(images, captions, image_of_caption)"),
     "evaluation": Compared("import vse", "vse.evaluate('coco.h5')"),
     "query": Compared(QUERY, "exact_search(corpus, query, 10)", "ms", 1000),
     "training, fp32": _training("fp32"),
     "training, bf16": _training("bf16"),
-    "extraction": Compared(EXTRACTION, "extractor.extract(items)", "images/cpu-s", PICTURES),
+    "extraction": _extraction("fp32"),
+    "extraction, bf16": _extraction("bf16"),
     "EM, gaussian": Compared(MIXTURE, "fit_mixture(data, start, 10, 'gaussian')"),
     "EM, hybrid": Compared(MIXTURE, "fit_mixture(data, start, 10, 'hybrid')"),
 }
 
 
-def cpu_seconds(tree: Path, work: Compared, folder: Path) -> float:
-    """Of a work in ``folder`` by the package of ``tree``, the second time that it runs in a process."""
+def make_inputs(folder: Path) -> None:
+    """Write what the works read."""
+    made(folder / "coco.h5")
+    pictures(folder, PICTURES)
+    make_up(folder, {"train": IMAGES, "val": 10}, 4096, 3000, 1)
+
+
+def cpu_seconds(tree: Path, work: Compared, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> float:
+    """Return the processor time of a work in ``folder`` by the package of ``tree``, the second time that it runs.
+
+    ``variables`` are further environment variables of its process.
+    """
     program = TIMED.format(benchmarks=str(HERE), setup=work.setup, line=work.line)
-    environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
     return float(said.split()[-1])
@@ -117,9 +134,7 @@ def main() -> None:
     rows = []
     with TemporaryDirectory() as name:
         folder = Path(name)
-        made(folder / "coco.h5")
-        pictures(folder, PICTURES)
-        make_up(folder, {"train": IMAGES, "val": 10}, 4096, 3000, 1)
+        make_inputs(folder)
         for name in arguments.works:
             work, rounds = COMPARED[name], []
             for _ in range(arguments.rounds):

@@ -50,11 +50,11 @@ def work_block(table: pd.DataFrame) -> str:
     """The works of :data:`benchmarks.works.WORKS`."""
     rows = []
     for row in table.to_dict("records"):
-        before, now, times = (number(row[key]) for key in ("before", "now", "times_limit"))
+        before, now, avx2, times = (number(row[key]) for key in ("before", "now", "avx2", "times_limit"))
         peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
         bold = now if now == _DASH else f"**{now}**"
-        rows.append([f"{row['work']} ({row['unit']})", before, bold, peer, limit, times, goal + _reached(row)])
-    return markdown("work | before | now | peer | limit | now / limit | to reach", rows, _measured_on(table))
+        rows.append([f"{row['work']} ({row['unit']})", before, bold, avx2, peer, limit, times, goal + _reached(row)])
+    return markdown("work | before | now | without AVX-512 | peer | limit | now / limit | to reach", rows, _measured_on(table))
 
 
 def _named(value: float, name: str) -> str:

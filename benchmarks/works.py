@@ -39,6 +39,7 @@ class Work:
 
     unit : of all its numbers; of one with ``/`` more is better
     now, before : what ours takes, and what it took
+    avx2 : what ours takes without AVX-512, if that changes it
     peer, limit : what else would be used, and what the machine could do at best, each with its name
     to_reach : ``(1.5, "limit")`` is 1.5 times as much as the limit, ``(5, "")`` is 5 of the unit
     """
@@ -50,6 +51,7 @@ class Work:
     peer: tuple[str, Cell] | None = None
     limit: tuple[str, Cell] | None = None
     to_reach: tuple[float, str] | None = None
+    avx2: Cell | None = None
 
 
 _HELP, _ERROR = ({"start": f"{what}, the slowest"} for what in ("--help", "a usage error"))
@@ -61,6 +63,11 @@ _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 def _before(work: str) -> Cell:
     """What a work took in the checkout that benchmarks/before.py compares with, by the ratio of its paired runs."""
     return Cell("before", "times_faster", {"work": work}, of_now=True)
+
+
+def _without_avx512(work: str) -> Cell:
+    """Return what a work takes without AVX-512, by the ratio of its paired runs."""
+    return Cell("avx2", "times_slower", {"work": work}, of_now=True)
 
 
 def _start(command: str, line: str) -> Work:
@@ -79,6 +86,7 @@ def _training(precision: str, threads: int, factor: float) -> Work:
         peer=("published loop, fp32", rate(loop="published, fp32")),
         limit=("its matrix products", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
+        avx2=_without_avx512(f"training, {precision}") if threads == 1 else None,
     )
 
 
@@ -91,6 +99,7 @@ def _extraction(precision: str, **further: Any) -> Work:
         of("extract"),
         peer=("timm and a DataLoader", of("timm")),
         limit=("bare network, fp32", _extracted("forward", "fp32", folded=False)),
+        avx2=_without_avx512("extraction" if precision == "fp32" else f"extraction, {precision}"),
         **further,
     )
 
@@ -270,10 +279,9 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
     for work in works:
         peer_is, peer = work.peer or ("", None)
         limit_is, limit = work.limit or ("", None)
-        now, before = value_of(work.now), value_of(work.before)
-        if work.before is not None and work.before.of_now:
-            before = _times(work.unit, now, before)
-        numbers = {"before": before, "now": now, "peer": value_of(peer), "limit": value_of(limit)}
+        now = value_of(work.now)
+        before, avx2 = (_beside(work.unit, now, other) for other in (work.before, work.avx2))
+        numbers = {"before": before, "now": now, "avx2": avx2, "peer": value_of(peer), "limit": value_of(limit)}
         factor, of = work.to_reach or (np.nan, "")
         goal = _times(work.unit, numbers[of], factor) if of else factor
         rows.append(
@@ -290,6 +298,12 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+def _beside(unit: str, now: float, other: Cell | None) -> float:
+    """Return another number of a work, which may be known as a multiple of ``now``."""
+    value = value_of(other)
+    return _times(unit, now, value) if other is not None and other.of_now else value
 
 
 def ratio(unit: str, one: float, other: float) -> float:
