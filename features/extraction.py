@@ -58,8 +58,8 @@ def extract_shards(
                 changed = changed_source(mine, ids, sources, extractor.config.text_rows)
                 if changed is not None:
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
-                said = f" in {shards.precision_of(own)}, in which another machine has made it" if path in others else ""
-                log.info("%s: finished, kept%s", path, said)
+                made_in = f" in {shards.precision_of(own)}, the precision of another machine" if path in others else ""
+                log.info("%s: finished, kept%s", path, made_in)
                 continue
             if other := next((of for there, of in others.items() if there != path), None):
                 raise shards.mixed_precisions(path.parent, other, identity)

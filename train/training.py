@@ -248,7 +248,7 @@ def _compared(
 ) -> str:
     """What to do with the run in a folder; :class:`UserError` if it cannot be read, too.
 
-    A finished run of another precision is what is asked for if the precision ``asked`` for is ``auto``.
+    A finished run is kept in its precision if that of the request, ``asked``, is ``auto``.
     """
     record = _existing_record(folder, existing)
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}

@@ -38,13 +38,13 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no
 
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with AVX2 alone, as oneDNN sees it."""
+    """Make the processor one with AVX2 alone for oneDNN."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
 @pytest.fixture
 def preset(tmp_path: Path) -> Path:
-    """A preset of small features that leaves the precision to the machine."""
+    """Write a preset of small features that leaves the precision to the machine."""
     file = tmp_path / "tiny.yaml"
     file.write_text(json.dumps({"name": "tiny", **AUTO}))
     return file
@@ -166,7 +166,7 @@ def test_a_cache_of_another_machine_is_kept_in_its_precision(
     before = {file: file.read_bytes() for file in out.with_suffix(".shards").iterdir()}
     capsys.readouterr()
     extract(few, preset, out)
-    assert "finished, kept in bf16, in which another machine has made it" in capsys.readouterr().err
+    assert "finished, kept in bf16, the precision of another machine" in capsys.readouterr().err
     assert precision_of(out) == "bf16"
     assert {file: file.read_bytes() for file in out.with_suffix(".shards").iterdir()} == before
 

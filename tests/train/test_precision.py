@@ -29,7 +29,7 @@ needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this 
 
 @pytest.fixture
 def without_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor with AVX2 alone, as oneDNN sees it."""
+    """Make the processor one with AVX2 alone for oneDNN."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
 
 
@@ -41,7 +41,7 @@ def with_warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 def precision_of(run: Path) -> str:
-    """The precision of a run, of which its files must agree."""
+    """Return the precision of a run; its files must agree in it."""
     config = yaml.safe_load((run / "config.yaml").read_text())["train"]["precision"]
     assert RunFolder(run).record()["precision"] == config
     return str(config)
@@ -76,7 +76,7 @@ def test_bf16_that_is_emulated_trains_after_one_warning(
 def test_a_resume_in_another_precision_names_the_setting(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: Callable[..., str]
 ) -> None:
-    """A run of a machine with bf16 goes on where it was, on one without, with the setting that the refusal names."""
+    """Stop a run on a machine with bf16, and resume it on one without: the setting in the refusal lets it go on."""
     whole = train(cache, experiment("train.precision=bf16"), out=tmp_path / "whole")
     run = _stopped(cache, tmp_path / "run", "bf16")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
@@ -114,7 +114,7 @@ def _stopped(cache: Path, run: Path, precision: str) -> Path:
 def test_a_resume_that_may_overwrite_starts_again_and_says_why(
     cache: Path, tmp_path: Path, with_warnings: Callable[[], list[str]]
 ) -> None:
-    """As the workflow's jobs do, which cannot add a setting."""
+    """Resume as the workflow's jobs do, which cannot add a setting."""
     run = _stopped(cache, tmp_path / "run", "bf16")
     train(cache, experiment(AUTO), out=run, existing=Existing(resume=True, overwrite=True))
     assert precision_of(run) == "fp32"
@@ -152,7 +152,7 @@ def test_the_precision_that_auto_chose_is_no_change_of_the_preset(precision: str
 def test_a_run_reads_features_of_another_machine_where_their_preset_says_auto(
     said: str, demo: Path, cache: Path, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run was trained on features in fp32."""
+    """Open a run, trained on features in fp32, with features in bf16."""
     presets = tmp_path / "presets" / "features"
     presets.mkdir(parents=True)
     (presets / "tiny.yaml").write_text(yaml.safe_dump({**TINY_FEATURE.model_dump(mode="json"), "precision": said}))
