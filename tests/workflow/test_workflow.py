@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from vse.features.cache import open_cache
+from vse.features.precision import has_bf16
 from vse.features.truth_boxes import check_truths
 
 ROOT = Path(__file__).parents[2]
@@ -392,3 +394,16 @@ def test_another_ladder_is_named_by_configuration(tmp_path: Path, snakemake: Wor
     assert answer.returncode == 0, text
     assert "--experiment vsepp@own+words+fc7 --seed 5" in text
     assert "vse-table ladder results/demo_vsepp@own+words+fc7.json --out results/tables/ladder_demo.svg" in text
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this processor has no bf16")
+def test_features_of_a_machine_with_bf16_are_kept_on_one_without(
+    tmp_path: Path, snakemake: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, demo = "features/demo_fc7.h5", DEMO.replace("fc7: {", "fc7: { precision: auto,")
+    assert snakemake(cache, demo=demo).returncode == 0
+    assert open_cache(tmp_path / cache).provenance["config"]["precision"] == "bf16"
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    again = snakemake(cache, demo=demo)
+    assert "Nothing to be done" in again.stderr + again.stdout
