@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 Work = Literal["training", "images", "texts"]
 
-# PyTorch emulates bf16 on a processor with AVX2 alone: how many times as long as in fp32 that takes (benchmarks/emulation.py).
+# PyTorch emulates bf16 on a processor with AVX2 alone: how many times as long as in fp32 that takes (benchmarks/avx2.py).
 _EMULATED: dict[Work, str] = {
     "training": "a training step of linear layers takes about 4 times as long as in fp32, one of a GRU about 14 times",
     "images": "a convolutional network takes about 19 times as long as in fp32",
