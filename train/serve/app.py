@@ -11,15 +11,16 @@ from typing import Any
 
 import flask
 from werkzeug.datastructures import FileStorage
-from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError
+from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
 from vse.eval.report.drawings import BRACKETS, SAID, drawn
 from vse.eval.report.html_page import filled, jpeg_source, small_jpeg
 from vse.eval.search.hits import Attention
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import decode
 from vse.pipeline.plain_text import printable
 from vse.train.serve.answers import as_json, columns
+from vse.train.serve.channels import REFUSED
+from vse.train.serve.photos import TooManyLargePhotos, read_upload
 from vse.train.serve.served import SIDE, ServedRuns, UnknownId
 from vse.train.use.queries import Query
 
@@ -39,7 +40,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageSettings:
-    """How many results a query has by default, how many bytes a photo, and by which names the server may be called.
+    """How many results a query has by default, how many bytes and pixels a photo, and the names of the server.
 
     ``hosts``, in lower case and without a port, is None if any will do.
     """
@@ -47,6 +48,7 @@ class PageSettings:
     k: int = 10
     upload_bytes: int = 20 * 2**20
     hosts: Sequence[str] | None = None
+    max_pixels: int = 25_000_000
 
 
 class _InMemory(flask.Request):
@@ -79,6 +81,12 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
         if settings.hosts is not None and _host() not in settings.hosts:
             raise SecurityError
 
+    @app.before_request
+    def refused_unread() -> None:
+        code, line = flask.request.environ.get(REFUSED, (None, ""))
+        if code is not None:
+            raise RequestEntityTooLarge if code == RequestEntityTooLarge.code else ServiceUnavailable(line)
+
     @app.get("/", provide_automatic_options=False)
     def page() -> str:
         return _page(served, settings)
@@ -105,12 +113,12 @@ def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> f
 
     @app.errorhandler(UserError)
     def wrong(error: UserError) -> tuple[flask.Response | str, int]:
-        return _failed(served, settings, str(error), 404 if isinstance(error, UnknownId) else 400)
+        code = 404 if isinstance(error, UnknownId) else 503 if isinstance(error, TooManyLargePhotos) else 400
+        return _failed(served, settings, str(error), code)
 
     @app.errorhandler(HTTPException)
     def refused(error: HTTPException) -> tuple[flask.Response | str, int]:
-        code = error.code or 500
-        return _failed(served, settings, _reason(error, settings), code)
+        return _failed(served, settings, _reason(error, settings), error.code or 500)
 
     return app
 
@@ -192,7 +200,7 @@ def _uploaded(settings: PageSettings) -> Query:
         raise BadRequest("Choose a photograph first.")
     if len(content) > settings.upload_bytes:
         raise RequestEntityTooLarge
-    return decode(Path("the photograph"), content)
+    return read_upload(content, settings.max_pixels)
 
 
 def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
@@ -243,7 +251,7 @@ def _reason(error: HTTPException, settings: PageSettings) -> str:
         return "The server is not called by this name; call it as its terminal says."
     if isinstance(error, RequestEntityTooLarge):
         return f"The photograph has more than {settings.upload_bytes / 2**20:g} MB."
-    if type(error) is BadRequest and error.description != BadRequest.description:
+    if type(error) in (BadRequest, ServiceUnavailable) and error.description != type(error).description:
         return str(error.description)
     return {404: "There is no such page.", 405: "That is not how this page is asked."}.get(
         error.code or 500, "That did not work; the terminal of vse-serve may say why."

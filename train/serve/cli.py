@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +59,9 @@ log = logging.getLogger(__name__)
 )
 @click.option("--port", default=8000, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free one.")
 @click.option("--upload-mb", default=20, show_default=True, type=click.IntRange(1, 1024), help="The largest photo.")
+@click.option(
+    "--max-megapixels", default=25.0, show_default=True, type=click.FloatRange(0.01, 80), help="The most pixels of a photo."
+)
 @click.option("--check", is_flag=True, help="Load everything, answer one query, print what each run finds, and end.")
 @ALLOW_CODE
 @click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -75,6 +81,7 @@ def serve_command(
     host: str,
     port: int,
     upload_mb: int,
+    max_megapixels: float,
     check: bool,
     device: str,
     threads: int | None,
@@ -98,18 +105,22 @@ def serve_command(
     options = SearchOptions(None, None, index_type, index_parameters, rerank, many=True, held_bytes=int(held_gb * 1e9))
     with memory_guard("--device cpu does without it"):
         served = ServedRuns(runs, split, _places(runs, features, captions, caption_features, weights_dir), options, device)
-        app = create_app(served, PageSettings(k, upload_mb * 2**20, trusted_hosts(host)))
+        settings = PageSettings(k, upload_mb * 2**20, trusted_hosts(host), int(max_megapixels * 1e6))
+        app = create_app(served, settings)
         if check:
             _check(app, served.runs[0].searcher.some_text())
             return
         server = PageServer(app, host, port, upload_mb * 2**20)
-        try:
-            click.echo(server.url)
-            log.info("Ctrl-C stops it")
-            server.run()
+        with server.stopped_by_signals():
+            try:
+                click.echo(server.url)
+                log.info("Ctrl-C stops it")
+                server.run()
+            finally:
+                ended = server.close()
             log.info("stopped")
-        finally:
-            server.close()
+            if not ended:
+                _leave()
 
 
 def _places(
@@ -127,6 +138,14 @@ def _places(
             raise UserError(f"{option} is given {len(files)} times for {len(runs)} runs; give it for each, in their order")
     each = [files or (None,) * len(runs) for files in (features, caption_features)]
     return [RunPlaces(images, captions, texts, weights_dir) for images, texts in zip(*each, strict=True)]
+
+
+def _leave() -> None:
+    """End the process without waiting for a thread that still computes what nobody will read."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(0)
 
 
 def _check(app: flask.Flask, text: str) -> None:

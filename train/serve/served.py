@@ -14,7 +14,8 @@ from vse.eval.report.html_page import small_jpeg
 from vse.eval.search.hits import Attention, SearchHit
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import BadImage, decode
+from vse.pipeline.image_files import BadImage
+from vse.train.serve.photos import read_photo
 from vse.train.use.embed import TrainedRun
 from vse.train.use.opened_run import RunPlaces
 from vse.train.use.queries import Query
@@ -124,7 +125,7 @@ class ServedRuns:
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
         try:
-            return small_jpeg(decode(file), SIDE)
+            return small_jpeg(read_photo(file), SIDE)
         except BadImage as error:
             log.warning("%s", error)
             raise UnknownId(f"photo {image_id} cannot be read") from None

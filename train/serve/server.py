@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 import signal
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.task import ThreadedTaskDispatcher
+
 from vse.pipeline.errors import UserError
-from vse.pipeline.extra_packages import extra_package
+from vse.train.serve.channels import Channel, LimitedServer, Limits
 
-log = logging.getLogger(__name__)
-
+GRACE = 3.5  # seconds from a signal until requests in progress are refused; to end then takes one more
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 _MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
+_UPLOADS = 8  # photos of the largest size that may arrive or wait at the same time
+_THREADS = 4
+_THREADS_END_S = 0.25
 
 
 def is_loopback(host: str) -> bool:
@@ -42,68 +46,91 @@ class PageServer:
     Requests are held in memory, so that nothing is written; one of much more than ``upload_bytes`` is refused unread.
     """
 
-    def __init__(self, app: Any, host: str, port: int, upload_bytes: int) -> None:
-        waitress = extra_package("waitress", "vse-serve", "serve")
-        most = upload_bytes + _MORE
-        self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and a trigger
+    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
+        body_bytes = upload_bytes + _MORE
+        self.limits = limits or Limits(body_bytes, _UPLOADS * body_bytes)
+        self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and triggers
+        self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
+        self._servers: list[LimitedServer] = []
+        self._stop_at: float | None = None
         try:
-            self._server = waitress.create_server(
-                app,
-                map=self._channels,
+            settings = Adjustments(
                 host="127.0.0.1" if host == "localhost" else host,
                 port=port,
-                threads=4,
                 ident=None,
-                connection_limit=100,
-                channel_timeout=30,
-                max_request_body_size=most,
-                inbuf_overflow=most + _MORE,
+                connection_limit=2 * self.limits.connections,
+                cleanup_interval=1,
+                recv_bytes=2**16,
+                max_request_body_size=self.limits.body_bytes,
+                inbuf_overflow=self.limits.body_bytes + _MORE,
                 outbuf_overflow=2**26,
                 clear_untrusted_proxy_headers=True,
             )
+            work, refusals = self._dispatchers
+            for listen in settings.listen:
+                server = LimitedServer(
+                    self.limits, refusals, app, self._channels, dispatcher=work, adj=settings, sockinfo=listen
+                )
+                self._servers.append(server)
         except (OSError, ValueError) as error:
             self._disconnect()
             raise UserError(f"--host {host} --port {port}: cannot be served at ({_said(error)})") from None
-        listening = getattr(self._server, "effective_listen", None) or [(host, self._server.effective_port)]
-        self.url = f"http://{_bracketed(host)}:{listening[0][1]}/"
+        work.set_thread_count(_THREADS)
+        refusals.set_thread_count(1)
+        self.url = f"http://{_bracketed(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until Ctrl-C, SIGTERM or :meth:`stop`."""
-        with _stopped_by_signals():
-            self._server.run()
+        """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``GRACE`` seconds."""
+        while self._stop_at is None:
+            self._wait()
+        for server in self._servers:
+            server.stop_listening()
+        while not self._end_channels() and time.monotonic() < self._stop_at:
+            self._wait()
+        for channel in self._connected():
+            channel.end_now()
 
     def stop(self) -> None:
-        """Let :meth:`run` return, from another thread."""
-        trigger = next(channel for channel in self._channels.values() if hasattr(channel, "pull_trigger"))
-        trigger.pull_trigger(self._disconnect)
+        """Let :meth:`run` return soon, from another thread or a signal's handler; called again, at once."""
+        self._stop_at = time.monotonic() + (GRACE if self._stop_at is None else 0)
+        if self._channels:  # not closed yet
+            self._servers[0].pull_trigger()
 
-    def close(self) -> None:
-        """Stop listening, and end the threads that answer."""
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """In this block SIGTERM and Ctrl-C call :meth:`stop`, the latter in a background job, too, where it is ignored."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def close(self) -> bool:
+        """Stop listening, and end the threads that answer. Returns whether all of them ended at once."""
         self._disconnect()
-        self._server.task_dispatcher.shutdown()
+        for dispatcher in self._dispatchers:
+            dispatcher.shutdown(timeout=_THREADS_END_S)
+        return not any(dispatcher.threads for dispatcher in self._dispatchers)
+
+    def _wait(self) -> None:
+        """Let the connections do what they can, for a second at most."""
+        wasyncore.loop(timeout=1, use_poll=True, map=self._channels, count=1)
+        for server in self._servers:
+            server.maintenance(time.time())
+
+    def _connected(self) -> list[Channel]:
+        return [channel for server in self._servers for channel in server.active_channels.values()]
+
+    def _end_channels(self) -> bool:
+        """Whether no connection is left that waits for a response."""
+        return all([channel.end_soon() for channel in self._connected()])
 
     def _disconnect(self) -> None:
         """Close every channel, without which the server's loop ends."""
         for channel in list(self._channels.values()):
             channel.close()
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """In this block SIGTERM stops what Ctrl-C stops, and Ctrl-C does so in a background job, too, where it is ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _bracketed(host: str) -> str:
