@@ -31,10 +31,10 @@ def read_bytes(path: Path) -> bytes:
         raise BadImage(f"{path}: {error.strerror}") from None
 
 
-def decode(path: Path, content: bytes | None = None) -> Image.Image:
+def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
 
-    Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``MAX_PIXELS``. The
+    Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``max_pixels``. The
     image is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
     16-bit images become 8-bit RGB. A file that lacks data is refused, also one that was closed after a cut: a JPEG is decoded
     twice for that (see :mod:`vse.pipeline.jpeg_data`), which takes 2 ms more for an image of 500 x 375 pixels.
@@ -42,8 +42,8 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
     try:
         content = read_bytes(path) if content is None else content
         with Image.open(BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
+            if image.width * image.height > max_pixels:
+                raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many, at most {max_pixels:,} are read")
             image.load()
             if _is_filled(image, content):
                 raise BadImage(
@@ -55,6 +55,19 @@ def decode(path: Path, content: bytes | None = None) -> Image.Image:
     except UnidentifiedImageError:  # whose own message names an object in memory
         raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
+        raise BadImage(f"{path}: not a readable image ({error})") from None
+
+
+def pixel_count(path: Path, content: bytes) -> int:
+    """Return how many pixels the header of an image file promises; nothing is decoded. Raises :class:`BadImage` as `decode`."""
+    try:
+        with Image.open(BytesIO(content), formats=FORMATS) as image:
+            return image.width * image.height
+    except MemoryError:
+        raise
+    except UnidentifiedImageError:
+        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
+    except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 

@@ -32,20 +32,21 @@ _LAST = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What connections may take, in seconds and bytes.
+    """What connections may take, in seconds but for counts.
 
     ``connections``: how many are served at once; as many again get a 503, and others wait in the system's queue.
     ``idle_s``: without a byte, or until the header of a request is complete. ``request_s``: until a request is complete,
     and until its response is read. ``refused_s``: until the header of a request is complete on a connection beyond the limit.
-    ``body_bytes``: of one request. ``held_bytes``: of all requests that arrive or wait at the same time.
+    ``bodies``: requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
+    ``grace_s``: from a signal until requests in progress are refused; the end of the process takes another second.
     """
 
-    body_bytes: int
-    held_bytes: int
     connections: int = 100
     idle_s: float = 15
     request_s: float = 60
     refused_s: float = 2
+    bodies: int = 8
+    grace_s: float = 3.5
 
 
 class _Busy(Error):  # type: ignore[misc]
@@ -106,11 +107,11 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     def refusal(self, request: Any) -> Error | None:
         """Why the request of this header is not read, or None."""
-        limits = self.server.limits
         if self.server.stopping or self.beyond:
             return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
-        size = limits.body_bytes if request.chunked else request.content_length
-        if size and self.server.held_bytes() + size > limits.held_bytes:
+        largest = self.adj.max_request_body_size
+        size = largest if request.chunked else request.content_length
+        if size and self.server.held_bytes() + size > self.server.limits.bodies * largest:
             return _Busy(_TOO_MUCH)
         self.held_bytes = size
         return None

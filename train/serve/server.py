@@ -16,10 +16,9 @@ from waitress.task import ThreadedTaskDispatcher
 from vse.pipeline.errors import UserError
 from vse.train.serve.channels import Channel, LimitedServer, Limits
 
-GRACE = 3.5  # seconds from a signal until requests in progress are refused; to end then takes one more
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 _MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large
-_UPLOADS = 8  # photos of the largest size that may arrive or wait at the same time
+_LISTENING = 8  # sockets and pipes of the server itself
 _THREADS = 4
 _THREADS_END_S = 0.25
 
@@ -46,9 +45,9 @@ class PageServer:
     Requests are held in memory, so that nothing is written; one of much more than ``upload_bytes`` is refused unread.
     """
 
-    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
+    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits = Limits()) -> None:
+        self.limits = limits
         body_bytes = upload_bytes + _MORE
-        self.limits = limits or Limits(body_bytes, _UPLOADS * body_bytes)
         self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and triggers
         self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
         self._servers: list[LimitedServer] = []
@@ -58,11 +57,11 @@ class PageServer:
                 host="127.0.0.1" if host == "localhost" else host,
                 port=port,
                 ident=None,
-                connection_limit=2 * self.limits.connections,
+                connection_limit=2 * self.limits.connections + _LISTENING,
                 cleanup_interval=1,
                 recv_bytes=2**16,
-                max_request_body_size=self.limits.body_bytes,
-                inbuf_overflow=self.limits.body_bytes + _MORE,
+                max_request_body_size=body_bytes,
+                inbuf_overflow=body_bytes + _MORE,
                 outbuf_overflow=2**26,
                 clear_untrusted_proxy_headers=True,
             )
@@ -80,19 +79,19 @@ class PageServer:
         self.url = f"http://{_bracketed(host)}:{self._servers[0].effective_port}/"
 
     def run(self) -> None:
-        """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``GRACE`` seconds."""
+        """Serve until :meth:`stop`, then answer or refuse the requests in progress, within ``grace_s`` seconds."""
         while self._stop_at is None:
-            self._wait()
+            self._wait(1)
         for server in self._servers:
             server.stop_listening()
-        while not self._end_channels() and time.monotonic() < self._stop_at:
-            self._wait()
+        while not self._end_channels() and (left := self._stop_at - time.monotonic()) > 0:
+            self._wait(min(left, 1))
         for channel in self._connected():
             channel.end_now()
 
     def stop(self) -> None:
         """Let :meth:`run` return soon, from another thread or a signal's handler; called again, at once."""
-        self._stop_at = time.monotonic() + (GRACE if self._stop_at is None else 0)
+        self._stop_at = time.monotonic() + (self.limits.grace_s if self._stop_at is None else 0)
         if self._channels:  # not closed yet
             self._servers[0].pull_trigger()
 
@@ -114,9 +113,9 @@ class PageServer:
             dispatcher.shutdown(timeout=_THREADS_END_S)
         return not any(dispatcher.threads for dispatcher in self._dispatchers)
 
-    def _wait(self) -> None:
-        """Let the connections do what they can, for a second at most."""
-        wasyncore.loop(timeout=1, use_poll=True, map=self._channels, count=1)
+    def _wait(self, most_s: float) -> None:
+        """Let the connections do what they can, as soon as they can, and end those that are late."""
+        wasyncore.loop(timeout=most_s, use_poll=True, map=self._channels, count=1)
         for server in self._servers:
             server.maintenance(time.time())
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 
 import flask
 
+from vse.train.serve.channels import Limits
 from vse.train.serve.server import PageServer
 
 
 @contextmanager
-def running(app: flask.Flask, upload_bytes: int = 100_000) -> Iterator[str]:
+def running(app: flask.Flask, upload_bytes: int = 100_000, limits: Limits = Limits()) -> Iterator[str]:
     """Its address."""
-    server = PageServer(app, "127.0.0.1", 0, upload_bytes)
+    server = PageServer(app, "127.0.0.1", 0, upload_bytes, limits)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
