@@ -59,7 +59,10 @@ def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXEL
 
 
 def pixel_count(path: Path, content: bytes) -> int:
-    """Return how many pixels the header of an image file promises; nothing is decoded. Raises :class:`BadImage` as `decode`."""
+    """Return how many pixels the header of an image file promises; nothing is decoded.
+
+    Raises :class:`BadImage` if it is not the header of one.
+    """
     try:
         with Image.open(BytesIO(content), formats=FORMATS) as image:
             return image.width * image.height

@@ -12,35 +12,33 @@ from typing import ParamSpec, TypeVar, overload
 
 import yaml
 
+from vse.arguments import bind_arguments, name_path, shown
 from vse.pipeline.command import one_line_errors
 from vse.pipeline.errors import UserError
 from vse.pipeline.provenance import making
-
-StrPath = str | os.PathLike[str]
-Sets = Mapping[str, object] | Sequence[str]
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
 _OPTION = re.compile(r"(?<![\w/.-])--([a-z][a-z-]*)")
 _RENAMED = {"set": "sets", "no_cross_check": "cross_check=False"}
-_LONGEST = 200  # characters of an argument that a file records
-_LAST_SEED = 2**63 - 1
 
 
 def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]:
     """A function of the interface: files say that this call made them, and every mistake is a :class:`vse.UserError`.
 
-    Options in its message are named as arguments are in Python.
+    Its arguments are checked first, see :mod:`vse.arguments`. Options in its message are named as arguments are in Python.
     """
 
     @wraps(function)
     def called(*arguments: _Given.args, **named: _Given.kwargs) -> _Returned:
-        texts = [*map(_shown, arguments), *(f"{name}={_shown(value)}" for name, value in named.items())]
+        bound = bind_arguments(function, arguments, named)
+        texts = [*map(shown, arguments), *(f"{name}={shown(value)}" for name, value in named.items())]
         try:
             with making(f"vse.{function.__name__}({', '.join(texts)})"), one_line_errors():
-                return function(*arguments, **named)
+                return function(*bound.args, **bound.kwargs)
         except UserError as error:
-            raise UserError(in_python(str(error))) from error.__cause__
+            message = name_path(in_python(str(error)), function, bound.arguments)
+            raise UserError(message) from error.__cause__
 
     return called
 
@@ -64,7 +62,7 @@ def as_path(given: str | os.PathLike[str] | None) -> Path | None:
     if given is None:
         return None
     if not isinstance(given, str | os.PathLike):
-        raise UserError(f"a path is needed, not {type(given).__name__} ({_shown(given)})")
+        raise UserError(f"a path is needed, not {type(given).__name__} ({shown(given)})")
     return Path(os.fspath(given))
 
 
@@ -97,25 +95,6 @@ def weights_dir_of(folder: str | os.PathLike[str] | None) -> str | os.PathLike[s
     return folder or os.environ.get("VSE_WEIGHTS_DIR") or None
 
 
-def whole(name: str, value: int, low: int) -> int:
-    """A whole number from ``low`` on, of 63 bits; :class:`vse.UserError` otherwise."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or not low <= int(value) <= _LAST_SEED:
-        raise UserError(f"{name}={value!r}: a whole number from {low} on is needed")
-    return int(value)
-
-
-def threads_of(threads: int | None) -> int | None:
-    """How many cores to use, at least one; None changes nothing."""
-    return None if threads is None else whole("threads", threads, 1)
-
-
-def in_range(name: str, value: float | None, low: float, high: float) -> float | None:
-    """A number between two, both included, or None; :class:`vse.UserError` otherwise."""
-    if value is not None and not low <= value <= high:
-        raise UserError(f"{name}={value!r}: a number from {low} to {high} is needed")
-    return value
-
-
 def _as_yaml(key: str, value: object) -> str:
     if isinstance(value, str | os.PathLike):
         return os.fspath(value)
@@ -124,14 +103,3 @@ def _as_yaml(key: str, value: object) -> str:
         return yaml.safe_dump(plain, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
     except yaml.YAMLError:
         raise UserError(f"sets: {key}: a {type(value).__name__} is no setting") from None
-
-
-def _shown(value: object) -> str:
-    """An argument as a file records it: an array by its shape."""
-    if isinstance(value, os.PathLike):
-        text = repr(str(getattr(value, "path", value)))
-    elif hasattr(value, "shape"):
-        text = f"<{type(value).__name__} {' x '.join(map(str, value.shape))}>"
-    else:
-        text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from vse.arguments import StrPath, checked
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
 from vse.opened import OpenFile
 from vse.pipeline.errors import UserError
@@ -48,7 +48,8 @@ class EmbeddedSplit(OpenFile):
         (n_captions,), of each caption the id of its image
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         self.phrases: PhraseScores | None = read_phrase_scores(self.path) if is_phrase_scores(self.path) else None
         described = self._read if self.phrases is None else self.phrases
@@ -80,6 +81,7 @@ class EmbeddedSplit(OpenFile):
         """Of each caption the id of its image."""
         return self._read.caption_image_ids
 
+    @checked
     def scores(self, direction: str = "i2t") -> NDArray[np.floating[Any]]:
         """The score of every pair, (n_images, n_captions), in the direction ``i2t`` or ``t2i``; they may differ.
 

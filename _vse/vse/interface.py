@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Literal, overload
 
-from vse.calls import Sets, StrPath, as_path, as_paths, as_sets, device_of, public, threads_of, weights_dir_of, whole
+from vse.arguments import From0, From1, Paths, Query, Sets, StrPath
+from vse.calls import as_path, as_paths, as_sets, device_of, public, weights_dir_of
 from vse.embedded_split import EmbeddedSplit
 from vse.opened import OpenFeatures, Run
 from vse.shown import SearchResults
@@ -19,7 +19,7 @@ def train(
     *,
     sets: Sets | None = None,
     name: str | None = None,
-    seed: int = 0,
+    seed: From0 = 0,
     out: StrPath | None = None,
     captions: StrPath | None = None,
     eval_features: StrPath | None = None,
@@ -28,13 +28,13 @@ def train(
     start_from: StrPath | None = None,
     weights_dir: StrPath | None = None,
     words: StrPath | None = None,
-    log_negatives: int = 0,
+    log_negatives: From0 = 0,
     tensorboard: bool = False,
     resume: bool = False,
     overwrite: bool = False,
     allow_code: bool = False,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> Run:
     """Train an embedding of images and captions on a feature cache (``vse-train``).
 
@@ -109,20 +109,20 @@ def train(
             experiment,
             as_sets(sets),
             name,
-            seed=whole("seed", seed, 0),
+            seed=seed,
             out=as_path(out),
             device=device_of(device),
-            threads=threads_of(threads),
+            threads=threads,
             inputs=InputPaths(*map(as_path, places)),
             existing=Existing(resume, overwrite),
-            extras=Extras(whole("log_negatives", log_negatives, 0), tensorboard),
+            extras=Extras(log_negatives, tensorboard),
         )
     return Run(folder)
 
 
 @overload
 def embed(
-    run: StrPath | Sequence[StrPath],
+    run: Paths,
     split: str | None = None,
     *,
     out: StrPath | None = None,
@@ -136,11 +136,11 @@ def embed(
     sentences: bool = False,
     allow_code: bool = False,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> EmbeddedSplit: ...
 @overload
 def embed(
-    run: StrPath | Sequence[StrPath],
+    run: Paths,
     split: None = None,
     *,
     out: None = None,
@@ -154,11 +154,11 @@ def embed(
     sentences: Literal[False] = False,
     allow_code: bool = False,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> tuple[OpenFeatures, OpenFeatures]: ...
 @public
 def embed(
-    run: StrPath | Sequence[StrPath],
+    run: Paths,
     split: str | None = None,
     *,
     out: StrPath | None = None,
@@ -172,7 +172,7 @@ def embed(
     sentences: bool = False,
     allow_code: bool = False,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> EmbeddedSplit | tuple[OpenFeatures, OpenFeatures]:
     """Embed the images and captions of a split with the best weights of a run (``vse-embed``).
 
@@ -230,7 +230,7 @@ def embed(
     from vse.train.use.asked_of_run import embed_runs
     from vse.train.use.opened_run import RunPlaces
 
-    use_threads(threads_of(threads))
+    use_threads(threads)
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
     to, written_to = as_path(as_features), as_path(out)
     with code_allowed(allow_code):
@@ -245,8 +245,8 @@ def embed(
 @public
 def search(
     run: StrPath,
-    query: StrPath,
-    k: int = 10,
+    query: Query,
+    k: From1 = 10,
     *,
     split: str | None = None,
     features: StrPath | None = None,
@@ -257,12 +257,12 @@ def search(
     index: StrPath | None = None,
     index_type: str | None = None,
     index_parameters: str = "",
-    rerank: int | None = None,
+    rerank: From1 | None = None,
     image: StrPath | None = None,
     html: StrPath | None = None,
     allow_code: bool = False,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> SearchResults:
     """Search a split with a run: a text finds images, a photo finds captions (``vse-search``).
 
@@ -323,16 +323,16 @@ def search(
     from vse.train.use.asked_of_run import AskedSearch, find_phrase, search_run
     from vse.train.use.opened_run import RunPlaces
 
-    use_threads(threads_of(threads))
+    use_threads(threads)
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
     asked = AskedSearch(
-        whole("k", k, 1),
+        k,
         split,
         as_path(corpus),
         as_path(index),
         index_type,
         index_parameters,
-        None if rerank is None else whole("rerank", rerank, 1),
+        rerank,
         as_path(html),
     )
     text, photo = os.fspath(query), as_path(image)

@@ -5,9 +5,8 @@ They have the names, defaults and checks of the commands, and call the same plai
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from vse.calls import Sets, StrPath, as_path, as_paths, as_sets, device_of, in_range, public, threads_of, whole
+from vse.arguments import Columns, From0, From1, Paths, Sets, Share, StrPath
+from vse.calls import as_path, as_paths, as_sets, device_of, public
 from vse.opened import ImportedData, OpenDataset, OpenFeatures
 from vse.pipeline.errors import UserError
 
@@ -72,7 +71,7 @@ def open_features(path: StrPath) -> OpenFeatures:
 
 
 @public
-def draw_demo(out: StrPath, images: int | None = None, seed: int = 0) -> OpenDataset:
+def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0) -> OpenDataset:
     """Draw the demo data set: scenes of simple shapes with five captions each (``vse-data demo``).
 
     Parameters
@@ -98,12 +97,12 @@ def draw_demo(out: StrPath, images: int | None = None, seed: int = 0) -> OpenDat
     """
     from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
 
-    return OpenDataset(make_demo(as_path(out), DEFAULT_IMAGES if images is None else images, whole("seed", seed, 0)))
+    return OpenDataset(make_demo(as_path(out), DEFAULT_IMAGES if images is None else images, seed))
 
 
 @public
 def import_data(
-    sources: StrPath | Sequence[StrPath],
+    sources: Paths,
     out: StrPath,
     *,
     name: str | None = None,
@@ -112,10 +111,10 @@ def import_data(
     images: StrPath | None = None,
     out_features: StrPath = "features",
     key_until: str | None = None,
-    columns: Mapping[str, str | Sequence[str]] | None = None,
-    val: float | None = None,
-    test: float | None = None,
-    seed: int = 0,
+    columns: Columns | None = None,
+    val: Share | None = None,
+    test: Share | None = None,
+    seed: From0 = 0,
     tokeniser: str | None = None,
     skip_bad: bool = False,
 ) -> ImportedData:
@@ -170,8 +169,7 @@ def import_data(
 
     pairs = [(field, columns) for field, columns in (columns or {}).items()]
     given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]
-    val, test = in_range("val", val, 0, 1), in_range("test", test, 0, 1)
-    settings = import_settings(as_path(out), name, val, test, whole("seed", seed, 0), tokeniser, skip_bad, given)
+    settings = import_settings(as_path(out), name, val, test, seed, tokeniser, skip_bad, given)
     job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features), key_until)
     return ImportedData(import_sources(job, format))
 
@@ -182,14 +180,14 @@ def extract(
     feature: str | None = None,
     *,
     out: StrPath | None = None,
-    shards: int | None = None,
+    shards: From1 | None = None,
     like: StrPath | None = None,
     sets: Sets | None = None,
     skip_bad: bool = False,
     weights_dir: StrPath | None = None,
     words: StrPath | None = None,
     device: str | None = None,
-    threads: int | None = None,
+    threads: From1 | None = None,
 ) -> OpenFeatures:
     """Extract a feature of images or captions once, into a cache that the trainers read (``vse-extract``).
 
@@ -247,11 +245,11 @@ def extract(
         as_path(out),
         as_sets(sets),
         as_path(like),
-        None if shards is None else whole("shards", shards, 1),
+        shards,
         skip_bad,
         as_path(weights_dir),
         as_path(words),
         device_of(device),
-        threads_of(threads),
+        threads,
     )
     return OpenFeatures(extract_feature(asked))

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.calls import StrPath, as_path, as_paths, device_of, public, whole
+from vse.arguments import Array, From0, ListFrom1, ListOfPaths, Names, Paths, Share, StrPath
+from vse.calls import as_path, as_paths, device_of, public
 from vse.eval.defaults import COMPARED, CROSS_CHECKED, QUERIES, SAMPLES
 from vse.pipeline.errors import UserError
 from vse.shown import Evaluation, HtmlReport, ModelComparison, ShownTable
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
     from vse.eval.files.embeddings import Embeddings
 
 _NO_FILE = Path("result.json")  # where an evaluation would be written, for the paths in it
@@ -24,36 +23,36 @@ _NO_FILE = Path("result.json")  # where an evaluation would be written, for the 
 
 @public
 def evaluate(
-    files: StrPath | Sequence[StrPath] | None = None,
+    files: Paths | None = None,
     *,
-    images: ArrayLike | None = None,
-    captions: ArrayLike | None = None,
-    scores: ArrayLike | None = None,
-    image_ids: ArrayLike | None = None,
-    caption_ids: ArrayLike | None = None,
-    caption_image_ids: ArrayLike | None = None,
+    images: Array | None = None,
+    captions: Array | None = None,
+    scores: Array | None = None,
+    image_ids: Array | None = None,
+    caption_ids: Array | None = None,
+    caption_image_ids: Array | None = None,
     similarity: str = "cosine",
     name: str = "arrays",
     dataset: str = "arrays",
     split: str = "test",
     out: StrPath | None = None,
-    protocol: str | Sequence[str] = "auto",
-    bootstrap: int | None = None,
+    protocol: Names = "auto",
+    bootstrap: From0 | None = None,
     cross_check: bool = True,
-    cross_checked: int = CROSS_CHECKED,
-    k: Sequence[int] = (),
-    iou: float | None = None,
+    cross_checked: From0 = CROSS_CHECKED,
+    k: ListFrom1 = (),
+    iou: Share | None = None,
     cxc: StrPath | None = None,
     ensemble: bool = False,
     experiment: str | None = None,
-    alpha: float | None = None,
+    alpha: Share | None = None,
     save: StrPath | None = None,
     index: str | None = None,
     index_parameters: str = "",
-    rerank: Sequence[int] = (),
+    rerank: ListFrom1 = (),
     per_query: StrPath | None = None,
     trec: StrPath | None = None,
-    trec_depth: int | None = None,
+    trec_depth: From0 | None = None,
     unfinished: bool = False,
     device: str | None = None,
 ) -> Evaluation:
@@ -153,10 +152,10 @@ def evaluate(
         raise UserError("what is evaluated are files, or arrays (images and captions, or scores): give one of them")
     asked = EvaluationOptions(
         cross_check=cross_check,
-        cross_checked=whole("cross_checked", cross_checked, 0),
-        bootstrap=SAMPLES if bootstrap is None else whole("bootstrap", bootstrap, 0),
+        cross_checked=cross_checked,
+        bootstrap=SAMPLES if bootstrap is None else bootstrap,
         unfinished=unfinished,
-        ks=[whole("k", one, 1) for one in k],
+        ks=k,
         cxc=as_path(cxc),
         together=ensemble,
         experiment=experiment,
@@ -164,10 +163,10 @@ def evaluate(
         save=as_path(save),
         index=index,
         index_parameters=index_parameters,
-        rerank=[whole("rerank", one, 1) for one in rerank],
+        rerank=rerank,
         per_query=as_path(per_query),
         trec=as_path(trec),
-        trec_depth=None if trec_depth is None else whole("trec_depth", trec_depth, 0),
+        trec_depth=trec_depth,
     )
     asked.check()
     written = as_path(out)
@@ -185,14 +184,14 @@ def evaluate(
 
 @public
 def compare(
-    files: Sequence[StrPath],
+    files: ListOfPaths,
     *,
     out: StrPath | None = None,
-    protocol: str | Sequence[str] = "auto",
-    bootstrap: int | None = None,
+    protocol: Names = "auto",
+    bootstrap: From0 | None = None,
     cross_check: bool = True,
-    cross_checked: int = CROSS_CHECKED,
-    iou: float | None = None,
+    cross_checked: From0 = CROSS_CHECKED,
+    iou: Share | None = None,
     unfinished: bool = False,
     device: str | None = None,
 ) -> ModelComparison:
@@ -235,21 +234,20 @@ def compare(
     from vse.eval.tables.significance import compare_files
 
     use_device(device_of(device))
-    samples = COMPARED if bootstrap is None else whole("bootstrap", bootstrap, 0)
-    checked = whole("cross_checked", cross_checked, 0)
-    written = compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou, checked)
+    samples = COMPARED if bootstrap is None else bootstrap
+    written = compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou, cross_checked)
     return ModelComparison(written)
 
 
 @public
 def report(
-    results: StrPath | Sequence[StrPath],
+    results: Paths,
     out: StrPath,
     *,
     data: StrPath | None = None,
-    embeddings: StrPath | Sequence[StrPath] = (),
-    queries: int = QUERIES,
-    seed: int = 0,
+    embeddings: Paths = (),
+    queries: From0 = QUERIES,
+    seed: From0 = 0,
     allow_code: bool = False,
 ) -> HtmlReport:
     """Report a result, or two side by side, as one HTML file: metrics, curves, what queries retrieve (``vse-report``).
@@ -288,15 +286,14 @@ def report(
     from vse.train.use.attention import attention_of_run
 
     given = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
-    shown, first = whole("queries", queries, 0), whole("seed", seed, 0)
     with code_allowed(allow_code):
-        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, shown, first, attention_of_run))
+        return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, queries, seed, attention_of_run))
 
 
 @public
 def table(
     name: str,
-    results: StrPath | Sequence[StrPath] = (),
+    results: Paths = (),
     *,
     dataset: str | None = None,
     cost: str | None = None,
@@ -355,9 +352,15 @@ def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mappin
             raise UserError(f"{which}: an array of {axes} axes is needed, not of shape {array.shape}")
     if "caption_image_ids" not in arrays:
         raise UserError("caption_image_ids are needed: of each caption the id of its image")
+    of_images, of_captions = ("scores", "scores") if "scores" in arrays else ("images", "captions")
+    n_images = len(arrays.get(of_images, ()))
+    n_captions = arrays["scores"].shape[1] if "scores" in arrays else len(arrays.get("captions", ()))
+    rows = {"image_ids": (n_images, of_images), "caption_ids": (n_captions, of_captions)}
+    for which, (n, array) in {**rows, "caption_image_ids": rows["caption_ids"]}.items():
+        if n and which in arrays and len(arrays[which]) != n:
+            raise UserError(f"{which}: {len(arrays[which])} ids for {n} {which.split('_')[0]}s in {array}")
     counted: dict[str, NDArray[Any]] = dict(arrays)
-    rows = next((len(arrays[which]) for which in ("images", "scores") if which in arrays), 0)
-    counted.setdefault("image_ids", np.arange(rows))
+    counted.setdefault("image_ids", np.arange(n_images))
     counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
     scored = {"similarity": "scores"} if "scores" in arrays else {}
     return embeddings_of(Path(name), counted, {**attributes, **scored})

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import html
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from vse.arguments import Allowed, StrPath, checked, is_integer
 from vse.calls import as_path
 from vse.features.cache import FeatureCache, open_cache
 from vse.features.reader import FeatureReader
@@ -27,14 +27,26 @@ from vse.pipeline.read_once import read_recorded
 if TYPE_CHECKING:
     from torch import Tensor
 
-RowIds = int | np.integer[Any] | slice | Iterable[int] | NDArray[Any]
+
+def _are_ids(value: object) -> bool:
+    """Whether a value is a slice, an id, an array, whose type is checked where it is read, or a list of ids."""
+    if isinstance(value, slice | np.ndarray | Iterator) or is_integer(value):
+        return True
+    return isinstance(value, Iterable) and all(isinstance(one, int | np.integer) for one in value)
+
+
+RowIds = Annotated[
+    int | np.integer[Any] | slice | Iterable[int] | NDArray[Any], Allowed("an id, a list of ids, or [:]", _are_ids)
+]
+RowId = Annotated[int | np.integer[Any], Allowed("an id", is_integer)]
 _SHOWN = 5  # rows of a frame in a notebook
 
 
 class OpenFile:
     """A file or folder that the interface opened or wrote; it can be given wherever its path can."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def __init__(self, path: StrPath) -> None:
         self.path = as_path(path)
 
     def __fspath__(self) -> str:
@@ -71,7 +83,8 @@ class OpenDataset(OpenFile):
         the content of the file
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         self._dataset: Dataset = load_dataset_file(self.path)
         self.name = self._dataset.name
@@ -101,17 +114,20 @@ class OpenDataset(OpenFile):
         content: dict[str, Any] = read_json(self.path)
         return content
 
+    @checked
     def image_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Ids of the images (n_images,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
         return image_ids(images)
 
+    @checked
     def caption_ids(self, split: str | None = None) -> NDArray[np.int64]:
         """Ids of the captions (n_captions,) of a split, or of all; [`vse.UserError`][] if there is no such split."""
         images = self._dataset.images if split is None else self._dataset.split(split)
         return caption_ids(images)
 
-    def photo(self, image_id: int) -> Path:
+    @checked
+    def photo(self, image_id: RowId) -> Path:
         """The file of an image; [`vse.UserError`][] if the data set has no such image."""
         image = self._dataset.with_id(int(image_id))
         if image is None:
@@ -152,7 +168,8 @@ class OpenFeatures(OpenFile):
         what the rows were made from: settings, weights, versions
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         self._cache: FeatureCache = open_cache(self.path)
         self.dataset, self.feature, self.kind = self._cache.dataset, self._cache.feature, self._cache.kind
@@ -167,6 +184,7 @@ class OpenFeatures(OpenFile):
         """What the rows were made from."""
         return dict(self._cache.provenance)
 
+    @checked
     def __getitem__(self, ids: RowIds) -> NDArray[Any] | list[NDArray[Any]]:
         positions = self._positions(ids)
         if not self.ragged:
@@ -176,6 +194,7 @@ class OpenFeatures(OpenFile):
         sets: list[NDArray[Any]] = [row[mask] for row, mask in zip(regions.features, regions.mask, strict=True)]
         return sets[0] if _is_one(ids) else sets
 
+    @checked
     def tensor(self, ids: RowIds = slice(None)) -> Tensor:
         """The rows as a float32 tensor of torch; ragged ones are padded with zeros to (n, longest, dim)."""
         import torch
@@ -185,6 +204,7 @@ class OpenFeatures(OpenFile):
         tensor = torch.from_numpy(np.array(rows, np.float32))
         return tensor[0] if _is_one(ids) else tensor
 
+    @checked
     def mask(self, ids: RowIds = slice(None)) -> Tensor:
         """Where a padded ``tensor`` has vectors: (n, longest) booleans; [`vse.UserError`][] if it is not ragged."""
         import torch
@@ -193,6 +213,7 @@ class OpenFeatures(OpenFile):
         mask = torch.from_numpy(np.arange(counts.max(initial=0)) < counts[:, None])
         return mask[0] if _is_one(ids) else mask
 
+    @checked
     def counts(self, ids: RowIds = slice(None)) -> NDArray[np.int64]:
         """How many vectors each row of a ragged cache has, (n,); [`vse.UserError`][] if it is not ragged."""
         positions = self._positions(ids)
@@ -200,6 +221,7 @@ class OpenFeatures(OpenFile):
             raise UserError(f"{self.path}: all its rows are {' x '.join(map(str, self._cache.row_shape))}, none is padded")
         return np.diff(self._cache.offsets)[positions]
 
+    @checked
     def boxes(self, ids: RowIds = slice(None)) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Where the regions of each row lie: arrays (n_regions, 4) of x1, y1, x2, y2 in pixels of the original image."""
         of_cache = self._reader.boxes
@@ -253,7 +275,8 @@ class Run(OpenFile):
         every setting of its experiment, as in ``config.yaml``
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    @checked
+    def __init__(self, path: StrPath) -> None:
         super().__init__(path)
         for name in ("run.json", "config.yaml"):
             if not (self.path / name).is_file():

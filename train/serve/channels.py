@@ -59,6 +59,9 @@ class _Busy(Error):  # type: ignore[misc]
 class _Request(HTTPRequestParser):  # type: ignore[misc]
     """A request that its channel may refuse as soon as the header is complete."""
 
+    error: Error | None
+    completed: bool
+
     def __init__(self, channel: Channel, adj: Any) -> None:
         super().__init__(adj)
         self._channel, self._accepted = channel, False
@@ -89,6 +92,9 @@ class _Refusal(WSGITask):  # type: ignore[misc]
 
 class Channel(HTTPChannel):  # type: ignore[misc]
     """One connection, which ends in time and lets the client read its last response."""
+
+    request: Any
+    close_when_flushed: bool
 
     def __init__(self, server: LimitedServer, *arguments: Any, **named: Any) -> None:
         self.parser_class = partial(_Request, self)

@@ -45,8 +45,8 @@ class PageServer:
     Requests are held in memory, so that nothing is written; one of much more than ``upload_bytes`` is refused unread.
     """
 
-    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits = Limits()) -> None:
-        self.limits = limits
+    def __init__(self, app: Any, host: str, port: int, upload_bytes: int, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
         body_bytes = upload_bytes + _MORE
         self._channels: dict[int, Any] = {}  # by their file descriptors: what listens, who is connected, and triggers
         self._dispatchers = ThreadedTaskDispatcher(), ThreadedTaskDispatcher()
@@ -124,7 +124,8 @@ class PageServer:
 
     def _end_channels(self) -> bool:
         """Whether no connection is left that waits for a response."""
-        return all([channel.end_soon() for channel in self._connected()])
+        waiting = [channel for channel in self._connected() if not channel.end_soon()]
+        return not waiting
 
     def _disconnect(self) -> None:
         """Close every channel, without which the server's loop ends."""

@@ -13,7 +13,7 @@ from vse.train.serve.server import PageServer
 
 
 @contextmanager
-def running(app: flask.Flask, upload_bytes: int = 100_000, limits: Limits = Limits()) -> Iterator[str]:
+def running(app: flask.Flask, upload_bytes: int = 100_000, limits: Limits | None = None) -> Iterator[str]:
     """Its address."""
     server = PageServer(app, "127.0.0.1", 0, upload_bytes, limits)
     thread = threading.Thread(target=server.run)

@@ -1,4 +1,4 @@
-"""Limits of connections: clients that take too long, too many of them, requests that are too large, and the end of the server."""
+"""Limits of connections: clients that take too long, too many of them, large bodies, and the end of the server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_a_client_that_stops_sending_is_disconnected(app: flask.Flask, sent: byt
         assert half_open.recv(1000) == b""
 
 
-@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nX: ", HEADER + b"Content-Length: 90000\r\n\r\n"], ids=["header", "photo"])
+@pytest.mark.parametrize(
+    "start", [b"GET / HTTP/1.1\r\nX: ", HEADER + b"Content-Length: 90000\r\n\r\n"], ids=["header", "photo"]
+)
 def test_a_client_that_sends_a_byte_now_and_then_is_disconnected(app: flask.Flask, start: bytes) -> None:
     with running(app, limits=IMPATIENT) as url, connect(url) as slow:
         slow.sendall(start)
