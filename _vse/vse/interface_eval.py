@@ -356,9 +356,9 @@ def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mappin
     n_images = len(arrays.get(of_images, ()))
     n_captions = arrays["scores"].shape[1] if "scores" in arrays else len(arrays.get("captions", ()))
     rows = {"image_ids": (n_images, of_images), "caption_ids": (n_captions, of_captions)}
-    for which, (n, array) in {**rows, "caption_image_ids": rows["caption_ids"]}.items():
+    for which, (n, origin) in {**rows, "caption_image_ids": rows["caption_ids"]}.items():
         if n and which in arrays and len(arrays[which]) != n:
-            raise UserError(f"{which}: {len(arrays[which])} ids for {n} {which.split('_')[0]}s in {array}")
+            raise UserError(f"{which}: {len(arrays[which])} ids for {n} {which.split('_')[0]}s in {origin}")
     counted: dict[str, NDArray[Any]] = dict(arrays)
     counted.setdefault("image_ids", np.arange(n_images))
     counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
