@@ -106,12 +106,11 @@ class PageServer:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def close(self) -> bool:
-        """Stop listening, and end the threads that answer. Returns whether all of them ended at once."""
+    def close(self) -> None:
+        """Stop listening, and end the threads that answer, as far as they do so at once."""
         self._disconnect()
         for dispatcher in self._dispatchers:
             dispatcher.shutdown(timeout=_THREADS_END_S)
-        return not any(dispatcher.threads for dispatcher in self._dispatchers)
 
     def _wait(self, most_s: float) -> None:
         """Let the connections do what they can, as soon as they can, and end those that are late."""
