@@ -1,10 +1,10 @@
 """Whether vse-serve answers correctly under load: many clients at once, of whose requests some are wrong, for a minute.
 
 Claim: no answer is wrong, no request hangs, and memory stays flat: 32 clients for 60 s, 10% of whose requests are bad. These
-have no query, a number out of range, an unknown id or method, another host, bytes that are no image or no request, a photograph
-of too many pixels or bytes, or a client that hangs up. A right answer is that which a single client got before, and a bad
-request has the status that docs/serve.md names. ``growth_pct`` is the server's memory (the most in the last quarter of the time)
-beyond that of the second quarter, ``stop_s`` the time from SIGTERM to its end.
+have no query, a number out of range, an unknown id or method, another host, bytes that are no image or no request, a
+photograph of too many pixels or bytes, or a client that hangs up. A right answer is that which a single client got before,
+and a bad request has the status that docs/serve.md names. ``growth_pct`` is the server's memory (the most in the last quarter
+of the time) beyond that of the second quarter, ``stop_s`` the time from SIGTERM to its end.
 Limits: a tiny demo and model, and clients on the same machine, which share its cores: ``per_s`` is no limit of the server.
 The exit code is 1 if an answer was wrong, or if memory grew by more than 10%.
 

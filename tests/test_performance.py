@@ -166,3 +166,10 @@ def test_the_benchmark_of_growth_runs_at_a_tiny_size(tmp_path: Path) -> None:
     assert all(points["size"].is_monotonic_increasing for _, points in table.groupby("work"))
     assert (table["cpu_s"] >= 0).all()
     assert (table["peak_gb"] >= table["start_gb"]).all()
+
+
+@pytest.mark.slow
+def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None:
+    (row,) = run_script("load", tmp_path, "--clients", "8", "--seconds", "2", "--bad", "0.3").to_dict("records")
+    assert row["requests"] > row["bad"] > 0
+    assert row["wrong"] == 0
