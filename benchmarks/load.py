@@ -1,4 +1,4 @@
-"""Whether vse-serve answers correctly under load: many clients at once, of whose requests some are wrong, for a minute.
+"""Check the answers of vse-serve under load: many clients at once for a minute, and some of their requests are wrong.
 
 Claim: no answer is wrong, no request hangs, and memory stays flat: 32 clients for 60 s, 10% of whose requests are bad. These
 have no query, a number out of range, an unknown id or method, another host, bytes that are no image or no request, a
@@ -54,19 +54,19 @@ class Request(NamedTuple):
 
 
 def form(content: bytes) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-    """The body and the header of a form with a photograph."""
+    """Return the body and the header of a form with a photograph."""
     start = b'--x\r\nContent-Disposition: form-data; name="photo"; filename="a.jpg"\r\n\r\n'
     return start + content + b"\r\n--x--\r\n", (("Content-Type", "multipart/form-data; boundary=x"),)
 
 
 def upload(content: bytes, *statuses: int) -> Request:
-    """A search by a photograph."""
+    """Return a search by a photograph."""
     body, headers = form(content)
     return Request("POST", "/search?as=json&k=5", body, statuses or (200,), headers)
 
 
 def png(width: int, height: int) -> bytes:
-    """A PNG of which there is little but the header."""
+    """Return a PNG that has little but its header."""
     parts = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(bytes(9))),
@@ -104,7 +104,7 @@ def bad_requests() -> list[Request]:
 
 
 def answer(connection: HTTPConnection, request: Request) -> tuple[int, bytes]:
-    """The status and content of an answer, without the seconds that it took."""
+    """Return the status and content of an answer, without the seconds that it took."""
     connection.request(request.method, request.path, request.body or None, dict(request.headers))
     response = connection.getresponse()
     content = response.read()
@@ -175,14 +175,14 @@ def sampled(stop: threading.Event, process: int) -> list[float]:
 
 
 def run_of_demo(folder: Path) -> tuple[vse.OpenDataset, vse.Run]:
-    """A small data set and a model of it."""
+    """Build a small data set and a model of it."""
     data = vse.draw_demo(folder / "data", images=66)
     features = vse.extract(data, "fc7", sets=FEATURE, out=folder / "demo.h5", shards=1, device="cpu")
     return data, vse.train(features, sets=MODEL, out=folder / "run", device="cpu")
 
 
 def load(folder: Path, clients: int, seconds: float, share: float) -> tuple[dict[str, object], list[str]]:
-    """The row of the table, and a line for each wrong answer."""
+    """Return the row of the table, and a line for each wrong answer."""
     data, run = run_of_demo(folder)
     command = [sys.executable, "-c", SERVE, str(run.path), "--port", "0", "--device", "cpu", "--upload-mb", str(UPLOAD_MB)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:

@@ -211,7 +211,7 @@ def shown(value: object) -> str:
 
 
 def _allowed(hint: Any) -> tuple[Allowed, bool]:
-    """What an annotation allows: the first :class:`Allowed` in it, or that of a text or a flag; and whether it allows None."""
+    """Return the first :class:`Allowed` of an annotation, or that of a text or a flag, and whether it allows None."""
     if get_origin(hint) in (Union, types.UnionType):
         inner = [part for part in get_args(hint) if part is not types.NoneType]
         return _allowed(inner[0])[0], len(inner) < len(get_args(hint))

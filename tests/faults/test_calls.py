@@ -21,7 +21,7 @@ FUNCTIONS = [name for name in vse.__all__ if name.islower() and not name.startsw
 
 
 class World(NamedTuple):
-    """What a call could be given."""
+    """Files that a call can take."""
 
     data: Path
     cache: Path

@@ -59,13 +59,13 @@ class Servers:
         self.process = int(self.line())
 
     def line(self) -> str:
-        """The next line that the servers print: an address, or an exit code."""
+        """Return the next line that the servers print: an address, or an exit code."""
         assert self._forks.stdout is not None
         assert self.prints_within(END_S), "it hangs"
         return self._forks.stdout.readline().decode().strip()
 
     def prints_within(self, seconds: float) -> bool:
-        """Wait until there is a line, or so many seconds."""
+        """Return whether a line comes within this time."""
         return bool(select.select([self._forks.stdout], [], [], seconds)[0])
 
     def send(self, number: signal.Signals) -> None:
@@ -73,7 +73,7 @@ class Servers:
         subprocess.run(["kill", f"-{number.value}", str(self.process)], check=False, stderr=subprocess.DEVNULL)
 
     def errors(self) -> str:
-        """All that the servers wrote to their standard errors."""
+        """Return all that the servers wrote to their standard errors."""
         return self._errors.read_text()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def servers(vectors_run: Path, tmp_path: Path) -> Iterator[Servers]:
 
 
 def ask(url: str) -> Answer:
-    """The status and the hits of a query; status 0 if there is no connection, or no complete answer."""
+    """Return the status and the hits of a query; status 0 if there is no connection, or no complete answer."""
     connection = HTTPConnection(urlsplit(url).netloc, timeout=END_S)
     try:
         connection.request("GET", QUERY)
@@ -124,7 +124,7 @@ def end(servers: Servers, moment: str, number: signal.Signals, rng: random.Rando
 
 
 def fault_of(code: int, moment: str, number: signal.Signals, answers: list[Answer], expected: object) -> str:
-    """What is wrong after a signal, or an empty text."""
+    """Return the fault after a signal, or an empty text."""
     allowed = {0, -number} if moment == "start" or number == signal.SIGKILL else {0}
     if code not in allowed | ({130} if number == signal.SIGINT and moment == "start" else set()):
         return f"exit code {code}"

@@ -32,7 +32,7 @@ _LAST = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What connections may take, in seconds but for counts.
+    """Limits on connections, in seconds but for counts.
 
     ``connections``: how many are served at once; as many again get a 503, and others wait in the system's queue.
     ``idle_s``: without a byte, or until the header of a request is complete. ``request_s``: until a request is complete,
@@ -107,12 +107,12 @@ class Channel(HTTPChannel):  # type: ignore[misc]
 
     @staticmethod
     def error_task_class(channel: Channel, request: Any) -> Any:
-        """The answer to a wrong or refused request; what has no header to speak of gets one of waitress."""
+        """Return the task that answers a wrong or refused request; waitress answers one without a readable header."""
         refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
         return (_Refusal if refused else ErrorTask)(channel, request)
 
     def refusal(self, request: Any) -> Error | None:
-        """Why the request of this header is not read, or None."""
+        """Return the reason not to read the request of this header, or None."""
         if self.server.stopping or self.beyond:
             return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
         largest = self.adj.max_request_body_size
@@ -131,7 +131,7 @@ class Channel(HTTPChannel):  # type: ignore[misc]
         return bool(super().received(data))
 
     def readable(self) -> bool:
-        """Whether what the client sends is read now."""
+        """Return whether to read from the client now."""
         return self.drained_since is not None or bool(super().readable())
 
     def handle_write(self) -> None:
@@ -209,7 +209,7 @@ class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
         (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
 
     def held_bytes(self) -> int:
-        """How many bytes the bodies of all requests take that arrive or wait."""
+        """Return the number of bytes in the bodies of all requests that arrive or wait."""
         return sum(channel.held_bytes for channel in self.active_channels.values())
 
     def maintenance(self, _: float) -> None:

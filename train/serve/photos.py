@@ -1,4 +1,4 @@
-"""Decoding of photographs, of which one large one at a time takes memory."""
+"""Decode photographs, and large ones one at a time."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class PageServer:
         return [channel for server in self._servers for channel in server.active_channels.values()]
 
     def _end_channels(self) -> bool:
-        """Whether no connection is left that waits for a response."""
+        """Close idle connections; return whether none is left that waits for a response."""
         waiting = [channel for channel in self._connected() if not channel.end_soon()]
         return not waiting
 

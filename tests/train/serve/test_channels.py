@@ -30,7 +30,7 @@ def connect(url: str) -> socket.socket:
 
 
 def answer_of(connection: socket.socket) -> tuple[int, Any]:
-    """The status and the JSON, or else the text, of the response that a connection receives."""
+    """Return the status and the JSON, or else the text, of the response that a connection receives."""
     response = HTTPResponse(connection)
     response.begin()
     text = response.read().decode()
@@ -128,7 +128,7 @@ def test_photographs_that_arrive_at_once_take_bounded_memory(app: flask.Flask) -
 
 
 class Slow:
-    """An application whose response waits until it is told to come."""
+    """An application whose response waits for an event."""
 
     def __init__(self) -> None:
         self.begun, self.end = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ class Slow:
 
 @contextmanager
 def slow_server(grace_s: float) -> Iterator[tuple[PageServer, Slow, socket.socket]]:
-    """A server that is busy with the request of a connection, the application, and the connection."""
+    """Yield a server that is busy with the request of a connection, the application, and the connection."""
     slow = Slow()
     server = PageServer(slow, "127.0.0.1", 0, 100_000, Limits(grace_s=grace_s))
     with ThreadPoolExecutor(1) as pool:
