@@ -49,7 +49,7 @@ class Servers:
             self._forks = subprocess.Popen(
                 [sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0
             )
-        self.process = 0
+        self.process, self._read = 0, 0
 
     def start(self, port: int) -> None:
         """Start the next server."""
@@ -73,8 +73,10 @@ class Servers:
         subprocess.run(["kill", f"-{number.value}", str(self.process)], check=False, stderr=subprocess.DEVNULL)
 
     def errors(self) -> str:
-        """Return all that the servers wrote to their standard errors."""
-        return self._errors.read_text()
+        """Return the errors that were written since the last call."""
+        text = self._errors.read_text()
+        before, self._read = self._read, len(text)
+        return text[before:]
 
     def close(self) -> None:
         """End the process that forks."""
@@ -156,8 +158,9 @@ def test_a_server_that_ends_at_any_moment_leaves_nothing_and_starts_again(
         fault = fault_of(code, moment, sent, [one.result() for one in asked], expected)
         if {path: path.stat().st_mtime_ns for path in vectors_run.rglob("*")} != before or any(servers.folder.iterdir()):
             fault = "a file was written"
-        if "Traceback" in servers.errors() or "cannot be served" in servers.errors():
-            fault = servers.errors()
+        errors = servers.errors()
+        if "Traceback" in errors or "cannot be served" in errors:
+            fault = errors
         suite.record("wrong" if fault else "harmless", f"{moment}, {sent.name}: {fault}")
     servers.start(port)
     assert ask(servers.line()) == (200, expected), "it starts again"
