@@ -31,6 +31,7 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
     help="Where the key of a WebDataset member ends: first-dot or last-dot.  [default: first-dot]",
 )
 @click.option("--column", "columns", multiple=True, metavar="FIELD=NAME", help="The column of file, caption, split or an id.")
+@click.option("--quoting", metavar="HOW", help="Of CSV: minimal, or none, where quotation marks are text.  [default: minimal]")
 @click.option("--val", type=click.FloatRange(0, 1), help="Share of images to draw for val, without splits.  [default: 0.1]")
 @click.option("--test", type=click.FloatRange(0, 1), help="The same for test.  [default: 0.1]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
@@ -46,6 +47,7 @@ def import_command(
     out_features: Path,
     key_until: str | None,
     columns: tuple[str, ...],
+    quoting: str | None,
     val: float | None,
     test: float | None,
     seed: int,
@@ -61,7 +63,7 @@ def import_command(
     from vse.features.import_formats import Import, import_data
     from vse.pipeline.imported_rows import import_settings
 
-    settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns)
+    settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
     for path in import_data(Import(sources, settings, captions, images, out_features, key_until), format_name):
         click.echo(path)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.imported import open_array, row_hashes, write_imported
 from vse.features.rows import Ids, Rows
-from vse.pipeline.caption_tables import NEEDED, row_of, table_rows
+from vse.pipeline.caption_tables import row_of, table_rows
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.import_table import check_photo
@@ -139,7 +139,7 @@ def _add_part(
         gathered.refuse(place, reason)
 
     taken = -1
-    for taken, (place, values) in enumerate(table_rows(part.metadata, settings.columns, NEEDED, refuse)):
+    for taken, (place, values) in enumerate(table_rows(part.metadata, settings, refuse)):
         row_number = taken + refused
         try:
             if row_number >= len(part.images):
@@ -153,7 +153,7 @@ def _add_part(
         if file is not None:
             where.setdefault(file, []).append((number, row_number))
     n_rows = taken + 1 + refused
-    if n_rows < len(part.images):
+    if n_rows != len(part.images):
         raise UserError(f"{part.metadata}: {n_rows} rows for the {len(part.images)} of {part.files[0].name}")
 
 

@@ -57,12 +57,12 @@ def _table(job: Import) -> Sequence[Path]:
 
 FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
-        lambda job: job.captions is not None or table_in(job.sources[0]) is not None, _table, reads=("captions",)
+        lambda job: job.captions is not None or table_in(job.sources[0]) is not None, _table, reads=("captions", "quoting")
     ),
     "clip-retrieval": ImportFormat(
         lambda job: is_clip_folder(job.sources[0]),
         lambda job: import_clip(job.source, job.settings, job.out_features, job.images),
-        reads=("images",),
+        reads=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
         lambda job: is_saved_dataset(job.sources[0]), lambda job: [import_hugging_face(job.source, job.settings)]
@@ -89,7 +89,8 @@ def import_data(job: Import, format_name: str | None = None) -> Sequence[Path]:
             f"{job.sources[0]}: holds nothing that can be imported: neither captions.csv or metadata.jsonl and the like (else "
             "name the table with --captions), nor tar archives, vectors of clip-retrieval, or a saved Hugging Face data set"
         )
-    for option in ("captions", "images", "key_until"):
-        if getattr(job, option) is not None and option not in FORMATS[name].reads:
-            raise UserError(f"--{option.replace('_', '-')}: not read of the format {name}; leave it out")
+    options = {"captions": job.captions, "images": job.images, "key-until": job.key_until, "quoting": job.settings.quoting}
+    for option, given in options.items():
+        if given is not None and option.replace("-", "_") not in FORMATS[name].reads:
+            raise UserError(f"--{option}: not read of the format {name}; leave it out")
     return FORMATS[name].run(job)

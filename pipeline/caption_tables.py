@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.csv_rows import QUOTING, csv_rows
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.files import parse_json
-from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportedRow, texts, whole_number
+from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportedRow, ImportSettings, texts, whole_number
 from vse.pipeline.input_files import check_input, reading
 from vse.pipeline.progress import progress_bar
 
@@ -25,12 +25,16 @@ COLUMNS = {
 }
 NEEDED = ("file", "caption")
 _BATCH = 1024
+_CSV, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
+TABLES = (*_CSV, *_JSON, ".parquet")
 _Values = Mapping[str, Any]
+_Refuse = Callable[[str, object], None]
+_Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table(path: Path, gathered: GatheredRows, columns: Mapping[str, tuple[str, ...]]) -> None:
+def add_table(path: Path, gathered: GatheredRows, settings: ImportSettings) -> None:
     """Take all rows of a table; :class:`UserError` if it is no table, or has no column of files or of captions."""
-    rows = table_rows(path, columns, NEEDED, gathered.refuse)
+    rows = table_rows(path, settings, gathered.refuse)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
         try:
             gathered.add(row_of(place, row))
@@ -38,22 +42,34 @@ def add_table(path: Path, gathered: GatheredRows, columns: Mapping[str, tuple[st
             gathered.refuse(place, reason)
 
 
-def table_rows(
-    path: Path, columns: Mapping[str, tuple[str, ...]], needed: tuple[str, ...], refuse: Callable[[str, object], None]
-) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Each row's place and, by field, the values of its columns; rows that cannot be read are refused."""
+def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield each row's place and, by field, the values of its columns; rows that cannot be read are refused."""
     check_input(path)
-    read = _READERS.get(path.suffix.lower())
-    if read is None:
-        raise UserError(f"{path}: not a table that can be read; {', '.join(_READERS)} can")
+    kind = path.suffix.lower()
+    if kind not in TABLES:
+        raise UserError(f"{path}: not a table that can be read; {', '.join(TABLES)} can")
+    if settings.quoting is not None and (settings.quoting not in QUOTING or kind not in _CSV):
+        allowed = f"is {' or '.join(QUOTING)}" if kind in _CSV else f"is for {', '.join(_CSV)}; leave it out"
+        raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
+
+    def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+        return columns_read(path, header, settings.columns, NEEDED)
+
+    if kind in _CSV:
+        rows: Iterator[tuple[str, _Values]]
+        rows = csv_rows(path, refuse, lambda header: choose(header)["file"][0], settings.quoting or QUOTING[0])
+    elif kind == ".parquet":
+        rows = _parquet_rows(path, choose)
+    else:
+        rows = _json_rows(path, refuse)
     chosen: dict[str, tuple[str, ...]] = {}
     header: tuple[str, ...] = ()
-    for place, values in read(path, refuse):
+    for place, values in rows:
         if tuple(values) != header:  # each line of JSON has names of its own
             try:
-                chosen = columns_read(path, values, columns, needed)
+                chosen = choose(values)
             except UserError as error:
-                if read is not _json_rows:
+                if kind not in _JSON:
                     raise
                 refuse(place, str(error).removeprefix(f"{path}: "))
                 continue
@@ -104,36 +120,7 @@ def columns_read(
     return chosen
 
 
-def _csv_rows(path: Path, refuse: Callable[[str, object], None]) -> Iterator[tuple[str, _Values]]:
-    """Rows of a CSV file with a header; commas, semicolons, tabs or bars separate cells, what the header has most."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
-        first = stream.readline(100_000)
-        stream.seek(0)
-        rows = csv.reader(stream, delimiter=max(",;\t|", key=first.count), strict=True)
-        with reading(path, "a CSV file with the names of its columns in the first line"):
-            header = [name.strip() for name in next(rows, [])]
-            if not any(header) or len(set(header)) < len(header):
-                raise ValueError("names that are missing or there twice")
-            "".join(header).encode()
-        while True:
-            place = f"{path}: line {rows.line_num + 1}"
-            try:
-                cells = next(rows)
-                if cells and len(cells) != len(header):
-                    raise BadRow(f"{len(cells)} cells, where the header has {len(header)}")
-                "".join(cells).encode()
-            except StopIteration:
-                return
-            except (csv.Error, BadRow) as error:
-                refuse(place, error)
-            except UnicodeEncodeError:
-                refuse(place, "not UTF-8")
-            else:
-                if cells:
-                    yield place, dict(zip(header, cells, strict=True))
-
-
-def _json_rows(path: Path, refuse: Callable[[str, object], None]) -> Iterator[tuple[str, _Values]]:
+def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
     """Rows of a file with a JSON object in each line."""
     with path.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -151,7 +138,7 @@ def _json_rows(path: Path, refuse: Callable[[str, object], None]) -> Iterator[tu
                 refuse(place, "not a JSON object")
 
 
-def _parquet_rows(path: Path, refuse: Callable[[str, object], None]) -> Iterator[tuple[str, _Values]]:
+def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
     """Rows of a parquet file, a block at a time; they count from 1."""
     library = extra_package("pyarrow.parquet", str(path), "parquet")
     with reading(path, "a parquet file"), path.open("rb") as stream:
@@ -160,14 +147,3 @@ def _parquet_rows(path: Path, refuse: Callable[[str, object], None]) -> Iterator
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}: row {number}", row
-
-
-_READERS: dict[str, Callable[[Path, Callable[[str, object], None]], Iterator[tuple[str, _Values]]]] = {
-    ".csv": _csv_rows,
-    ".tsv": _csv_rows,
-    ".txt": _csv_rows,
-    ".jsonl": _json_rows,
-    ".ndjson": _json_rows,
-    ".parquet": _parquet_rows,
-}
-TABLES = tuple(_READERS)

@@ -32,7 +32,7 @@ def import_table(images: Path, table: Path, settings: ImportSettings) -> Path:
         raise UserError(f"{images}: no such folder of images")
     check_name(settings.name)
     gathered = GatheredRows(settings, check_photo(images))
-    add_table(table, gathered, settings.columns)
+    add_table(table, gathered, settings)
     content = gathered.content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 

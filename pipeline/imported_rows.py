@@ -40,6 +40,7 @@ class ImportSettings:
     val, test, seed : shares of the images that are drawn for these splits, where the source gives none; None is 0.1
     tokeniser : what cuts captions into words
     skip_bad : leave bad rows out, and list them
+    quoting : "minimal" or "none", for CSV files; None is "minimal"
     columns : the source's name, or names, of a field of :class:`ImportedRow`, where it is not one of the usual ones
     """
 
@@ -51,6 +52,7 @@ class ImportSettings:
     tokeniser: str = NEW
     skip_bad: bool = False
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    quoting: str | None = None
 
 
 def import_settings(
@@ -62,9 +64,11 @@ def import_settings(
     tokeniser: str | None = None,
     skip_bad: bool = False,
     columns: Iterable[str] = (),
+    quoting: str | None = None,
 ) -> ImportSettings:
     """The settings of an import as a command has them: the data set is called as its folder, unless a name is given."""
-    return ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, fields_of(columns))
+    given = fields_of(columns)
+    return ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, given, quoting)
 
 
 @dataclass(frozen=True)
@@ -112,9 +116,9 @@ class BadRows:
 
 @dataclass
 class _Image:
-    """What is known of an image so far: of its captions the id, if there is one, the text and its words."""
+    """What is known of an image so far: the places of its rows, and of its captions the id, if there is one, text and words."""
 
-    place: str
+    places: list[str]
     imgid: int | None
     cocoid: int | None
     split: str | None
@@ -170,7 +174,8 @@ class GatheredRows:
         if known is None:
             self._check_file(file)
         self._check_ids(row, file, known, split)
-        image = self._images.setdefault(file, _Image(row.place, row.imgid, row.cocoid, split, []))
+        image = self._images.setdefault(file, _Image([], row.imgid, row.cocoid, split, []))
+        image.places.append(row.place)
         sentids = row.sentids or (None,) * len(captions)
         image.captions += [(sentid, *caption) for sentid, caption in zip(sentids, captions, strict=True)]
         self._sentids.update(row.sentids)
@@ -192,7 +197,7 @@ class GatheredRows:
         if known is not None:
             for what, now, before in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
                 if now != before:
-                    raise BadRow(f"{file} has {what} {now}, and {what} {before} at {known.place}")
+                    raise BadRow(f"{file} has {what} {now}, and {what} {before} at {known.places[0]}")
         if row.imgid is not None and self._files.get(row.imgid, file) != file:
             raise BadRow(f"imgid {row.imgid} is that of {self._files[row.imgid]}, too")
         if row.sentids and len(row.sentids) != len(row.captions):
@@ -209,7 +214,11 @@ class GatheredRows:
         self._check_given("split", [image.split for image in self._images.values()])
         self._check_given("imgid", [image.imgid for image in self._images.values()])
         self._check_given("sentid", [image.captions[0][0] for image in self._images.values()])
+        n_taken = sum(len(image.places) for image in self._images.values())
+        n_refused = len(self.bad.rows)
+        assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
         self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
+        log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._images:
             raise UserError(f"no image with a caption is left of {self.n_rows} rows")
         given = next(iter(self._images.values())).split is not None
@@ -232,7 +241,8 @@ class GatheredRows:
             return
         for (file, image), value in zip(list(self._images.items()), values, strict=True):
             if value is None:
-                self.bad.add(image.place, f"{file} has no {what}, which others have")
+                for place in image.places:
+                    self.bad.add(place, f"{file} has no {what}, which others have")
                 del self._images[file]
 
     def _share(self, split: str) -> float:

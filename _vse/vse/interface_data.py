@@ -117,6 +117,7 @@ def import_data(
     seed: From0 = 0,
     tokeniser: str | None = None,
     skip_bad: bool = False,
+    quoting: str | None = None,
 ) -> ImportedData:
     """Make a data set of your own photos or vectors (``vse-data import``).
 
@@ -150,6 +151,8 @@ def import_data(
         what cuts captions into words: ``unicode_words``, ``letters_and_digits`` or ``nltk``
     skip_bad
         leave bad rows out, and list them in ``import.failures.jsonl``
+    quoting
+        ``minimal`` or ``none``, where quotation marks in a CSV file are text; None is ``minimal``
 
     Raises
     ------
@@ -169,7 +172,7 @@ def import_data(
 
     pairs = [(field, columns) for field, columns in (columns or {}).items()]
     given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]
-    settings = import_settings(as_path(out), name, val, test, seed, tokeniser, skip_bad, given)
+    settings = import_settings(as_path(out), name, val, test, seed, tokeniser, skip_bad, given, quoting)
     job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features), key_until)
     return ImportedData(import_sources(job, format))
 
