@@ -32,12 +32,12 @@ def csv_rows(
 
     Parameters
     ----------
-    refuse : called with the place and the reason of a row that cannot be read. A quotation mark that is never closed, or
-        is closed where the row has a wrong number of cells, costs this one line: reading goes on at the next line.
+    refuse : called with the place and the reason of a row that cannot be read. Where quotation marks are not in pairs, the
+        row is its first line, and reading goes on at the next line.
     file_column : returns the name of the column of image files, given the names of all columns
 
-    Raises UserError if the file has no proper header, or if a quoted cell holds the image file of another row: which lines are
-    rows is then unknown.
+    Raises UserError if the file has no proper header, or if it is unknown which lines are rows: a quoted cell holds the image
+    file of another row, or a line with unpaired quotation marks names no image file, so that the next line may belong to it.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
@@ -47,7 +47,7 @@ def csv_rows(
         kind = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
         cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=kind)
         header = _header(path, cells_of_lines, lines)
-        swallowed = _SwallowedRows(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
+        bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
         n_rows = n_blank = 0
         while True:
             number = lines.number + 1
@@ -66,10 +66,12 @@ def csv_rows(
                 fault = _fault(cells, len(header), lines.taken)
             n_rows += 1
             if fault is not None:
+                if '"' in lines.taken[0] and quoting != "none":
+                    bounds.check_line(place, lines.taken[0], fault)
                 lines.put_back(lines.taken[1:])
                 refuse(place, fault)
                 continue
-            swallowed.check(number, cells, lines.taken)
+            bounds.check_row(number, cells, lines.taken)
             yield place, dict(zip(header, cells, strict=True))
         log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
 
@@ -128,8 +130,8 @@ def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None
     return None
 
 
-class _SwallowedRows:
-    """The search for rows inside a quoted cell of several lines.
+class _RowBounds:
+    """Checks that a stray quotation mark has not moved the bounds of a row.
 
     A quoted cell that takes in the end of one row and the beginning of another one holds the image file of one of them. A file
     is known by the ending of its name: that of an image format, or one that another row has. Where the files have no
@@ -140,7 +142,12 @@ class _SwallowedRows:
         self._path, self._delimiter, self._names, self._column = path, delimiter, header, column
         self._suffixes, self._is_bare = set(_PHOTOS), False
 
-    def check(self, number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
+    def check_line(self, place: str, line: str, fault: str) -> None:
+        """Raise UserError if a line with unpaired quotation marks names no image file, which the next line then may do."""
+        if not self._names_file(line):
+            raise UserError(f"{place}: {fault}; the row may end in this line or later, so correct its quotation marks")
+
+    def check_row(self, number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
         """Raise UserError if a cell of the row, whose lines begin at ``number``, holds a row of its own."""
         suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
         if _SUFFIX.fullmatch(suffix):
@@ -158,10 +165,14 @@ class _SwallowedRows:
                     f"quoted cell; {_HINT}"
                 )
 
+    def _names_file(self, line: str) -> bool:
+        cells = (cell.strip(' "\r\n') for cell in line.split(self._delimiter))
+        return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
+
     def _has_file(self, pieces: Sequence[str], column: int) -> bool:
         for number, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
-            if any(PurePosixPath(part).suffix.lower() in self._suffixes for part in parts):
+            if self._names_file(piece):
                 return True
             place = self._column if number else self._column - column
             is_last = number == len(pieces) - 1
