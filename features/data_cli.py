@@ -23,7 +23,11 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
     "--format", "format_name", metavar="NAME", help="table, webdataset, clip-retrieval or hugging-face.  [default: what it is]"
 )
 @click.option("--captions", type=_FILE, help="The table, if it is no captions.* or metadata.* among the photos.")
-@click.option("--images", type=_FILE, help="Folder of the photos of clip-retrieval's vectors.  [default: there are none]")
+@click.option(
+    "--images",
+    type=_FILE,
+    help="Folder of the photos of clip-retrieval's vectors, or another one that image paths may lead to.",
+)
 @click.option("--out-features", type=_FILE, default="features", show_default=True, help="Folder of the caches of vectors.")
 @click.option(
     "--key-until",

@@ -52,12 +52,14 @@ def _table(job: Import) -> Sequence[Path]:
     table = job.captions or table_in(job.source)
     if table is None:
         raise UserError(f"{job.source}: no captions.csv or the like in it; name the table with --captions FILE")
-    return [import_table(job.source, table, job.settings)]
+    return [import_table(job.source, table, job.settings, job.images)]
 
 
 FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
-        lambda job: job.captions is not None or table_in(job.sources[0]) is not None, _table, reads=("captions", "quoting")
+        lambda job: job.captions is not None or table_in(job.sources[0]) is not None,
+        _table,
+        reads=("captions", "images", "quoting"),
     ),
     "clip-retrieval": ImportFormat(
         lambda job: is_clip_folder(job.sources[0]),
@@ -65,7 +67,9 @@ FORMATS: Mapping[str, ImportFormat] = {
         reads=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
-        lambda job: is_saved_dataset(job.sources[0]), lambda job: [import_hugging_face(job.source, job.settings)]
+        lambda job: is_saved_dataset(job.sources[0]),
+        lambda job: [import_hugging_face(job.source, job.settings, job.images)],
+        reads=("images",),
     ),
     "webdataset": ImportFormat(
         lambda job: bool(archives_in(job.sources[0])),

@@ -10,6 +10,7 @@ from vse.pipeline.caption_tables import columns_read, row_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.image_files import BadImage, read_bytes
+from vse.pipeline.image_folders import ImageFolders
 from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportSettings
 from vse.pipeline.imported_write import check_name, write_imported_data
 from vse.pipeline.input_files import reading, reason_of
@@ -25,26 +26,40 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
-def import_hugging_face(folder: Path, settings: ImportSettings) -> Path:
+def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | None = None) -> Path:
     """Write ``dataset.json`` and the photos of a data set; returns its path.
 
     ``folder`` is what ``save_to_disk`` wrote or else what ``load_dataset`` takes: another folder of a data set, or a name on
     the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``, which is downloaded into the library's cache.
     One column holds images, as files or as bytes, and another one a caption or a list of them. Its splits stay, where their
     names are ours; of a data set without splits a column may give them. Nothing of it is run. An import that was stopped goes
-    on where it was. :class:`UserError` if the library is not installed.
+    on where it was. A row whose image is a path is taken if the file lies in ``folder``, in the folder ``images`` or where the
+    library unpacked the data set. :class:`UserError` if the library is not installed.
     """
     check_name(settings.name)
     library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
     loaded = _loaded(library, folder)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
     gathered = GatheredRows(settings)
+    folders = ImageFolders(_folders(library, folder, images))
     with only_writer(settings.out, folder=True):
         photos = UnpackedPhotos(settings.out, gathered)
         for split, rows in by_split.items():
-            _add_split(folder, str(split), rows, library.Image, gathered, photos, settings.columns)
+            _add_split(folder, folders, str(split), rows, library.Image, gathered, photos, settings.columns)
         content = gathered.content(format="hugging-face", files=[folder.name])
         return write_imported_data(content, settings, None, [])
+
+
+def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
+    """Return the folders that images may lie in: the data set's, that of --images, and the library's own copies."""
+    folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
+    if not is_saved_dataset(source):
+        folders += [Path(library.config.DOWNLOADED_DATASETS_PATH), Path(library.config.EXTRACTED_DATASETS_PATH)]
+    if not source.exists():
+        hub = extra_package("huggingface_hub.constants", "a data set of the hub", "datasets")
+        owner_and_name = str(source).partition(":")[0].replace("/", "--")
+        folders.append(Path(hub.HF_HUB_CACHE, f"datasets--{owner_and_name}"))
+    return folders
 
 
 def _loaded(library: Any, source: Path) -> Any:
@@ -63,6 +78,7 @@ def _loaded(library: Any, source: Path) -> Any:
 
 def _add_split(
     folder: Path,
+    folders: ImageFolders,
     split: str,
     rows: Any,
     image_type: Any,
@@ -81,7 +97,7 @@ def _add_split(
     for number, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):
         place = f"{folder}: {split} row {number}".replace(":  ", ": ")
         try:
-            name, content = _photo(row[image], number)
+            name, content = _photo(row[image], number, folders)
             if name in seen:
                 name = f"{number:08d}_{name}"
             photos.once(seen, name)
@@ -92,13 +108,13 @@ def _add_split(
             gathered.refuse(place, reason)
 
 
-def _photo(stored: Any, number: int) -> tuple[str, bytes]:
-    """Name and bytes of an image of a row; :class:`BadRow` if it has none."""
+def _photo(stored: Any, number: int, folders: ImageFolders) -> tuple[str, bytes]:
+    """Return name and bytes of a row's image. Raises BadRow if it has none, or only a path that leads elsewhere."""
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")
     try:
-        content: bytes = stored.get("bytes") or read_bytes(Path(path))
+        content: bytes = stored.get("bytes") or read_bytes(folders.find(path))
     except BadImage as fault:
         raise BadRow(fault) from None
     if len(content) > MOST_BYTES:

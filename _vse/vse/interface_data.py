@@ -134,7 +134,7 @@ def import_data(
     captions
         the table, if it is no ``captions.*`` or ``metadata.*`` among the photos
     images
-        folder of the photos of clip-retrieval's vectors
+        folder of the photos of clip-retrieval's vectors; for tables, another folder that image paths may lead to
     out_features
         folder of the caches of vectors
     key_until

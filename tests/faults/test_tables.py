@@ -26,7 +26,14 @@ LAYOUTS = [("file", "caption", "split"), ("caption", "file", "split"), ("split",
 
 def caption(number: int) -> str:
     """A caption of each kind: plain, with the delimiter, with quotation marks, with a mark of inches, of two lines."""
-    kinds = ["gull {}", "gull {}, flying", 'a "white" gull {}', 'a 5" gull {}', "gull {}\nof two lines", "gull {}, big,\nof two"]
+    kinds = [
+        "gull {}",
+        "gull {}, flying",
+        'a "white" gull {}',
+        'a 5" gull {}',
+        "gull {}\nof two lines",
+        "gull {}, big,\nof two",
+    ]
     return kinds[number % len(kinds)].format(number)
 
 
@@ -75,7 +82,10 @@ def outcome(photos: Path, table: Path, out: Path, touched: set[int], *options: o
     error = refused_or_done(main, "import", photos, "--captions", table, "--out", out, *options)
     if error is not None:
         return "wrong" if (out / "dataset.json").exists() else "refused"
-    taken, listed = imported_rows(out), failures(out) if "--skip-bad" in options and (out / "import.failures.jsonl").exists() else []
+    taken, listed = (
+        imported_rows(out),
+        failures(out) if "--skip-bad" in options and (out / "import.failures.jsonl").exists() else [],
+    )
     untouched = Counter(row for number, row in enumerate(ROWS) if number not in touched)
     marked = Counter(without_marks(row) for number, row in enumerate(ROWS) if number in touched)
     rest = Counter(without_marks(row) for row in (taken - untouched).elements())
@@ -92,7 +102,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("options", [(), ("--skip-bad",)], ids=["", "skip-bad"])
-def test_a_stray_mark_loses_no_row(photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]) -> None:
+def test_a_stray_mark_loses_no_row(
+    photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]
+) -> None:
     suite = suite_of_faults(" ".join(["one stray quotation mark in a CSV file", *options]), 100)
     kinds = [(layout, column, place) for layout in LAYOUTS for place in PLACES for column in range(3)]
     for number in range(suite.n_tries):
@@ -100,12 +112,15 @@ def test_a_stray_mark_loses_no_row(photos: Path, tmp_path: Path, suite_of_faults
         layout, column, place = kinds[(number // N_ROWS + row) % len(kinds)]
         table = write_marked(tmp_path / ("t.tsv" if number % 2 else "t.csv"), [(row, column, place)], layout)
         suite.record(
-            outcome(photos, table, tmp_path / f"{number}", {row}, *options), f"row {row}, {layout[column]} of {layout}, {place}"
+            outcome(photos, table, tmp_path / f"{number}", {row}, *options),
+            f"row {row}, {layout[column]} of {layout}, {place}",
         )
 
 
 @pytest.mark.parametrize("options", [(), ("--skip-bad",)], ids=["", "skip-bad"])
-def test_two_stray_marks_lose_no_row(photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]) -> None:
+def test_two_stray_marks_lose_no_row(
+    photos: Path, tmp_path: Path, suite_of_faults: StartSuite, options: tuple[str, ...]
+) -> None:
     suite = suite_of_faults(" ".join(["two stray quotation marks in a CSV file", *options]), 100)
     for number in range(suite.n_tries):
         rng = random.Random(number)

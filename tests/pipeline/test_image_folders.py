@@ -1,0 +1,126 @@
+"""Images that somebody's table names by a path: only those in the folders of the import are taken, others are listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.saved_datasets import library, save
+from tests.pipeline.test_import_table import failures, imported
+from vse.features.data_cli import main
+
+Fails = Callable[..., str]
+TABLES = ["csv", "tsv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])]
+OUTSIDE = ["absolute", "parent", "link", "linked folder", "address", "address of a member"]
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> Path:
+    """A photo that no import was given."""
+    return write_photos(tmp_path / "home", ["public.jpg", "private.jpg"]) / "private.jpg"
+
+
+def leading_out(folder: Path, private: Path) -> dict[str, str]:
+    """Names by which a row in ``folder`` may reach the private photo."""
+    (folder / "link.jpg").symlink_to(private)
+    (folder / "linked").symlink_to(private.parent)
+    return {
+        "absolute": str(private),
+        "parent": "../home/private.jpg",
+        "link": "link.jpg",
+        "linked folder": "linked/private.jpg",
+        "address": f"file://{private}",
+        "address of a member": f"zip://private.jpg::{private}",
+    }
+
+
+def is_copied(out: Path, private: Path) -> bool:
+    """Whether a file below ``out``, links followed, is the private photo."""
+    return any(path.is_file() and path.read_bytes() == private.read_bytes() for path in (out / "images").rglob("*"))
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_leads_to_no_photo_outside_of_its_folder(tmp_path: Path, private: Path, kind: str) -> None:
+    photos = write_photos(tmp_path / "photos", ["a.jpg"])
+    names = leading_out(photos, private)
+    rows = [{"file": name, "caption": "a gull"} for name in ("a.jpg", *names.values())]
+    table = write_table(tmp_path / f"captions.{kind}", rows)
+    dataset = imported(photos, "--captions", table, "--out", tmp_path / "out", "--skip-bad")
+    assert [image.file for image in dataset.images] == ["a.jpg"]
+    assert len(failures(tmp_path / "out")) == len(names)
+
+
+def test_links_of_a_table_may_lead_to_the_folder_that_is_given(tmp_path: Path, private: Path) -> None:
+    photos = write_photos(tmp_path / "photos", ["a.jpg"])
+    leading_out(photos, private)
+    table = write_table(tmp_path / "captions.csv", [{"file": name, "caption": "a gull"} for name in ("a.jpg", "link.jpg")])
+    dataset = imported(photos, "--captions", table, "--images", private.parent, "--out", tmp_path / "out")
+    assert [image.file for image in dataset.images] == ["a.jpg", "link.jpg"]
+
+
+@pytest.mark.parametrize("reach", OUTSIDE)
+def test_a_hugging_face_row_leads_to_no_photo_outside_of_its_folder(
+    tmp_path: Path, private: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch, reach: str
+) -> None:
+    library(monkeypatch)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    name = leading_out(saved, private)[reach]
+    write_photos(saved, ["photos/own.jpg"])
+    rows: list[dict[str, Any]] = [
+        {"image": {"bytes": None, "path": "photos/own.jpg"}, "caption": "a gull"},
+        {"image": {"bytes": None, "path": name}, "caption": "a gull"},
+        {"image": {"bytes": photo_bytes(7), "path": name}, "caption": "a gull"},
+    ]
+    save_unembedded(saved, rows)
+    out = tmp_path / "out"
+    line = fails(main, "import", saved, "--out", out)
+    assert "row 1: the image" in line
+    assert not is_copied(out, private)
+    dataset = imported(saved, "--out", out, "--skip-bad")
+    assert len(dataset.images) == 2
+    assert [place.rpartition(" ")[2] for place, _ in failures(out)] == ["1"]
+    assert not is_copied(out, private)
+
+
+def save_unembedded(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Save rows without the content of their files, as a hostile program would."""
+    if find_spec("datasets") is None:
+        save(folder / "saved", {"": rows})
+        for path in (folder / "saved").iterdir():
+            path.rename(folder / path.name)
+        return
+    import datasets
+    import pyarrow
+
+    made = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
+    with (
+        pyarrow.OSFile(str(folder / "data.arrow"), "wb") as stream,
+        pyarrow.ipc.new_stream(stream, made.data.schema) as writer,
+    ):
+        writer.write_table(made.data.table)
+    state = dict.fromkeys(("_format_columns", "_format_type", "_split")) | {"_format_kwargs": {}, "_output_all_columns": False}
+    (folder / "state.json").write_text(json.dumps(state | {"_fingerprint": "0", "_data_files": [{"filename": "data.arrow"}]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": made.features.to_dict()}))
+
+
+@pytest.mark.parametrize("reach", ["absolute", "parent", "link", "linked folder", "address"])
+def test_a_row_of_clip_retrieval_leads_to_no_photo_outside_of_its_folder(
+    tmp_path: Path, private: Path, fails: Fails, reach: str
+) -> None:
+    photos = write_photos(tmp_path / "photos", ["a.jpg"])
+    name = leading_out(photos, private)[reach]
+    clip = tmp_path / "clip"
+    clip.mkdir()
+    for side in ("img_emb", "text_emb"):
+        np.save(clip / f"{side}_0.npy", np.eye(2, 4, dtype=np.float16))
+    write_table(clip / "metadata_0.jsonl", [{"image_path": each, "caption": "a gull"} for each in ("a.jpg", name)])
+    line = fails(main, "import", clip, "--images", photos, "--out", tmp_path / "out", "--out-features", tmp_path / "features")
+    assert "metadata_0.jsonl: line 2" in line
