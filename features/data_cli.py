@@ -26,7 +26,7 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
 @click.option(
     "--images",
     type=_FILE,
-    help="Folder of the photos of clip-retrieval's vectors, or another one that image paths may lead to.",
+    help="Folder of clip-retrieval's photos, or another one to which paths may lead.",
 )
 @click.option("--out-features", type=_FILE, default="features", show_default=True, help="Folder of the caches of vectors.")
 @click.option(

@@ -27,8 +27,8 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
     """Write ``dataset.json`` of the images that a CSV, JSON lines or parquet file names, with a link to their folder.
 
     A row names an image, relative to the folder ``images``, and one or more captions; an image may have several rows. Symbolic
-    links in that folder may lead to files in it or in the folder ``others``. Of each image the header is read. Returns the path
-    of ``dataset.json``.
+    links in that folder may lead to files in it or in the folder ``others``. The header of each image is read. Returns the
+    path of ``dataset.json``.
     """
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")

@@ -116,7 +116,7 @@ class BadRows:
 
 @dataclass
 class _Image:
-    """What is known of an image so far: the places of its rows, and of its captions the id, if there is one, text and words."""
+    """An image with the places of its rows; a caption is its id, if it has one, its text and its words."""
 
     places: list[str]
     imgid: int | None

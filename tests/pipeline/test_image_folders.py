@@ -24,7 +24,10 @@ OUTSIDE = ["absolute", "parent", "link", "linked folder", "address", "address of
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
     """A photo that no import was given."""
-    return write_photos(tmp_path / "home", ["public.jpg", "private.jpg"]) / "private.jpg"
+    path = tmp_path / "home" / "private.jpg"
+    path.parent.mkdir()
+    path.write_bytes(photo_bytes(200))
+    return path
 
 
 def leading_out(folder: Path, private: Path) -> dict[str, str]:
