@@ -18,6 +18,7 @@ from vse.features.cache_out import check_cache_out
 from vse.features.proposals import inside
 from vse.features.rows import Identity, Ids, Rows, row_ids, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.decoded_limit import check_zip
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.pipeline.input_files import check_input, reading
@@ -197,6 +198,7 @@ def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.
     if features.suffix == ".npz":
         check_input(features)
         try:
+            check_zip(features)
             with np.load(features, allow_pickle=False) as file:
                 array, row_ids = _checked(features, file["features"]), _integers(features, file["ids"])
         except UserError:

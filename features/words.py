@@ -17,6 +17,7 @@ from torch import Tensor
 from vse.features.caption_encoders import CaptionCorpus, TokenLists, tensor_text, text_tensor
 from vse.features.extractors.settings import WordSettings
 from vse.features.word_files import dictionary_of
+from vse.pipeline.decoded_limit import check_stream, decoded_stream
 from vse.pipeline.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,7 @@ def vectors_of(
 def _read_binary(path: Path) -> WordVectors:
     from gensim.models import KeyedVectors
 
+    check_stream(path)
     keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
     return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
 
@@ -150,12 +152,10 @@ def _read_text(path: Path) -> WordVectors:
 
     A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
     """
-    from smart_open import open as open_plain_or_compressed
-
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words, because an array for each would take twice the memory
     n_lines, dim, expected = 0, 0, None
-    with open_plain_or_compressed(str(path), "rb") as stream:
+    with decoded_stream(path) as stream:
         for number, line in enumerate(stream, 1):
             fields = line.decode(errors="replace").rstrip().split(" ")
             if number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):

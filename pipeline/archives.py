@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from vse.pipeline.decoded_limit import check_zip, decoded_stream
 from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 
@@ -72,12 +73,13 @@ def _unpacking(target: Path) -> Path:
 
 @contextmanager
 def opened_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
-    """Open an archive and iterate over its members, in its order."""
+    """Open an archive and iterate over its members, in its order. Raises UserError if it decodes to more than it may."""
     if zipfile.is_zipfile(path):
+        check_zip(path)
         with zipfile.ZipFile(path) as archive:
             yield (_zip_member(archive, info) for info in archive.infolist())
     else:
-        with tarfile.open(path) as tar:
+        with decoded_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             yield (
                 ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
             )

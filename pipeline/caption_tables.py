@@ -8,10 +8,10 @@ from typing import Any
 
 from vse.pipeline.csv_rows import QUOTING, csv_rows
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.files import parse_json
 from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportedRow, ImportSettings, texts, whole_number
 from vse.pipeline.input_files import check_input, reading
+from vse.pipeline.parquet_files import parquet_batches
 from vse.pipeline.progress import progress_bar
 
 # What a column may be called, by what it holds; the first that is there is read.
@@ -24,7 +24,6 @@ COLUMNS = {
     "cocoid": ("cocoid", "coco_id"),
 }
 NEEDED = ("file", "caption")
-_BATCH = 1024
 _CSV, _JSON = (".csv", ".tsv", ".txt"), (".jsonl", ".ndjson")
 TABLES = (*_CSV, *_JSON, ".parquet")
 _Values = Mapping[str, Any]
@@ -139,11 +138,16 @@ def _json_rows(path: Path, refuse: _Refuse) -> Iterator[tuple[str, _Values]]:
 
 
 def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
-    """Rows of a parquet file, a block at a time; they count from 1."""
-    library = extra_package("pyarrow.parquet", str(path), "parquet")
-    with reading(path, "a parquet file"), path.open("rb") as stream:
-        number = 0
-        for batch in library.ParquetFile(stream).iter_batches(batch_size=_BATCH):
-            for row in batch.to_pylist():
+    """Rows of a parquet file, a batch at a time; they count from 1."""
+
+    def columns(names: list[str]) -> list[str]:
+        return [name for chosen in choose(dict.fromkeys(names)).values() for name in chosen]
+
+    number = 0
+    with path.open("rb") as stream:
+        for batch in parquet_batches(path, stream, columns):
+            with reading(path, "a parquet file"):
+                rows = batch.to_pylist()
+            for row in rows:
                 number += 1
                 yield f"{path}: row {number}", row

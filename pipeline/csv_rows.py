@@ -44,8 +44,8 @@ def csv_rows(
         stream.seek(0)
         delimiter = max(_DELIMITERS, key=first.count)
         lines = _Lines(stream)
-        kind = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
-        cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=kind)
+        rule = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+        cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
         header = _header(path, cells_of_lines, lines)
         bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
         n_rows = n_blank = 0

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.arrow_files import check_arrow
 from vse.pipeline.caption_tables import columns_read, row_of
+from vse.pipeline.compressed_files import check_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.extra_packages import extra_package
+from vse.pipeline.files import read_json
 from vse.pipeline.image_files import BadImage, read_bytes
 from vse.pipeline.image_folders import ImageFolders
 from vse.pipeline.imported_rows import BadRow, GatheredRows, ImportSettings
 from vse.pipeline.imported_write import check_name, write_imported_data
-from vse.pipeline.input_files import reading, reason_of
+from vse.pipeline.input_files import is_path, reading, reason_of
 from vse.pipeline.locks import only_writer
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.unpacked_photos import MOST_BYTES, UnpackedPhotos
@@ -50,6 +53,20 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
         return write_imported_data(content, settings, None, [])
 
 
+def _check_files(folder: Path) -> None:
+    """Raise UserError if a file in the folder, or one that a saved data set names, decodes to more bytes than it may."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            check_file(path)
+    for state in folder.rglob("state.json"):
+        content = read_json(state)
+        listed = content.get("_data_files") if isinstance(content, dict) else None
+        for entry in listed or ():
+            name = entry.get("filename") if isinstance(entry, dict) else None
+            if is_path(name):
+                check_arrow(state.parent / name)
+
+
 def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
     """Return the folders that images may lie in: the data set's, that of --images, and the library's own copies."""
     folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
@@ -64,6 +81,8 @@ def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
 
 def _loaded(library: Any, source: Path) -> Any:
     """The data set, opened by the library; nothing of it is run."""
+    if source.is_dir():
+        _check_files(source)
     if is_saved_dataset(source):
         with reading(source, "a data set that the library 'datasets' saved"):
             return library.load_from_disk(str(source))

@@ -15,6 +15,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.extra_packages import extra_package
 from vse.pipeline.files import parse_json
 from vse.pipeline.input_files import reading
+from vse.pipeline.parquet_files import parquet_batches
 from vse.pipeline.read_once import ReadFiles, ReadOnce
 
 ABOUT = "about.json"
@@ -97,11 +98,15 @@ def _table(file: ReadOnce, vectors: str, columns: dict[str, str]) -> dict[str, N
     import pandas as pd
 
     if file.path.suffix == ".parquet":
-        library = extra_package("pyarrow.parquet", str(file.path), "parquet")
+        library = extra_package("pyarrow", str(file.path), "parquet")
+
+        def choose(names: Sequence[str]) -> list[str]:
+            return [column for column in (*columns, *_VECTORS) if column in names]
+
+        batches = list(parquet_batches(file.path, file.stream, choose))
         with reading(file.path, "a parquet file"):
-            parquet = library.ParquetFile(file.stream)
-            there = [column for column in (*columns, *_VECTORS) if column in parquet.schema_arrow.names]
-            arrow = parquet.read(columns=there)
+            arrow = library.Table.from_batches(batches)
+            there = arrow.column_names
             table = arrow.select([column for column in there if column in columns]).to_pandas()
     else:
         with reading(file.path, "a CSV file with a header"):
