@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, cast
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import check_input
@@ -49,26 +48,26 @@ def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
 
 
 @contextmanager
-def decoded_stream(path: Path) -> Iterator[BinaryIO]:
+def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
     """Open a plain, gzip, xz or bzip2 file for reading; the beginning of its content says which one it is.
 
     Reading raises UserError once a compressed file has decoded to more than it may.
     """
     with ExitStack() as stack:
-        stream: IO[bytes] = stack.enter_context(check_input(path).open("rb"))
+        stream = stack.enter_context(check_input(path).open("rb"))
         start = stream.read(6)
         stream.seek(0)
         opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
         if opener is not None:
             decoder = stack.enter_context(opener(stream))
-            stream = stack.enter_context(io.BufferedReader(_Limited(path, cast(BinaryIO, decoder)), _CHUNK))
-        yield cast(BinaryIO, stream)
+            stream = stack.enter_context(io.BufferedReader(_Limited(path, decoder), _CHUNK))
+        yield stream
 
 
 def check_stream(path: Path) -> None:
     """Raise UserError if a gzip, xz or bzip2 file decodes to more than it may; for libraries that open the file themselves."""
     with decoded_stream(path) as stream:
-        if isinstance(stream.raw if isinstance(stream, io.BufferedReader) else None, _Limited):
+        if isinstance(stream.raw, _Limited):
             while stream.read(_CHUNK):
                 pass
 
@@ -82,7 +81,7 @@ def check_zip(path: Path) -> None:
 class _Limited(io.RawIOBase):
     """A decoded stream that is read up to the limit."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream
         self._n_stored = path.stat().st_size
 
