@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import check_input
@@ -99,7 +100,7 @@ class _Limited(io.RawIOBase):
         check_decoded(self._path, place, self._n_stored)
         return place
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+    def readinto(self, buffer: Any) -> int:
         content = self._stream.read(min(len(buffer), _CHUNK))
         check_decoded(self._path, self._stream.tell(), self._n_stored)
         buffer[: len(content)] = content

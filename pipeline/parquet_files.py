@@ -15,7 +15,6 @@ from vse.pipeline.parquet_pages import pages
 _BATCH, _SMALL_BATCH = 1024, 16  # rows
 _VALUE_BYTES = 8  # of a number, or of the index of a text, at most
 _TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # without decimal numbers
-_DELTA_BYTE_ARRAY = 7  # the encoding in which a few bytes stand for a text as long as the page
 
 
 def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
@@ -36,11 +35,11 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
         parquet = library.ParquetFile(stream)
         columns = list(choose(parquet.schema_arrow.names))
         leaves = _leaves(parquet.schema, columns)
-        texts = [leaf.path for leaf in leaves.values() if (leaf.physical_type, leaf.converted_type) in _TEXTS]
+        texts = _dictionaries(parquet.metadata, leaves)
         parquet = library.ParquetFile(stream, read_dictionary=texts)
         n_expanded, n_batches = 0, 0
         for group in range(parquet.num_row_groups):
-            n_decoded, n_rows = _decoded(parquet.metadata.row_group(group), leaves, stream)
+            n_decoded, n_rows = _decoded(parquet.metadata.row_group(group), leaves, texts, stream)
             check_decoded(path, n_decoded, n_stored)
             for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
                 n_expanded += sum(map(_expanded, batch.columns))
@@ -68,17 +67,29 @@ def _leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
     return {index: leaf for index, leaf in enumerate(leaves) if f"{leaf.path}.".startswith(starts)}
 
 
-def _decoded(group: Any, leaves: Mapping[int, Any], stream: BinaryIO) -> tuple[int, int]:
+def _dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
+    """Return the paths of the texts that pyarrow reads as dictionaries, which it does not in the delta encodings."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [
+        leaf.path
+        for index, leaf in leaves.items()
+        if (leaf.physical_type, leaf.converted_type) in _TEXTS
+        and not any(encoding.startswith("DELTA") for group in groups for encoding in group.column(index).encodings)
+    ]
+
+
+def _decoded(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
     """Return the most bytes that a reader allocates for a row group, and the number of rows to read at a time."""
     n_decoded, n_rows = 0, _BATCH
     for index, leaf in leaves.items():
         chunk = group.column(index)
         starts = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
         width = max(_VALUE_BYTES, leaf.length or 0)
+        is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
+        n_rows = _SMALL_BATCH if is_copied else n_rows
         for page in pages(stream, min(starts), chunk.total_compressed_size):
             n_decoded += page.n_bytes + width * page.n_values
-            if page.encoding == _DELTA_BYTE_ARRAY:
-                n_rows = _SMALL_BATCH
+            if is_copied:  # a value may be as long as the page
                 n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH)
     return n_decoded, n_rows
 

@@ -12,15 +12,14 @@ from typing import Any, BinaryIO, NamedTuple
 _MOST_FIELDS = 1000  # of one header, nested ones counted
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
 _SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
-_ENCODING = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}  # field of the encoding in each kind of page
+_KINDS = (_DATA, _DICTIONARY, _DATA_V2)
 
 
 class Page(NamedTuple):
-    """A page: the bytes that it decompresses to, the number of its values, and their encoding, as Parquet numbers them."""
+    """A page: the bytes that it decompresses to, and the number of its values."""
 
     n_bytes: int
     n_values: int
-    encoding: int
 
 
 def pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[Page]:
@@ -29,13 +28,13 @@ def pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[Page]:
     while place < end:
         stream.seek(place)
         header = _Reader(stream).struct()
-        kind = next((kind for kind in _ENCODING if kind in header), None)
+        kind = next((kind for kind in _KINDS if kind in header), None)
         inner = {} if kind is None else header[kind]
         size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED, -1)
-        n_values, encoding = inner.get(1, 0), inner.get(_ENCODING.get(kind or 0), 0)
+        n_values = inner.get(1, 0)
         if min(size, compressed, n_values) < 0:
             raise ValueError("a page of a negative size")
-        yield Page(size, n_values, encoding)
+        yield Page(size, n_values)
         place = stream.tell() + compressed
 
 
