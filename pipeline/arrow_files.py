@@ -46,7 +46,7 @@ def _decoded(message: Any) -> int:
 
 
 class _Table:
-    """A table of a flatbuffer, to which the offset at ``place`` leads."""
+    """A table of a flatbuffer; the offset at ``place`` leads to it."""
 
     def __init__(self, content: memoryview, place: int) -> None:
         self._content = content

@@ -1,4 +1,4 @@
-"""Rows of CSV files, in which a stray quotation mark takes no other row with it."""
+"""Rows of CSV files: a stray quotation mark hides no other row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TextIO
+from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.imported_rows import log
@@ -36,15 +36,15 @@ def csv_rows(
         row is its first line, and reading goes on at the next line.
     file_column : returns the name of the column of image files, given the names of all columns
 
-    Raises UserError if the file has no proper header, or if it is unknown which lines are rows: a quoted cell holds the image
-    file of another row, or a line with unpaired quotation marks names no image file, so that the next line may belong to it.
+    Raises UserError if the file has no proper header, or if it is unknown which lines are rows. That is so if a quoted cell holds
+    the image file of another row, or if a line with unpaired quotation marks names no image file, so that the next line may belong to it.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
         stream.seek(0)
         delimiter = max(_DELIMITERS, key=first.count)
         lines = _Lines(stream)
-        rule = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+        rule: Any = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
         cells_of_lines = csv.reader(lines, delimiter=delimiter, strict=True, quoting=rule)
         header = _header(path, cells_of_lines, lines)
         bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
@@ -143,7 +143,7 @@ class _RowBounds:
         self._suffixes, self._is_bare = set(_PHOTOS), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if a line with unpaired quotation marks names no image file, which the next line then may do."""
+        """Raise UserError if a line with unpaired quotation marks names no image file: the next line may name it."""
         if not self._names_file(line):
             raise UserError(f"{place}: {fault}; the row may end in this line or later, so correct its quotation marks")
 

@@ -8,10 +8,10 @@ import io
 import lzma
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.input_files import check_input
@@ -20,7 +20,7 @@ VARIABLE = "VSE_MAX_DECODED_GB"
 _DEFAULT_GB = 1.0
 _RATIO = 100  # beyond which real data hardly compress
 _CHUNK = 1 << 20
-_OPENERS = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
 def decoded_limit(n_stored: int) -> int:

@@ -63,7 +63,7 @@ def _check_files(folder: Path) -> None:
         listed = content.get("_data_files") if isinstance(content, dict) else None
         for entry in listed or ():
             name = entry.get("filename") if isinstance(entry, dict) else None
-            if is_path(name):
+            if isinstance(name, str) and is_path(name):
                 check_arrow(state.parent / name)
 
 
