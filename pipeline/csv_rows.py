@@ -36,8 +36,9 @@ def csv_rows(
         row is its first line, and reading goes on at the next line.
     file_column : returns the name of the column of image files, given the names of all columns
 
-    Raises UserError if the file has no proper header, or if it is unknown which lines are rows. That is so if a quoted cell holds
-    the image file of another row, or if a line with unpaired quotation marks names no image file, so that the next line may belong to it.
+    Raises UserError if the file has no proper header, or if it is unknown which lines are rows. That is so if a quoted
+    cell holds the image file of another row, or if a line with unpaired quotation marks names no image file: the next line
+    may then belong to it.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
