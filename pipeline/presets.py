@@ -75,7 +75,7 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
     short = {key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets}
     rest = {key: value for key, value in overrides.items() if key.removesuffix("_dir") not in datasets}
     defaults = read_yaml(Path(str(files("vse.presets").joinpath("config.yaml"))))
-    content = merged(merged(defaults, rest), {"sources": short})
+    content = merged(merged(defaults, rest, WorkflowConfig, replace=True), {"sources": short})
     return validated(WorkflowConfig, "workflow", "--config", content)
 
 
@@ -126,13 +126,19 @@ def _composed(made: Composed, base: Mapping[str, Any], schema: type[BaseModel] |
 
 
 def merged(
-    base: Mapping[str, Any], over: Mapping[str, Any], schema: type[BaseModel] | None = None, *, lenient: bool = False
+    base: Mapping[str, Any],
+    over: Mapping[str, Any],
+    schema: type[BaseModel] | None = None,
+    *,
+    lenient: bool = False,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """``base`` with the values of ``over`` on top, group by group; with a schema, a part is merged by its name.
 
     A part is given as its name alone or as its settings, without the name if that stays the same. If ``over`` names another
     part than ``base``, the settings that the new one has as well are kept, and the others dropped. ``lenient`` leaves out
-    what ``over`` sets in a part that has no such setting.
+    what ``over`` sets in a part that has no such setting. A dictionary, whose keys no schema lists, is merged key by key, and
+    an empty one in ``over`` replaces it; with ``replace`` every one does.
     """
     result = dict(base)
     for key, value in over.items():
@@ -140,11 +146,13 @@ def merged(
         registry, group = (registry_of(schema, key), group_of(schema, key)) if schema and field else (None, None)
         if schema and registry:
             below = result[key] if key in result else default_part(schema, key)
-            result[key] = _merged_part(registry, below, value, lenient)
+            result[key] = _merged_part(registry, below, value, lenient, replace)
+        elif field and not group and isinstance(value, Mapping) and (replace or not value):
+            result[key] = dict(value)
         elif isinstance(value, Mapping) and (group or isinstance(result.get(key), Mapping)):
             if lenient and schema and field and result.get(key, schema.model_fields[key].default) is None:
                 continue
-            result[key] = merged(_mapping(result.get(key)), value, group, lenient=lenient)
+            result[key] = merged(_mapping(result.get(key)), value, group, lenient=lenient, replace=replace)
         else:
             result[key] = value
     return result
@@ -153,7 +161,8 @@ def merged(
 def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """``content`` with settings on top that are given as ``key=value``; an unknown key is answered with the nearest.
 
-    A key of a part, such as ``loss.margin``, must be known to the part that is chosen in the end.
+    A key of a part, such as ``loss.margin``, must be known to the part that is chosen in the end. A dictionary, such as
+    ``train.frozen``, becomes the one that is given.
     """
     result, keys = dict(content), []
     for item in sets:
@@ -166,7 +175,7 @@ def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence
             raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for name in reversed(key.split(".")):
             value = {name: value}
-        result = merged(result, value, schema)
+        result = merged(result, value, schema, replace=True)
         keys.append(key)
     for key in keys:
         if key in schema.renamed:
@@ -205,7 +214,7 @@ def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str =
     return changes
 
 
-def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool) -> Any:
+def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool, replace: bool) -> Any:
     old, new = registry.settings(below), registry.settings(above)
     if new is None:
         return above
@@ -218,7 +227,7 @@ def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool)
         new = {key: value for key, value in new.items() if key in part.model_fields}
     if name != kept.get(registry.key):
         kept = {key: value for key, value in kept.items() if key in part.model_fields and key != "code_sha256"}
-    return merged(kept, {registry.key: name, **new}, part, lenient=lenient)
+    return merged(kept, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -195,6 +195,46 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
     assert settings("english", None, *sets).table == table
 
 
+class Shelf(Settings):
+    """A dictionary, whose keys are those of the user."""
+
+    jars: dict[str, int] = {}
+    boards: int = 1
+
+
+class Kitchen(Settings):
+    shelf: Shelf = Shelf()
+
+
+IN_PRESET = {"shelf": {"jars": {"salt": 1, "mint": 2}, "boards": 3}}
+
+
+@pytest.mark.parametrize(
+    ("over", "jars"),
+    [({"salt": 9}, {"salt": 9, "mint": 2}), ({}, {})],
+)
+def test_a_preset_adds_to_a_dictionary_and_empties_it(over: dict[str, int], jars: dict[str, int]) -> None:
+    content = presets.merged(IN_PRESET, {"shelf": {"jars": over}}, Kitchen)
+    assert content == {"shelf": {"jars": jars, "boards": 3}}
+
+
+@pytest.mark.parametrize(
+    ("item", "shelf"),
+    [
+        ("shelf.jars={salt: 9}", {"jars": {"salt": 9}, "boards": 3}),
+        ("shelf.jars={}", {"jars": {}, "boards": 3}),
+        ("shelf={jars: {salt: 9}}", {"jars": {"salt": 9}, "boards": 3}),
+        ("shelf={}", {"jars": {"salt": 1, "mint": 2}, "boards": 3}),
+    ],
+)
+def test_a_dictionary_that_is_set_becomes_the_one_that_is_given(item: str, shelf: dict[str, Any]) -> None:
+    assert presets.with_sets(Kitchen, IN_PRESET, [item]) == {"shelf": shelf}
+
+
+def test_the_workflow_s_dictionaries_become_those_that_are_given() -> None:
+    assert presets.load_workflow({"gpus": {"embed": 0}}).gpus == {"embed": 0}
+
+
 @pytest.mark.parametrize(
     ("sets", "message"),
     [

@@ -177,3 +177,10 @@ def test_a_preset_by_path_may_extend_one_by_name(tmp_path: Path) -> None:
     path.write_text("extends: vse0\nloss: {margin: 0.3}\n")
     config = load_experiment(str(path))
     assert (config.name, config.loss.name, config.loss.margin) == ("mine", "sum", 0.3)
+
+
+def test_no_part_waits_if_frozen_is_set_to_an_empty_dictionary() -> None:
+    assert load_experiment("dsve_effnet").train.frozen
+    assert load_experiment("dsve_effnet", None, ["train.frozen={}"]).train.frozen == {}
+    only = load_experiment("dsve_effnet", None, ["train.frozen={image_encoder: 1}"])
+    assert only.train.frozen == {"image_encoder": 1}

@@ -105,14 +105,22 @@ def draw(logits: Float[Tensor, "n m"], masked: Bool[Tensor, "n m"] | None, sampl
         logits = logits.masked_fill(masked & possible[:, None], -torch.inf)
     log_p = logits.log_softmax(1)
     p = log_p.exp()
-    with torch.no_grad():  # the first candidate whose cumulative probability exceeds a uniform number; never a masked one
-        cumulative = p.cumsum(1)
-        total = cumulative[:, -1:]
-        uniform = torch.rand(len(p), samples, dtype=p.dtype, device=p.device)
-        below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-        numbers = torch.searchsorted(cumulative, below, right=True).clamp(max=p.shape[1] - 1)  # of NaN, the last
+    with torch.no_grad():
+        numbers = numbers_at(p, torch.rand(len(p), samples, dtype=torch.float64, device=p.device))
     entropies = -(p * log_p.clamp(min=-1e4)).sum(1)
     return Drawn(numbers, log_p.gather(1, numbers), entropies, p.detach().argmax(1), possible)
+
+
+def numbers_at(probabilities: Float[Tensor, "n m"], uniform: Float[Tensor, "n s"]) -> Int[Tensor, "n s"]:
+    """Return the first candidate of each row whose cumulative probability exceeds a ``uniform`` number from [0, 1).
+
+    The sum is in float64: in float32 the steps of many candidates are lost, and these would never be drawn. A candidate of
+    probability 0 is never returned. A row with a NaN returns its last candidate.
+    """
+    cumulative = probabilities.cumsum(1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    below = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, below, right=True).clamp(max=probabilities.shape[1] - 1)
 
 
 class Baseline(nn.Module):

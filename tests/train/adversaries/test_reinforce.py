@@ -6,13 +6,14 @@ import itertools
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.adversaries.reinforce import Baseline, Drawn, Inference, ReinforceSettings, draw, surrogate
+from vse.train.adversaries.reinforce import Baseline, Drawn, Inference, ReinforceSettings, draw, numbers_at, surrogate
 
 
 def settings(**changes: Any) -> ReinforceSettings:
@@ -44,6 +45,15 @@ def test_candidates_are_drawn_as_often_as_their_probability_says() -> None:
     assert drawn.likeliest.tolist() == [1, 0]
     entropy = [-sum(p * math.log(p) for p in row if p) for row in expected.tolist()]
     assert drawn.entropies.tolist() == pytest.approx(entropy)
+
+
+def test_every_one_of_566_000_candidates_can_be_drawn() -> None:
+    """As many captions as COCO has for training: each is drawn by the number in the middle of its own share."""
+    p = torch.randn(1, 566_000, generator=torch.Generator().manual_seed(0)).softmax(1)
+    exact = p[0].numpy().astype(np.longdouble)
+    ends = exact.cumsum()
+    middles = ((ends - exact / 2) / ends[-1]).astype(np.float64)
+    assert torch.equal(numbers_at(p, torch.from_numpy(middles)[None])[0], torch.arange(566_000))
 
 
 def test_draws_depend_on_the_seed_alone() -> None:
