@@ -39,6 +39,7 @@ _VECTORS = ("images", "captions", *_POOLED)
 _MATRICES = (*_VECTORS, *_SCORES)
 _COUNTS = ("n_phrases", "n_regions")
 _CHECKED = 4096  # rows looked at at once
+_SHORTEST = 2.0**-100  # of an inner product or a square: 26 powers of two above the smallest full float32
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
 log = logging.getLogger(__name__)
@@ -373,23 +374,49 @@ def _check(path: Path, run: Embeddings) -> None:
             raise UserError(f"{path}: duplicate {name} id {values[counts > 1][0]}")
     if run.caption_image_ids.shape != (n_captions,):
         raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
+    extents: dict[str, NDArray[Any]] = {}
     for name in _MATRICES:
         if getattr(run, name) is not None:
             rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in _SCORES else None
-            _check_matrix(path, name, getattr(run, name), rows, columns)
+            extents[name] = _check_matrix(path, name, getattr(run, name), rows, columns)
+    _check_lengths(path, run, extents)
     if run.pooled is not None and run.pooled[0].shape[1] != run.pooled[1].shape[1]:
         dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(_POOLED, run.pooled, strict=True))
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 
-def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> None:
+def _check_matrix(path: Path, name: str, values: NDArray[Any], rows: int, columns: int | None) -> NDArray[Any]:
+    """Check shape and values; returns the largest absolute value of each row, (n_rows,)."""
     if values.ndim != 2 or len(values) != rows or columns not in (None, values.shape[1]) or not values.size:
         raise UserError(f"{path}: {name} has shape {values.shape}, expected ({rows}, {columns or 'dim'})")
-    for start in range(0, rows, _CHECKED):
-        _check_finite(path, name, values[start : start + _CHECKED], start)
+    parts = [_check_finite(path, name, values[start : start + _CHECKED], start) for start in range(0, rows, _CHECKED)]
+    return np.concatenate(parts)
 
 
-def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> None:
-    finite = np.isfinite(rows).all(1)
+def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[Any]]) -> None:
+    """Raises UserError if vectors are so short that scores of pairs vanish in float32, where they would all be equal."""
+    if run.vectors is None:
+        return
+    images, captions = (extents[name][extents[name] > 0] for name in ("images", "captions"))
+    if not len(images) or not len(captions):
+        return
+    if run.similarity == "order":
+        score = max(float(images.max()), float(captions.max())) ** 2
+    else:
+        score = float(images.min()) * float(captions.min())
+    if score < _SHORTEST:
+        which = "images" if images.min() <= captions.min() else "captions"
+        row = int(np.where(extents[which] > 0, extents[which], np.inf).argmin())
+        raise UserError(
+            f"{path}: {which} row {row} is so short (no number above {extents[which][row]:.2g}) that scores vanish in float32; "
+            "multiply all vectors by one power of two, which changes no rank"
+        )
+
+
+def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
+    """Return the largest absolute value of each row; raises UserError if one is not finite."""
+    extent = np.maximum(rows.max(1), -rows.min(1))
+    finite = np.isfinite(extent)
     if not finite.all():
         raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")
+    return extent

@@ -173,3 +173,33 @@ def test_each_matrix_of_scores_is_checked(name: str, spoil: Callable[[np.ndarray
     run = without_vectors(**{"scores_i2t": I2T, "scores_t2i": T2I} | {name: spoil(I2T)})
     with pytest.raises(UserError, match=f"{name} (has shape|row 8 is not finite)"):
         read_embeddings(write_embeddings(tmp_path / "e.h5", run))
+
+
+@pytest.mark.parametrize(("similarity", "power"), [("cosine", -60), ("order", -60)])
+def test_vectors_whose_scores_would_vanish_are_refused(similarity: str, power: int, tmp_path: Path) -> None:
+    """Their products are below the smallest number of float32, so that all scores would be 0 and every rank the last."""
+    run = made(similarity=similarity)
+    assert run.images is not None
+    assert run.captions is not None
+    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
+    with pytest.raises(UserError, match=r"(images|captions) row \d+ is so short .* multiply all vectors by one power of two"):
+        read_embeddings(write_embeddings(tmp_path / "short.h5", scaled))
+
+
+@pytest.mark.parametrize(("similarity", "power"), [("cosine", -40), ("order", -40), ("cosine", 30), ("order", 30)])
+def test_a_power_of_two_changes_no_rank(similarity: str, power: int, tmp_path: Path) -> None:
+    run = made(similarity=similarity)
+    assert run.images is not None
+    assert run.captions is not None
+    scaled = replace(run, images=np.ldexp(run.images, power), captions=np.ldexp(run.captions, power))
+    read = read_embeddings(write_embeddings(tmp_path / "scaled.h5", scaled))
+    same_ranks = [ranks_from_blocks(*each.score_blocks()) for each in (run, read)]
+    np.testing.assert_array_equal(same_ranks[0].i2t, same_ranks[1].i2t)
+    np.testing.assert_array_equal(same_ranks[0].t2i, same_ranks[1].t2i)
+
+
+def test_a_vector_of_zeros_is_no_short_one(tmp_path: Path) -> None:
+    run = made()
+    assert run.images is not None
+    run.images[3] = 0
+    assert read_embeddings(write_embeddings(tmp_path / "zeros.h5", run)).images is not None
