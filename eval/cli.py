@@ -21,7 +21,7 @@ from vse.eval.defaults import (
     published_tables,
 )
 from vse.eval.protocols.evaluation_options import EvaluationOptions
-from vse.pipeline.command import entry_point
+from vse.pipeline.command import FORCE, entry_point
 from vse.pipeline.errors import UserError
 from vse.pipeline.plain_text import printable
 
@@ -116,6 +116,7 @@ _FILE = click.Path(path_type=Path)
     envvar="VSE_DEVICE",
     help="Where FAISS searches: auto, cpu, cuda or cuda:N.",
 )
+@FORCE
 def eval_command(
     files: tuple[Path, ...],
     protocol: tuple[str, ...],
@@ -222,6 +223,7 @@ def _evaluate(
 @click.option(
     "--out", type=_FILE, help="The table to write, .csv or .tex; a ladder's picture .svg or .png.  [default: printed]"
 )
+@FORCE
 def table_command(name: str, results: tuple[Path, ...], dataset: str | None, cost: str | None, out: Path | None) -> None:
     """Make a table of result files.
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.cache_out import check_cache_out
+from vse.features.cache_out import check_cache_out, feature_at
 from vse.features.imported import SHARD_BYTES, row_hashes
 from vse.features.rows import Identity, Ids, Kind, Rows
 from vse.features.shards import shard_path, shard_slice, shards_folder, write_shard
@@ -89,7 +89,7 @@ def write_backbone_cache(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), kind, content)
+    identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
     notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
     there = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
     n_shards = min(len(ids), max(1, -(-len(there) * vectors(there[:1]).nbytes // SHARD_BYTES)))

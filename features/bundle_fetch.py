@@ -23,6 +23,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file, written
 from vse.pipeline.input_files import check_input
 from vse.pipeline.locks import only_writer
+from vse.pipeline.outputs import may_replace_others
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
@@ -240,7 +241,11 @@ def _lacking(listed: BundleList, places: Mapping[str, Path]) -> list[BundledFile
         if not (place.exists() or place.is_symlink()):
             lacking.append(file)
         elif not _is_sound(file, place):
-            raise UserError(f"{place}: is there and is another file than the bundle's; remove it, or fetch to another folder")
+            if not (may_replace_others() and place.is_file()):
+                raise UserError(
+                    f"{place}: is there and is another file than the bundle's; remove it, or fetch to another folder"
+                )
+            lacking.append(file)
     return lacking
 
 

@@ -24,9 +24,10 @@ from vse.features.cache import FeatureCache, failures_path, verify_cache
 from vse.features.caption_extractor import encoder_path
 from vse.features.shards import fit_record_path, shards_folder
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, parse_json, sha256_file, sha256_json, write_json, written
+from vse.pipeline.files import parse_json, sha256_file, sha256_json, write_json, written
 from vse.pipeline.input_files import check_input, is_name
 from vse.pipeline.locks import only_writer
+from vse.pipeline.outputs import OutputKind, check_out, may_replace_others
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.provenance import made
 
@@ -100,10 +101,10 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     opened = [verify_cache(path) for path in caches]
     sources = _sources(opened, with_dataset, notes)
     if not out.is_dir():
-        check_out(out, sources.values())
+        check_out(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
     with only_writer(out):
         said = _content(opened, sources)
-        if out.exists() or out.is_symlink():
+        if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_others()):
             return _kept(out, said)
         return _archived(out, said, sources) if out.suffix == ".tar" else _in_folder(out, said, sources)
 

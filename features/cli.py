@@ -12,7 +12,7 @@ import click
 
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.settings import FeatureSettings, Option
-from vse.pipeline.command import THREADS, entry_point
+from vse.pipeline.command import FORCE, THREADS, entry_point
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -80,7 +80,19 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         click.echo(extract_feature(asked, extractor, shard))
 
     mine = [_OPTIONS[option] for option in settings.options]
-    options: list[Callable[[Any], Any]] = [_DATASET, feature, _OUT, _SHARDS, _SHARD, _LIKE, _SETS, *mine, _DEVICE, THREADS]
+    options: list[Callable[[Any], Any]] = [
+        _DATASET,
+        feature,
+        _OUT,
+        _SHARDS,
+        _SHARD,
+        _LIKE,
+        _SETS,
+        *mine,
+        _DEVICE,
+        THREADS,
+        FORCE,
+    ]
     decorated = reduce(lambda function, option: option(function), reversed(options), run)
     extract.command(extractor, help=cleandoc(settings.__doc__ or ""))(decorated)
 
@@ -97,6 +109,7 @@ for _extractor in EXTRACTORS:
 @_OPTIONS["words"]
 @_DEVICE
 @THREADS
+@FORCE
 def fit_command(
     dataset: Path,
     feature: str,
@@ -116,13 +129,17 @@ def fit_command(
 @_DATASET
 @click.option("--out", type=_FILE, required=True, help="The cache to write; its shards lie beside it.")
 @_SHARDS
+@FORCE
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
     from vse.features import extraction
+    from vse.features.cache_out import cache_kind
     from vse.features.feature_job import default_shards
     from vse.pipeline.dataset import load_dataset_file
+    from vse.pipeline.outputs import check_out
 
     loaded = load_dataset_file(dataset)
+    check_out(out, cache_kind(out), [dataset])
     click.echo(extraction.merge(dataset, out, shards or default_shards(loaded)))
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import click
 
 from vse.pipeline.cli import TOKENISER, data
-from vse.pipeline.command import SEED, entry_point
+from vse.pipeline.command import FORCE, SEED, entry_point
 
 _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
@@ -41,6 +41,7 @@ _OUT = click.option("--out-features", type=_FILE, required=True, help="The cache
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of the drawing.")
 @TOKENISER
 @click.option("--skip-bad", is_flag=True, help="Leave bad rows out and list them in OUT/import.failures.jsonl.")
+@FORCE
 def import_command(
     sources: tuple[Path, ...],
     out: Path,
@@ -80,6 +81,7 @@ def import_command(
 @click.option("--captions-per-image", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--test", type=click.Choice(["test", "testall"]), help="Which one is the test split.  [default: testall]")
 @TOKENISER
+@FORCE
 def import_precomp_command(
     folder: Path,
     dataset: str,
@@ -100,6 +102,7 @@ def import_precomp_command(
 @click.option("--out", type=_FILE, required=True, help="Folder to write.")
 @click.option("--captions", type=_FILE, help="The data set's dataset.json.  [default: the one the cache names]")
 @click.option("--repeat", type=click.IntRange(1), help="Rows per image.  [default: as imported, else 1]")
+@FORCE
 def export_precomp_command(features: Path, out: Path, captions: Path | None, repeat: int | None) -> None:
     """Write a cache and its captions in the layout of VSE++ and SCAN."""
     from vse.features.precomp import export_precomp
@@ -113,6 +116,7 @@ def export_precomp_command(features: Path, out: Path, captions: Path | None, rep
 @_OUT
 @click.option("--ids", type=_FILE, help="Ids of the rows, .txt or .npy; a .npz file holds its own.")
 @click.option("--kind", type=click.Choice(["image", "text"]), default="image", show_default=True, help="Whose ids they are.")
+@FORCE
 def import_npy_command(
     features: Path, dataset: Path, out_features: Path, ids: Path | None, kind: Literal["image", "text"]
 ) -> None:
@@ -127,6 +131,7 @@ def import_npy_command(
 @_DATASET
 @_OUT
 @click.option("--match", type=click.Choice(["cocoid", "imgid", "filename"]), help="What an image_id is.  [default: cocoid]")
+@FORCE
 def import_tsv_command(files: tuple[Path, ...], dataset: Path, out_features: Path, match: str | None) -> None:
     """Import regions from bottom-up-attention TSV files."""
     from vse.features.imported import import_tsv
@@ -139,6 +144,7 @@ def import_tsv_command(files: tuple[Path, ...], dataset: Path, out_features: Pat
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. demo_bundle, or an archive, demo_bundle.tar.")
 @click.option("--with-dataset", is_flag=True, help="Add the dataset.json that the caches name.")
 @click.option("--notes", type=_FILE, help="Add a text for its readers, on the licence for example.")
+@FORCE
 def pack_command(features: tuple[Path, ...], out: Path, with_dataset: bool, notes: Path | None) -> None:
     """Pack caches of one data set as a bundle that others can fetch and check.
 
@@ -155,6 +161,7 @@ def pack_command(features: tuple[Path, ...], out: Path, with_dataset: bool, note
 @click.option("--out-data", type=_FILE, help="Folder for its dataset.json.  [default: data/DATASET beside that folder]")
 @click.option("--sha256", help="SHA-256 of the bundle's list, as vse-data pack printed it: no other bundle is taken.")
 @click.option("--check", "checking", is_flag=True, help="Compare all of its files with the list, and write nothing.")
+@FORCE
 def fetch_features_command(source: str, out: Path, out_data: Path | None, sha256: str | None, checking: bool) -> None:
     """Fetch a bundle of caches from SOURCE: a folder, a .tar archive, or the address of either (http://, https://).
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vse.features.cache_out import check_cache_out
 from vse.features.imported import open_array, row_hashes, write_imported
 from vse.features.rows import Ids, Rows
 from vse.pipeline.caption_tables import row_of, table_rows
@@ -52,6 +53,9 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     """
     check_name(settings.name)
     parts = _parts(folder)
+    inputs = [path for part in parts for path in (*part.files, part.metadata)]
+    for feature in ("img_emb", "text_emb"):
+        check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
     gathered = GatheredRows(settings, (lambda file: None) if images is None else check_photo(images))
     where: dict[str, list[_Place]] = {}
     for number in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
@@ -59,7 +63,6 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     content = gathered.content(format="clip-retrieval", files=[part.metadata.name for part in parts])
     if images is None:
         content = {**content, "pictures": False}
-    inputs = [path for part in parts for path in (*part.files, part.metadata)]
     file = write_imported_data(content, settings, images, inputs)
     order = [places for name in gathered.files() for places in [where[name]]]
     dataset = load_dataset_file(file)

@@ -13,6 +13,7 @@ from vse.pipeline.import_hugging_face import import_hugging_face, is_saved_datas
 from vse.pipeline.import_table import import_table, table_in
 from vse.pipeline.import_webdataset import archives_in, import_webdataset
 from vse.pipeline.imported_rows import ImportSettings
+from vse.pipeline.imported_write import check_import_out
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -97,4 +98,5 @@ def import_data(job: Import, format_name: str | None = None) -> Sequence[Path]:
     for option, given in options.items():
         if given is not None and option.replace("-", "_") not in FORMATS[name].reads:
             raise UserError(f"--{option}: not read of the format {name}; leave it out")
+    check_import_out(job.settings)
     return FORMATS[name].run(job)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from vse.features import shards
 from vse.features.cache import merge_shards
-from vse.features.cache_out import check_cache_out
+from vse.features.cache_out import check_cache_out, feature_at
 from vse.features.proposals import inside
 from vse.features.rows import Identity, Ids, Rows, row_ids, sha256_bytes
 from vse.pipeline.dataset import Dataset, load_dataset_file
@@ -117,7 +117,7 @@ def write_imported(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), kind, content)
+    identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with only_writer(out):

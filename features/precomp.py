@@ -17,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import open_cache, read_sources
+from vse.features.cache_out import check_cache_out, feature_at
 from vse.features.imported import open_array, read_ids, row_hashes, write_imported
 from vse.features.reader import FeatureReader
 from vse.features.rows import Rows
 from vse.pipeline.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, read_json, write_bytes, write_json, written
+from vse.pipeline.files import read_json, write_bytes, write_json, written
 from vse.pipeline.input_files import check_input, is_name, reading
 from vse.pipeline.locks import only_writer
+from vse.pipeline.outputs import OutputKind, check_out, json_kind, json_object, may_replace_others
 from vse.pipeline.read_once import Watched
 from vse.pipeline.tokenisers import NEW, UNNAMED, tokeniser_named
 from vse.pipeline.vocabulary import tokenize
@@ -112,6 +114,11 @@ class PrecompSplit:
         return len(self.text.captions) // self.n_images
 
 
+_DATASET = json_kind("a data set", "dataset", "images")
+_EXPORT = "vse-export.json"
+_EXPORTED = json_kind("the record of an export", "format", "files")
+
+
 def import_precomp(
     folder: Path,
     dataset: str,
@@ -133,17 +140,19 @@ def import_precomp(
             f"--dataset {dataset}: the name becomes a part of file names; take one without slashes or a dot in front"
         )
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
+    sources = [file.path for split in splits for file in split.files]
+    check_out(out_data, _DATASET, sources)
+    check_cache_out(out_features, dataset, feature_at(out_features, dataset), [out_data, *sources])
     _report_missing(folder, [split.name for split in splits])
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
     if len(shapes) != 2:
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
-    before = read_json(out_data) if out_data.exists() else None
+    before = read_json(out_data) if out_data.exists() and not may_replace_others() else None
     earlier = before.get("tokeniser", UNNAMED) if isinstance(before, dict) else NEW
     content = _dataset(dataset, splits, ids, tokeniser or earlier)
     if before not in (None, content):
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
-    check_out(out_data, [file.path for split in splits for file in split.files])
     with only_writer(out_data.parent, folder=True):
         write_json(out_data, content)
     loaded = load_dataset_file(out_data)
@@ -183,6 +192,10 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
     with reading(path, "a data set whose 'precomp' says how it was laid out"):
         _check_layouts(layouts)
+    names = [layouts.get(split, {"name": "dev" if split == "val" else split})["name"] for split in dataset.splits]
+    files = [f"{name}_{what}" for name in names for what in ("ims.npy", "caps.txt", "ids.txt")]
+    _check_export(out, files, [path, cache.path, dataset.path])
+    write_json(out / _EXPORT, {"format": "vse-precomp", "files": files})
     reader = FeatureReader(cache)
     for split, images in dataset.splits.items():
         layout = layouts.get(split, {"name": "dev" if split == "val" else split})
@@ -202,6 +215,14 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
             newline, ends = layout.get("ids_text") or ("\n", True)
             write_bytes(out / f"{name}_ids.txt", (newline.join(lines) + newline * ends).encode())
     return out
+
+
+def _check_export(out: Path, files: Sequence[str], inputs: Sequence[Path]) -> None:
+    """Raises UserError if a file of an export would replace one that no export wrote, or an input."""
+    listed = json_object(out / _EXPORT)["files"] if _EXPORTED.is_at(out / _EXPORT) else []
+    check_out(out / _EXPORT, _EXPORTED, inputs)
+    for file in files:
+        check_out(out / file, OutputKind("a file of an earlier export", lambda path: path.name in listed), inputs)
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
+from vse.pipeline.files import clear_temporaries, read_json, write_json
 from vse.pipeline.locks import only_writer
-from vse.pipeline.sources import link_images
+from vse.pipeline.outputs import may_replace_others
+from vse.pipeline.sources import check_dataset_out, link_images
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -37,8 +38,8 @@ def make_album(photos: Path, out: Path, name: str | None = None) -> Path:
         }
         for imgid, path in enumerate(files)
     ]
-    check_out(file)
-    if file.exists():
+    check_dataset_out(out, name)
+    if file.exists() and not may_replace_others():
         earlier = read_json(file)
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:

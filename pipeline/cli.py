@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vse.pipeline.command import SEED, entry_point
+from vse.pipeline.command import FORCE, SEED, entry_point
 from vse.pipeline.errors import UserError
 
 _FILE = click.Path(path_type=Path)
@@ -26,6 +26,7 @@ def data() -> None:
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/demo.")
 @click.option("--images", type=int, help="Number of images, all splits together.  [default: 5500]")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Another seed draws other scenes.")
+@FORCE
 def demo_command(out: Path, images: int | None, seed: int) -> None:
     """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
     from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
@@ -43,6 +44,7 @@ def demo_command(out: Path, images: int | None, seed: int) -> None:
     help="A mirror: the folder, http://host/folder/, that has all the files under their published names.",
 )
 @click.option("--images/--no-images", default=True, show_default=True, help="Download the images too, where that is allowed.")
+@FORCE
 def fetch_command(name: str, out: Path | None, base_url: str | None, images: bool) -> None:
     """Download what is public of f8k, f30k, f30k_entities or coco, and make data/NAME/dataset.json.
 
@@ -59,6 +61,7 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @click.argument("name")
 @click.option("--source", type=_FILE, help="Folder with the published files.  [default: $VSE_NAME_DIR or data/NAME]")
 @click.option("--out", type=_FILE, help="Folder to write.  [default: data/NAME]")
+@FORCE
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
     from vse.pipeline.sources import prepare_dataset, published_dataset, source_folder
@@ -79,6 +82,7 @@ def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     show_default=True,
     help="Share of equal words by which captions of another spelling are joined; 1 joins none.",
 )
+@FORCE
 def add_phrases_command(
     dataset: Path, entities: Path | None, chunker: str | None, out: Path, name: str | None, similar: float
 ) -> None:
@@ -98,6 +102,7 @@ def add_phrases_command(
 @click.argument("photos", type=_FILE)
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/album.")
 @click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+@FORCE
 def album_command(photos: Path, out: Path, name: str | None) -> None:
     """Make a data set of a folder of photos without captions, which vse-search can then search."""
     from vse.pipeline.album import make_album

@@ -15,6 +15,7 @@ import vse
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.input_files import reason_of
+from vse.pipeline.outputs import replacing_others
 from vse.pipeline.plain_text import printable
 from vse.pipeline.provenance import running
 
@@ -51,6 +52,20 @@ ALLOW_CODE = click.option(
     expose_value=False,
     callback=_allow_code,
     help="Run code outside of the package that a run or a preset names. Look at it first.",
+)
+
+
+def _allow_replacing(context: click.Context, _: click.Parameter, allowed: bool) -> None:
+    if allowed:
+        context.with_resource(replacing_others())
+
+
+FORCE = click.option(
+    "--force",
+    is_flag=True,
+    expose_value=False,
+    callback=_allow_replacing,
+    help="Replace files at the output's place that are of another kind. Inputs are never replaced.",
 )
 
 

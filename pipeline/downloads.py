@@ -18,6 +18,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import clear_temporaries, sha256_file
 from vse.pipeline.http_answers import SLOWEST, answer_of, chunks_of, length_in
 from vse.pipeline.locks import only_writer
+from vse.pipeline.outputs import OutputKind, check_out
 from vse.pipeline.plain_text import printable
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.sources import prepare_dataset
@@ -51,10 +52,16 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             if file.member is None:
                 log.info("%s: %s", download(url, target, file.sha256, file.bytes), url)
                 continue
+            _check_archive(out / name, file.sha256, part_of=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
             log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
         return _prepared(config, out)
+
+
+def _check_archive(path: Path, sha256: str, part_of: str) -> None:
+    """Raises UserError if a file that was not downloaded from there would be replaced."""
+    check_out(path, OutputKind(f"the archive at {part_of}", lambda there: sha256_file(there) == sha256))
 
 
 def _prepared(config: DatasetConfig, out: Path) -> str:

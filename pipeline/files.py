@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -42,7 +42,7 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     replaced; a symbolic link stays, and the file that it leads to is written.
     ``sync=False`` leaves the flush to the system, for many small files that count only once a later file is written.
     """
-    target = _target(path)
+    target = target_of(path)
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -67,20 +67,6 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
         raise
-
-
-def check_out(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Check an output path before any work: :class:`UserError` if writing there would replace what is not ours to replace.
-
-    That is anything but a plain file, one of the ``inputs`` by whatever name, or a file in a folder among the ``inputs``.
-    """
-    target = _target(out)
-    if not target.exists():
-        return
-    for path in inputs:
-        with suppress(OSError, RuntimeError):
-            if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
-                raise UserError(f"{out}: output is also an input; name another file to write")
 
 
 def clear_temporaries(folder: Path, recursive: bool = False) -> None:
@@ -164,8 +150,11 @@ def sha256_json(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _target(path: Path) -> Path:
-    """Where writing to ``path`` goes, a symbolic link being followed; :class:`UserError` if no plain file can be there."""
+def target_of(path: Path) -> Path:
+    """Return the file that writing to ``path`` replaces, behind symbolic links.
+
+    Raises UserError if no plain file can be there.
+    """
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         mode = os.lstat(target).st_mode

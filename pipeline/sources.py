@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from vse.pipeline.config import DatasetConfig
 from vse.pipeline.dataset import Dataset, count_splits, load_dataset_file, missing_images
 from vse.pipeline.entities_dataset import ENTITIES_SPLITS, SIMILAR, entities_content, with_phrases
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, clear_temporaries, read_json, write_json
+from vse.pipeline.files import clear_temporaries, read_json, write_json
 from vse.pipeline.input_files import is_name
 from vse.pipeline.locks import PLACE, only_writer
+from vse.pipeline.outputs import OutputKind, check_out, json_object
 from vse.pipeline.presets import load_dataset
 from vse.pipeline.progress import progress_bar
 from vse.pipeline.tokenisers import tokeniser_named
@@ -74,6 +76,7 @@ def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
     Returns the path of ``dataset.json``.
     """
     annotations, images = source_files(config, source)
+    check_dataset_out(out, config.name, annotations)
     if config.entities is None:
         content = _karpathy(annotations[0], images)
     elif config.annotations is None:
@@ -130,20 +133,31 @@ def add_phrases(
     name = name or out.resolve().name
     if not is_name(name):
         raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
+    inputs = [dataset_file, *([] if entities is None else [entities])]
+    check_dataset_out(out, name, inputs)
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
         content = with_phrases(content, entities, images, similar)
     elif chunker is not None:
         content = with_noun_phrases(content, chunker)
-    inputs = [dataset_file, *([] if entities is None else [entities])]
     return write_dataset({**content, "dataset": name}, out, images, inputs)
+
+
+def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
+    """Check before any work that ``out`` may be written as the folder of the data set ``name``; raises UserError if not."""
+    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(json_object(path), name))
+    check_out(out / "dataset.json", kind, inputs)
+
+
+def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
+    return content.get("dataset") == name and isinstance(content.get("images"), list)
 
 
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
     """Write ``out/dataset.json``, and ``out/images`` as a link to a folder of images; returns the path of the file."""
     folder = out / "images"
-    check_out(out / "dataset.json", inputs)
+    check_dataset_out(out, content["dataset"], inputs)
     with only_writer(out, folder=True):
         clear_temporaries(out)
         if images is not None and folder.resolve() != images.resolve():

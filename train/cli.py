@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vse.eval.defaults import QUERIES
-from vse.pipeline.command import ALLOW_CODE, SEED, THREADS, entry_point
+from vse.pipeline.command import ALLOW_CODE, FORCE, SEED, THREADS, entry_point
 from vse.pipeline.plain_text import printable
 from vse.pipeline.preset_files import described_presets
 
@@ -50,6 +50,7 @@ class _WithExperiments(click.Command):
 @ALLOW_CODE
 @_DEVICE
 @THREADS
+@FORCE
 def train_command(
     features: Path,
     experiment: str,
@@ -123,6 +124,7 @@ def train_command(
 @ALLOW_CODE
 @_DEVICE
 @THREADS
+@FORCE
 def embed_command(
     runs: tuple[Path, ...],
     split: str | None,
@@ -180,6 +182,7 @@ def embed_command(
 @ALLOW_CODE
 @_DEVICE
 @THREADS
+@FORCE
 def search_command(
     run: Path,
     query: str,
@@ -237,6 +240,7 @@ def search_command(
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
 @ALLOW_CODE
+@FORCE
 def report_command(
     results: tuple[Path, ...], out: Path, data: Path | None, embeddings: tuple[Path, ...], queries: int, seed: int
 ) -> None:

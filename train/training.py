@@ -113,6 +113,8 @@ def train(
 
         def decide() -> str:
             at_end.enter_context(only_writer(folder.path, folder=True))
+            base = () if opened.base is None else opened.base.files
+            folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
             return _what_to_do(folder, experiment, identity, existing, extras, asked)
 
         action = _agreed(processes, decide)

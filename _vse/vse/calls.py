@@ -15,6 +15,7 @@ import yaml
 from vse.arguments import bind_arguments, name_path, shown
 from vse.pipeline.command import one_line_errors
 from vse.pipeline.errors import UserError
+from vse.pipeline.outputs import replacing_others
 from vse.pipeline.provenance import making
 
 _Given = ParamSpec("_Given")
@@ -27,6 +28,7 @@ def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]
     """A function of the interface: files say that this call made them, and every mistake is a :class:`vse.UserError`.
 
     Its arguments are checked first, see :mod:`vse.arguments`. Options in its message are named as arguments are in Python.
+    With ``force=True`` outputs replace files of other kinds (see :func:`vse.pipeline.outputs.check_out`).
     """
 
     @wraps(function)
@@ -34,7 +36,8 @@ def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]
         bound = bind_arguments(function, arguments, named)
         texts = [*map(shown, arguments), *(f"{name}={shown(value)}" for name, value in named.items())]
         try:
-            with making(f"vse.{function.__name__}({', '.join(texts)})"), one_line_errors():
+            making_call = making(f"vse.{function.__name__}({', '.join(texts)})")
+            with making_call, one_line_errors(), replacing_others(bound.arguments.get("force") is True):
                 return function(*bound.args, **bound.kwargs)
         except UserError as error:
             message = name_path(in_python(str(error)), function, bound.arguments)

@@ -32,6 +32,7 @@ def train(
     tensorboard: bool = False,
     resume: bool = False,
     overwrite: bool = False,
+    force: bool = False,
     allow_code: bool = False,
     device: str | None = None,
     threads: From1 | None = None,
@@ -76,6 +77,8 @@ def train(
         continue an unfinished run where it was saved
     overwrite
         replace a run of other settings
+    force
+        replace files in ``out`` that no training wrote; inputs are never replaced
     allow_code
         run code of your own that a preset or ``start_from`` names; what ``sets`` names runs in any case
     device
@@ -134,6 +137,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: bool = False,
+    force: bool = False,
     allow_code: bool = False,
     device: str | None = None,
     threads: From1 | None = None,
@@ -152,6 +156,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: Literal[False] = False,
+    force: bool = False,
     allow_code: bool = False,
     device: str | None = None,
     threads: From1 | None = None,
@@ -170,6 +175,7 @@ def embed(
     unfinished: bool = False,
     allow_leak: bool = False,
     sentences: bool = False,
+    force: bool = False,
     allow_code: bool = False,
     device: str | None = None,
     threads: From1 | None = None,
@@ -200,6 +206,8 @@ def embed(
         embed images that the run was trained on, too
     sentences
         of a run that localises phrases, how all captions score all images by their phrases
+    force
+        replace a file of another kind at ``out``; inputs are never replaced
     allow_code
         run the code of its maker's own that the run names; look at it first
     device
@@ -260,6 +268,7 @@ def search(
     rerank: From1 | None = None,
     image: StrPath | None = None,
     html: StrPath | None = None,
+    force: bool = False,
     allow_code: bool = False,
     device: str | None = None,
     threads: From1 | None = None,
@@ -299,6 +308,8 @@ def search(
         a photo of ``features`` in which to find ``query``, a phrase, with a run that localises phrases
     html
         write a report with photos as well
+    force
+        replace files of another kind at ``index`` or ``html``; inputs are never replaced
     allow_code
         as of [`vse.embed`][]
     device

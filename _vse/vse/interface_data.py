@@ -71,7 +71,7 @@ def open_features(path: StrPath) -> OpenFeatures:
 
 
 @public
-def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0) -> OpenDataset:
+def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, force: bool = False) -> OpenDataset:
     """Draw the demo data set: scenes of simple shapes with five captions each (``vse-data demo``).
 
     Parameters
@@ -82,6 +82,8 @@ def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0) -> Ope
         how many, all splits together; None is 5,500
     seed
         another one draws other scenes
+    force
+        replace another data set or other images in ``out``
 
     Raises
     ------
@@ -118,6 +120,7 @@ def import_data(
     tokeniser: str | None = None,
     skip_bad: bool = False,
     quoting: str | None = None,
+    force: bool = False,
 ) -> ImportedData:
     """Make a data set of your own photos or vectors (``vse-data import``).
 
@@ -153,6 +156,8 @@ def import_data(
         leave bad rows out, and list them in ``import.failures.jsonl``
     quoting
         ``minimal`` or ``none``, where quotation marks in a CSV file are text; None is ``minimal``
+    force
+        replace another data set or file in ``out``; inputs are never replaced
 
     Raises
     ------
@@ -191,6 +196,7 @@ def extract(
     words: StrPath | None = None,
     device: str | None = None,
     threads: From1 | None = None,
+    force: bool = False,
 ) -> OpenFeatures:
     """Extract a feature of images or captions once, into a cache that the trainers read (``vse-extract``).
 
@@ -220,6 +226,8 @@ def extract(
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``; None is ``$VSE_DEVICE``, or ``auto``
     threads
         processor cores that torch may use from now on; None changes nothing
+    force
+        replace a file of another kind at ``out``; inputs are never replaced
 
     Returns
     -------

@@ -54,6 +54,7 @@ def evaluate(
     trec: StrPath | None = None,
     trec_depth: From0 | None = None,
     unfinished: bool = False,
+    force: bool = False,
     device: str | None = None,
 ) -> Evaluation:
     """R@K, Med r, mean r, rsum and more of embeddings or scores, with 95% intervals (``vse-eval``).
@@ -122,6 +123,8 @@ def evaluate(
         how many answers these have
     unfinished
         evaluate runs whose training did not finish, too
+    force
+        replace a file of another kind at an output's place; inputs are never replaced
     device
         where FAISS searches, as of [`vse.extract`][]
 
@@ -193,6 +196,7 @@ def compare(
     cross_checked: From0 = CROSS_CHECKED,
     iou: Share | None = None,
     unfinished: bool = False,
+    force: bool = False,
     device: str | None = None,
 ) -> ModelComparison:
     """Test the difference of each metric of two models on the same queries (``vse-eval --compare``).
@@ -214,6 +218,8 @@ def compare(
     iou
         as of [`vse.evaluate`][]
     unfinished
+        as of [`vse.evaluate`][]
+    force
         as of [`vse.evaluate`][]
     device
         as of [`vse.evaluate`][]
@@ -248,6 +254,7 @@ def report(
     embeddings: Paths = (),
     queries: From0 = QUERIES,
     seed: From0 = 0,
+    force: bool = False,
     allow_code: bool = False,
 ) -> HtmlReport:
     """Report a result, or two side by side, as one HTML file: metrics, curves, what queries retrieve (``vse-report``).
@@ -266,6 +273,8 @@ def report(
         how many are shown in each direction
     seed
         decides which of many similar queries are shown
+    force
+        as of [`vse.evaluate`][]
     allow_code
         as of [`vse.embed`][], of a model that attends
 
@@ -298,6 +307,7 @@ def table(
     dataset: str | None = None,
     cost: str | None = None,
     out: StrPath | None = None,
+    force: bool = False,
 ) -> ShownTable:
     """Make a table of result files (``vse-table``).
 
@@ -314,6 +324,8 @@ def table(
         of a ladder, the cost against which rsum is weighed; None is ``total_s``
     out
         the table to write, .csv or .tex, of a ladder also its picture, .svg or .png; None writes none
+    force
+        as of [`vse.evaluate`][]
 
     Raises
     ------

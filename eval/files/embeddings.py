@@ -30,6 +30,7 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
 from vse.pipeline.hdf5_files import own_data
 from vse.pipeline.input_files import reading
+from vse.pipeline.outputs import hdf5_kind
 from vse.pipeline.read_once import ReadFiles, ReadOnce
 
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
@@ -43,6 +44,7 @@ _SHORTEST = 2.0**-100  # of an inner product or a square: 26 powers of two above
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
 log = logging.getLogger(__name__)
+EMBEDDINGS = hdf5_kind("a file of embeddings that vse wrote", lambda file: SUM in file.attrs and "caption_image_ids" in file)
 
 
 @dataclass(frozen=True)
@@ -408,7 +410,7 @@ def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[An
         which = "images" if images.min() <= captions.min() else "captions"
         row = int(np.where(extents[which] > 0, extents[which], np.inf).argmin())
         raise UserError(
-            f"{path}: {which} row {row} is so short (no number above {extents[which][row]:.2g}) that scores vanish in float32; "
+            f"{path}: {which} row {row} is so short (largest number {extents[which][row]:.2g}) that scores vanish in float32; "
             "multiply all vectors by one power of two, which changes no rank"
         )
 

@@ -11,12 +11,18 @@ import numpy as np
 
 from vse.eval.ranking.best_answers import BestAnswers
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, written
+from vse.pipeline.files import written
+from vse.pipeline.outputs import OutputKind, check_out, csv_kind
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _KINDS = (".csv", ".parquet")
+_COLUMNS = (
+    *("seed", "protocol", "fold", "direction", "query_id", "rank"),
+    *("right_id", "right_score", "wrong_id", "wrong_score"),
+)
+_NAME = "a file of queries that vse-eval wrote"
 
 
 class FoldAnswers(NamedTuple):
@@ -31,7 +37,7 @@ class FoldAnswers(NamedTuple):
 
 def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Check the name of a file of queries before any work; :class:`UserError` says what is wrong with it."""
-    check_out(out, inputs)
+    check_out(out, csv_kind(_NAME, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_NAME, _is_parquet), inputs)
     if out.suffix not in _KINDS:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_KINDS)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
@@ -55,6 +61,12 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
         else:
             table.to_csv(stream, index=False, lineterminator="\n")
     return out
+
+
+def _is_parquet(path: Path) -> bool:
+    from pyarrow import parquet
+
+    return tuple(parquet.read_schema(path).names) == _COLUMNS
 
 
 def _rows(fold: FoldAnswers) -> pd.DataFrame:

@@ -22,9 +22,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes
 from vse.pipeline.hdf5_files import own_data
 from vse.pipeline.input_files import reading
+from vse.pipeline.outputs import hdf5_kind
 from vse.pipeline.read_once import ReadOnce
 
 FORMAT, VERSION = "vse-phrase-scores", 1
+PHRASE_SCORES = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
 _IDS = ("phrase_ids", "image_ids", "caption_ids")
 _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")

@@ -18,8 +18,11 @@ from vse.eval.files.file_fields import Described
 from vse.eval.files.split_identity import SplitIdentity
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_json
+from vse.pipeline.outputs import json_kind
 
 log = logging.getLogger(__name__)
+RESULT = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
+COMPARISON = json_kind("a comparison of vse-eval", "version", "dataset", "split", "comparisons")
 VERSION = 1
 COMPARISON_VERSION = 1
 

@@ -16,14 +16,24 @@ from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.best_lists import BestList, falling, lists_of_captions, lists_of_images
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import written
+from vse.pipeline.outputs import OutputKind, check_out, first_bytes
 from vse.pipeline.plain_text import printable
 from vse.pipeline.progress import progress_bar
 
+_LINE = re.compile(rb"(image|caption)-\d+ (0 (image|caption)-\d+ 1|Q0 (image|caption)-\d+ \d+ \S+ \S+)")
+_TREC = OutputKind("a run or qrels file of vse-eval", lambda path: _LINE.fullmatch(_first_line(path)) is not None)
 
-def check_trec(folder: Path) -> None:
-    """:class:`UserError` if ``folder`` is something else."""
+
+def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
+    """Check a folder for run files before any work.
+
+    Raises UserError if it is something else, or if a file in it would be replaced that is an input or no run file.
+    """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: run files are written to a folder, and this is none")
+    for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
+        if file.name.startswith(("i2t", "t2i")):
+            check_out(file, _TREC, inputs)
 
 
 def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
@@ -68,6 +78,10 @@ def _write_run(
             ranked = enumerate(zip(rows.tolist(), falling(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
             stream.write("".join(lines).encode())
+
+
+def _first_line(path: Path) -> bytes:
+    return first_bytes(path, 4096).partition(b"\n")[0]
 
 
 def _names(kind: str, ids: NDArray[np.int64]) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import (
+    EMBEDDINGS,
     Embeddings,
     experiment_of,
     provenance_of,
@@ -27,7 +28,7 @@ from vse.eval.protocols.combination import both_streams, combined_scores
 from vse.eval.ranking.ranks import ScoreMatrix
 from vse.pipeline.config import OF_ENSEMBLES, ExperimentPlan
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
+from vse.pipeline.outputs import check_out
 from vse.pipeline.presets import load_plan
 
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
@@ -136,7 +137,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
-        check_out(one, others)
+        check_out(one, EMBEDDINGS, others)
     for one, run in zip(paths, runs, strict=True):
         if run.vectors is not None:
             write_embeddings(one, run)

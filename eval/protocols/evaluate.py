@@ -22,7 +22,7 @@ from vse.eval.files.file_fields import Described
 from vse.eval.files.judged_pairs import read_judged_pairs
 from vse.eval.files.per_query import FoldAnswers, check_per_query, write_per_query
 from vse.eval.files.phrase_scores import PhraseScores
-from vse.eval.files.results import VERSION, content_sha256, file_reference
+from vse.eval.files.results import RESULT, VERSION, content_sha256, file_reference
 from vse.eval.files.split_identity import split_identity
 from vse.eval.files.trec import check_trec, write_trec
 from vse.eval.protocols.combination import Share, phrases_of, share_of_phrases
@@ -41,7 +41,8 @@ from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.reranking import reranked_metrics
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, write_json
+from vse.pipeline.files import write_json
+from vse.pipeline.outputs import check_out
 from vse.pipeline.provenance import made
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ def evaluate(
     files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", asked: EvaluationOptions = EvaluationOptions()
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``. See :func:`evaluated`."""
-    check_out(out, files)
+    check_out(out, RESULT, files)
     return write_json(out, evaluated(files, out, protocol, asked))
 
 
@@ -72,7 +73,7 @@ def evaluated(
     if asked.per_query is not None:
         check_per_query(asked.per_query, [*files, out])
     if asked.trec is not None:
-        check_trec(asked.trec)
+        check_trec(asked.trec, files)
     return _result(_opened(files, out, protocol, asked), out, protocol, asked, started)
 
 

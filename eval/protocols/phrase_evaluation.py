@@ -10,7 +10,7 @@ import numpy as np
 
 from vse.eval.defaults import IOU, PHRASE, RECALLS, SAMPLES
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
-from vse.eval.files.results import Metric, ProtocolMetrics, Result, mean_and_std
+from vse.eval.files.results import RESULT, Metric, ProtocolMetrics, Result, mean_and_std
 from vse.eval.files.split_identity import identity_of
 from vse.eval.protocols.evaluate import as_one_model, evaluated, over_seeds, signed_result, unfinished_runs
 from vse.eval.protocols.evaluation_options import EvaluationOptions
@@ -20,7 +20,8 @@ from vse.eval.ranking.localisation import localised
 from vse.eval.ranking.metric_names import NAMES
 from vse.eval.ranking.metrics import Fold, fold_metrics
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, write_json
+from vse.pipeline.files import write_json
+from vse.pipeline.outputs import check_out
 
 _OF_TYPE = "type "  # before the name of a type, so that it is no other key
 _COMPARED_OF_TYPE = "r1"  # what is compared of each type
@@ -58,7 +59,7 @@ def evaluate_files(
     """
     asked.check()
     if out is not None:
-        check_out(out, files)
+        check_out(out, RESULT, files)
     phrases, beside = of_phrases(files), Path("result.json") if out is None else out
     check_protocol(files, protocol, phrases)
     if phrases and asked.of_embeddings:
@@ -83,7 +84,7 @@ def evaluate_phrases(
     files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
 ) -> Path:
     """Write the result file of one model's phrase scores, a file per seed; returns ``out``. See :func:`phrases_evaluated`."""
-    check_out(out, files)
+    check_out(out, RESULT, files)
     return write_json(out, phrases_evaluated(files, out, iou, bootstrap, unfinished))
 
 

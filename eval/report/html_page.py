@@ -12,6 +12,7 @@ from PIL import Image
 
 from vse.pipeline.files import write_text
 from vse.pipeline.image_files import decode
+from vse.pipeline.outputs import OutputKind, text_kind
 
 THUMBNAIL = 240  # pixels of the longer side
 
@@ -24,6 +25,12 @@ _ENVIRONMENT = Environment(
 )
 
 
+def page_kind(template: str) -> OutputKind:
+    """Return the kind of the pages that are made from a template."""
+    generator = _generator(template)
+    return text_kind(f"a page by {generator}", f'<meta name="generator" content="{generator}">')
+
+
 def write_page(out: Path, template: str, **values: Any) -> Path:
     """Write a template of ``eval/report/templates``, filled in with everything escaped; returns ``out``."""
     return write_text(out, filled(template, **values))
@@ -31,7 +38,11 @@ def write_page(out: Path, template: str, **values: Any) -> Path:
 
 def filled(template: str, **values: Any) -> str:
     """A template of ``eval/report/templates``, filled in with everything escaped."""
-    return _ENVIRONMENT.get_template(template).render(**values)
+    return _ENVIRONMENT.get_template(template).render(generator=_generator(template), **values)
+
+
+def _generator(template: str) -> str:
+    return f"vse {template.removesuffix('.html')}"
 
 
 def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from vse.eval.report.html_page import sized_thumbnail, write_page
+from vse.eval.report.html_page import page_kind, sized_thumbnail, write_page
 from vse.eval.report.placed import PlacedPhoto, colour_of, placed_box
 from vse.eval.search.hits import PhraseHit
 from vse.pipeline.provenance import described_code, made
 
+_TEMPLATE = "phrase_search.html"
+PHRASE_PAGE = page_kind(_TEMPLATE)
 _SIDE = 900  # pixels of the longer side of the photo
 _LISTED = 5  # boxes of a phrase in numbers
 
@@ -37,4 +39,4 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], searche
     making = made()
     said = ", ".join(str(part) for part in (described_code(making["code"]), making["date"], making["command"]) if part)
     placed = PlacedPhoto("photo", source, photo.name, size, boxes)
-    return write_page(out, "phrase_search.html", photo=placed, phrases=phrases, searched=searched, made=said)
+    return write_page(out, _TEMPLATE, photo=placed, phrases=phrases, searched=searched, made=said)

@@ -22,14 +22,14 @@ from vse.eval.report.chance import captions_each, chance_rsum
 from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
 from vse.eval.report.drawings import BRACKETS, SAID
 from vse.eval.report.gallery import all_ranks
-from vse.eval.report.html_page import write_page
+from vse.eval.report.html_page import page_kind, write_page
 from vse.eval.report.phrase_part import is_of_phrases, phrase_paired_differences, phrase_part
 from vse.eval.report.reported import ReportedResult, on_the_same_queries, read_reported
 from vse.eval.report.result_metrics import ShownDifference, headline, paired_differences, sections
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
 from vse.pipeline.image_arrays import caption_counts
+from vse.pipeline.outputs import check_out
 from vse.pipeline.provenance import described_code
 
 _SETTINGS = {
@@ -84,11 +84,14 @@ def write_report(
         raise UserError(f"{len(embeddings)} files of embeddings for {len(results)} results; give one for each")
     if queries < 0:
         raise UserError(f"{queries} queries cannot be shown")
-    check_out(out, [*results, *embeddings, *([data] if data else [])])
+    kind = page_kind("report.html")
+    check_out(out, kind, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
-    check_out(out, [file for one in reported for file in one.files])
-    check_out(out, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")])
+    check_out(out, kind, [file for one in reported for file in one.files])
+    check_out(
+        out, kind, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")]
+    )
     if len(reported) == 2:
         reported[1] = on_the_same_queries(*reported)
     ranks = [all_ranks(one.run) for one in reported if one.run]
@@ -104,7 +107,7 @@ def write_report(
         runs = [one.run for one in reported if one.run]
         if len(runs) == len(reported) and queries:
             attended = [Attended(one, attention, missing) for one in reported]
-            check_out(out, [file for one in attended for file in one.inputs])
+            check_out(out, kind, [file for one in attended for file in one.inputs])
             galleries = [gallery(direction, runs, ranks, photos, queries, seed, attended) for direction in ("i2t", "t2i")]
         if len(reported) == 1 and reported[0].negatives is not None:
             epoch, negatives = hardest_negatives(reported[0].negatives, photos)

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vse.eval.report.drawings import BRACKETS, SAID, drawn
-from vse.eval.report.html_page import thumbnail, write_page
+from vse.eval.report.html_page import page_kind, thumbnail, write_page
 from vse.eval.search.hits import SearchHit
 from vse.pipeline.image_files import BadImage
 from vse.pipeline.provenance import described_code, made
 
 log = logging.getLogger(__name__)
+
+_TEMPLATE = "search.html"
+SEARCH_PAGE = page_kind(_TEMPLATE)
 
 
 def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], searched: str) -> Path:
@@ -43,7 +46,7 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], s
     said = ", ".join(str(part) for part in (described_code(making["code"]), making["date"], making["command"]) if part)
     return write_page(
         out,
-        "search.html",
+        _TEMPLATE,
         **asked,
         cards=cards,
         searched=searched,

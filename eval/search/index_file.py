@@ -27,6 +27,7 @@ from vse.eval.search.gpu import faiss_reason
 from vse.eval.search.index import Built, rows_needed
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_json, written
+from vse.pipeline.outputs import OutputKind, json_kind, may_replace_others
 from vse.pipeline.read_once import ReadOnce
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,10 @@ class Indexed:
     similarity: str
     ids_sha256: str
     of: Mapping[str, str]
+
+
+INDEX_NOTE = json_kind("the note of an index", "format", "factory", "ids_sha256")
+INDEX = OutputKind("an index of ours, with its note beside it", lambda path: INDEX_NOTE.is_at(note_file(path)))
 
 
 def ids_sha256(ids: NDArray[np.int64]) -> str:
@@ -118,6 +123,8 @@ def is_there(path: Path, indexed: Indexed) -> bool:
 
     Any other file without a note is there, and :func:`read_index` refuses it: it may be somebody else's.
     """
+    if may_replace_others() and not INDEX.is_at(path):
+        return False
     if not path.is_file() or note_file(path).exists():
         return path.exists()
     try:

@@ -12,9 +12,16 @@ import pandas as pd
 from vse.eval.defaults import TABLES, published_tables
 from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
 from vse.eval.tables.published_table import compared, compared_cells, write_compared
-from vse.eval.tables.summary import Cells, summary, summary_cells, write_summary
+from vse.eval.tables.summary import MARKER, Cells, summary, summary_cells, write_summary
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import check_out
+from vse.pipeline.outputs import OutputKind, check_out, csv_kind, text_kind
+
+_COLUMNS = {
+    "summary": ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds"),
+    "ladder": ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best"),
+    "significance": ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant"),
+}
+_PUBLISHED = ("row", "method", "images", "our_images")
 
 
 class MadeTable(NamedTuple):
@@ -39,7 +46,7 @@ def make_table(
     if name not in known:
         raise UserError(f"unknown table {name!r}{did_you_mean(name, known)}")
     if out is not None:
-        check_out(out, results)
+        check_out(out, _kind(name, out), results)
     if name in TABLES and (dataset or not results):
         raise UserError(f"{name} takes no --dataset" if results else f"{name} needs result files")
     if cost is not None and name != "ladder":
@@ -63,3 +70,10 @@ def make_table(
     if out is not None:
         write(frame, out)
     return made
+
+
+def _kind(name: str, out: Path) -> OutputKind:
+    """Return the kind of file that a table is written as, by the suffix of ``out``."""
+    if out.suffix == ".csv":
+        return csv_kind(f"a table {name!r} of vse-table", *_COLUMNS.get(name, _PUBLISHED))
+    return text_kind("a table or chart of vse-table", MARKER)

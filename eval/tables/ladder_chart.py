@@ -16,6 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from vse.eval.tables.ladder import BEST
+from vse.eval.tables.summary import MARKER
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes
 from vse.pipeline.plain_text import printable
@@ -33,7 +34,7 @@ _TITLES = {
     "cache": "caches of features",
     "model": "weights",
 }
-_NO_METADATA = {"svg": dict.fromkeys(("Creator", "Date", "Format", "Type")), "png": {"Software": None}}
+_METADATA = {"svg": {"Creator": MARKER, **dict.fromkeys(("Date", "Format", "Type"))}, "png": {"Software": MARKER}}
 _LONGEST = 40  # characters of a name
 _RIGHT = 0.85  # of the width, from which on a name stands left of its point
 
@@ -60,7 +61,7 @@ def write_chart(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
         for text in figure.findobj(matplotlib.text.Text):
             text.set_parse_math(False)  # names are data
         content = BytesIO()
-        figure.savefig(content, format=suffix, dpi=150, metadata=_NO_METADATA[suffix])
+        figure.savefig(content, format=suffix, dpi=150, metadata=_METADATA[suffix])
     return write_bytes(out, content.getvalue())
 
 

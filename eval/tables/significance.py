@@ -16,6 +16,7 @@ from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, 
 from vse.eval.files.file_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
 from vse.eval.files.results import (
+    COMPARISON,
     COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
@@ -38,7 +39,8 @@ from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metric_names import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out, write_json, write_text
+from vse.pipeline.files import write_json, write_text
+from vse.pipeline.outputs import check_out
 from vse.pipeline.provenance import made
 
 
@@ -133,7 +135,7 @@ def _begun(
             ]
         name = f"{runs[0][0].dataset}_{'_vs_'.join(models)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
-    check_out(out, files)
+    check_out(out, COMPARISON, files)
     return out, unfinished_runs([run for side in runs for run in side], out, unfinished)
 
 

@@ -43,6 +43,7 @@ _OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
 _TYPE = "type_"  # before the name of a type of phrases, and after it the metric
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in LIST_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
+MARKER = "made by vse-table"  # in LaTeX tables and charts
 _LONG = 30  # characters of a text that stays in one line
 _SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
@@ -171,7 +172,7 @@ def as_latex(cells: Cells) -> str:
     comments = [f"% {printable(note)}" for note in notes if note]
     for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
         text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs,graphicx}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
+    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
 
 
 def title_of(metric: str) -> tuple[str, str]:

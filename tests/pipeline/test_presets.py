@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import SerializeAsAny
+from pydantic import Field, SerializeAsAny
 
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
 from vse.pipeline import presets
@@ -198,7 +198,7 @@ def test_parts_are_set_by_name_or_setting_by_setting(sets: list[str], table: Tab
 class Shelf(Settings):
     """A dictionary, whose keys are those of the user."""
 
-    jars: dict[str, int] = {}
+    jars: dict[str, int] = Field(default_factory=dict)
     boards: int = 1
 
 

@@ -28,7 +28,8 @@ from torch import Tensor
 from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
-from vse.pipeline.input_files import is_path, reading, reason_of
+from vse.pipeline.input_files import check_input, is_path, reading, reason_of
+from vse.pipeline.outputs import OutputKind, check_out, json_kind, text_kind
 from vse.pipeline.own_code import CodeRefused, code_of_run
 from vse.pipeline.parts import own_codes
 from vse.pipeline.preset_files import read_yaml
@@ -36,6 +37,10 @@ from vse.pipeline.read_once import ReadOnce, read_recorded
 from vse.pipeline.vocabulary import Vocabulary
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
+
+_RECORD = json_kind("the record of a run", "features", "versions", "state")
+_CONFIG = OutputKind("the settings of a run", lambda path: {"model", "loss", "train", "solver"} <= set(read_yaml(path)))
+_CHECKPOINT = text_kind("a checkpoint of a run", "PK", within=2)
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,13 @@ class RunFolder:
         """The cache of captions, if the run reads one instead of words."""
         cache = self.record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
+
+    def check_out(self, inputs: Sequence[Path]) -> None:
+        """Check that a training may write here; raises UserError if it would replace an input, or files of something else."""
+        is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
+        kind = OutputKind("a file of a run", lambda _: is_run)
+        for file in self.files:
+            check_out(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""

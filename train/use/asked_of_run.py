@@ -13,7 +13,7 @@ from pathlib import Path
 from vse.eval.search.hits import PhraseHit, SearchHit
 from vse.features.hardware import NO_MEMORY, memory_guard
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
+from vse.pipeline.outputs import check_out
 from vse.train.use.backbone import files_as_features, run_as_features
 from vse.train.use.embed import embed_split
 from vse.train.use.localise import locate
@@ -130,7 +130,9 @@ def find_phrase(
     if given := [f"--{name.replace('_', '-')}" for name in others if getattr(asked, name) is not None]:
         raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
     if asked.html is not None:
-        check_out(asked.html, [photo])
+        from vse.eval.report.phrase_page import PHRASE_PAGE
+
+        check_out(asked.html, PHRASE_PAGE, [photo])
     with memory_guard(NO_MEMORY):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)

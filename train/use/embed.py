@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch
 
-from vse.eval.files.embeddings import Embeddings, write_embeddings, write_scores
+from vse.eval.files.embeddings import EMBEDDINGS, Embeddings, write_embeddings, write_scores
+from vse.eval.files.phrase_scores import PHRASE_SCORES
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.new_captions import caption_reader
 from vse.features.reader import FeatureReader
 from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
+from vse.pipeline.outputs import check_out
 from vse.pipeline.vocabulary import UNKNOWN, Vocabulary
 from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
@@ -121,17 +122,17 @@ def embed_split(
     Of a model that scores every pair, the file has the scores, written block by block, of each direction if they depend on it,
     single vectors of captions for the protocol ``sentence``, and pooled vectors of both sides, for a re-ranking.
     """
-    if out is not None:
-        check_out(out, RunFolder(run).files)
     opened = open_run(run, places, device, unfinished)
     if out is None:
         name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
         out = run / (name if opened.trained_on is None else f"{opened.dataset.name}_{name}")
-    check_out(out, opened.inputs)
+    localises = opened.experiment.solver.reads_phrases
+    kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
+    check_out(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
     n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
     seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
-    if opened.experiment.solver.reads_phrases:
+    if localises:
         write = score_sentences if sentences else score_phrases
         return write(opened, out, split, places, seen)
     if sentences:

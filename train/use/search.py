@@ -8,10 +8,10 @@ from pathlib import Path
 
 from vse.eval.search.gpu import use_device
 from vse.eval.search.hits import SearchHit
-from vse.eval.search.index_file import note_file
+from vse.eval.search.index_file import INDEX, INDEX_NOTE, note_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import check_out
 from vse.pipeline.image_files import decode
+from vse.pipeline.outputs import check_out
 from vse.train.use.attention import with_attention
 from vse.train.use.embed import TrainedRun, load_run
 from vse.train.use.kept_searcher import LAST
@@ -61,11 +61,13 @@ def search_split(
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
-        check_out(index, read)
-        check_out(note_file(index), read)
+        check_out(index, INDEX, read)
+        check_out(note_file(index), INDEX_NOTE, read)
         read += [index, note_file(index)]
     if page is not None:
-        check_out(page, read)
+        from vse.eval.report.search_page import SEARCH_PAGE  # which a search without a page does not need
+
+        check_out(page, SEARCH_PAGE, read)
     if kept is None:
         searcher = Searcher(trained, split, places.weights_dir, options)
     else:
