@@ -417,7 +417,7 @@ def _check_lengths(path: Path, run: Embeddings, extents: Mapping[str, NDArray[An
 
 def _check_finite(path: Path, name: str, rows: NDArray[Any], start: int) -> NDArray[Any]:
     """Return the largest absolute value of each row; raises UserError if one is not finite."""
-    extent = np.maximum(rows.max(1), -rows.min(1))
+    extent: NDArray[Any] = np.maximum(rows.max(1), -rows.min(1))
     finite = np.isfinite(extent)
     if not finite.all():
         raise UserError(f"{path}: {name} row {start + int(finite.argmin())} is not finite (NaN or infinite)")

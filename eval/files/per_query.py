@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,9 +65,7 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
 
 
 def _is_parquet(path: Path) -> bool:
-    from pyarrow import parquet
-
-    return tuple(parquet.read_schema(path).names) == _COLUMNS
+    return tuple(import_module("pyarrow.parquet").read_schema(path).names) == _COLUMNS
 
 
 def _rows(fold: FoldAnswers) -> pd.DataFrame:
