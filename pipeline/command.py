@@ -14,7 +14,7 @@ import click
 import vse
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError
-from vse.pipeline.input_files import reason_of
+from vse.pipeline.input_files import changes_named, reason_of
 from vse.pipeline.outputs import replacing_others
 from vse.pipeline.plain_text import printable
 from vse.pipeline.provenance import running
@@ -106,15 +106,19 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
 
 @contextmanager
 def one_line_errors() -> Iterator[None]:
-    """In this block a full disk, a missing permission, a long name or too little memory is a :class:`UserError`."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
-    except MemoryError as error:
-        raise UserError(f"not enough memory ({reason_of(error)})") from error
+    """In this block a full disk, a missing permission, a long name or too little memory is a :class:`UserError`.
+
+    So is any error after an input changed while it was read.
+    """
+    with changes_named():
+        try:
+            yield
+        except OSError as error:
+            if error.errno is None:
+                raise
+            raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
+        except MemoryError as error:
+            raise UserError(f"not enough memory ({reason_of(error)})") from error
 
 
 class _Echo(logging.Handler):

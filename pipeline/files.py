@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.input_files import reading
+from vse.pipeline.input_files import forget_input, reading
 from vse.pipeline.locks import PLACE, is_locked, lock
 from vse.pipeline.read_once import ReadOnce
 
@@ -59,6 +59,7 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             if sync:
                 os.fsync(handle)
         os.replace(temporary, target)
+        forget_input(path)
         if sync:
             _fsync_folder(target.parent)
     except BaseException as error:

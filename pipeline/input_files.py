@@ -6,12 +6,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from vse.pipeline.errors import Interrupted, UserError
 from vse.pipeline.plain_text import printable
 
+SETTLED = 2 * 10**9  # ns: the coarsest clock of a file system
 LONGEST_NAME = 100  # bytes of the name of a data set or a feature, which become parts of file names
 _LONGEST_FILE_NAME = 255
 _LONGEST_REASON = 200
@@ -24,28 +26,92 @@ _KINDS = {
 }
 
 
-def check_input(path: Path) -> Path:
-    """The path itself, if it is that of a plain file; :class:`UserError` if there is none, or what is there may never end."""
+class FileState(NamedTuple):
+    """What differs once a file was replaced or written to; times are in nanoseconds."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileState:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+    def is_settled(self, at: int) -> bool:
+        """Whether whoever writes to the file after the time ``at`` gives it another state, however coarse its clock is."""
+        return max(self.written, self.changed) < at - SETTLED
+
+
+def file_state(path: Path) -> FileState | None:
+    """The state of a file; None if it is not there."""
     try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason_of(error)}") from None
-    if not stat.S_ISREG(mode):
-        raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is no file')}, and only plain files are read")
-    return path
+        return FileState.of(os.stat(path))
+    except OSError:
+        return None
+
+
+_noted: ContextVar[dict[Path, FileState]] = ContextVar("_noted")
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """In this block whatever a file's content raises is a :class:`UserError`: it is not ``what`` it was read as.
+def changes_named() -> Iterator[None]:
+    """In this block an unexpected error is a :class:`UserError` if an input changed since it was checked.
 
-    Libraries raise many kinds for a file that is something else, and a hostile one finds more.
+    Its state is compared with that of the first :func:`check_input`. A file that the program itself writes counts no longer.
     """
+    token = _noted.set({})
     try:
         yield
     except (UserError, Interrupted):
         raise
     except Exception as error:
+        changed = next((path for path, state in _noted.get().items() if file_state(path) != state), None)
+        if changed is None:
+            raise
+        raise changed_while_read(changed) from error
+    finally:
+        _noted.reset(token)
+
+
+def changed_while_read(path: Path) -> UserError:
+    """Return the error that a file was replaced or written to while it was read."""
+    return UserError(f"{path}: was replaced or written to while it was read; run the command again when it is complete")
+
+
+def forget_input(path: Path) -> None:
+    """Note that the program itself wrote a file that it had read."""
+    _noted.get({}).pop(path, None)
+
+
+def check_input(path: Path) -> Path:
+    """The path itself, if it is that of a plain file; :class:`UserError` if there is none, or what is there may never end."""
+    try:
+        status = path.stat()
+        mode = status.st_mode
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {reason_of(error)}") from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is no file')}, and only plain files are read")
+    _noted.get({}).setdefault(path, FileState.of(status))
+    return path
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """In this block whatever a file's content raises is a :class:`UserError`: it is not ``what`` it was read as, or changed.
+
+    Libraries raise many kinds for a file that is something else, and a hostile one finds more.
+    """
+    before = file_state(path)
+    try:
+        yield
+    except (UserError, Interrupted):
+        raise
+    except Exception as error:
+        if file_state(path) != before:
+            raise changed_while_read(path) from None
         raise UserError(f"{path}: not {what} ({reason_of(error)})") from None
 
 

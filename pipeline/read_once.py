@@ -10,39 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.input_files import check_input
+from vse.pipeline.input_files import SETTLED as SETTLED
+from vse.pipeline.input_files import FileState, changed_while_read, check_input, file_state
 
 _Content = TypeVar("_Content")
-SETTLED = 2 * 10**9  # ns: the coarsest clock of a file system
-
-
-class FileState(NamedTuple):
-    """What differs once a file was replaced or written to; times are in nanoseconds."""
-
-    device: int
-    inode: int
-    size: int
-    written: int
-    changed: int
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-
-    def is_settled(self, at: int) -> bool:
-        """Whether whoever writes to the file after the time ``at`` gives it another state, however coarse its clock is."""
-        return max(self.written, self.changed) < at - SETTLED
-
-
-def file_state(path: Path) -> FileState | None:
-    """The state of a file; None if it is not there."""
-    try:
-        return FileState.of(os.stat(path))
-    except OSError:
-        return None
 
 
 class ReadOnce:
@@ -77,9 +51,14 @@ class ReadOnce:
         return self._now().size
 
     def read(self) -> bytes:
-        """All its bytes, which from then on are those that :attr:`sha256` is of."""
+        """Return all its bytes, which from then on are those that :attr:`sha256` is of.
+
+        Raises UserError if they were written to since the file was opened.
+        """
         self.stream.seek(0)
         content = self.stream.read()
+        if self.has_changed:
+            raise changed_while_read(self.path)
         self.__dict__["sha256"] = hashlib.sha256(content).hexdigest()
         return content
 
@@ -89,7 +68,7 @@ class ReadOnce:
         self.stream.seek(0)
         digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
         if self.has_changed:
-            raise UserError(f"{self.path}: was written to while it was read; run the command again")
+            raise changed_while_read(self.path)
         return digest
 
     @property
@@ -162,7 +141,7 @@ class Watched:
     def check(self) -> None:
         """:class:`UserError` if the file was replaced or written to since this object was made."""
         if self._named() != self._place:
-            raise UserError(f"{self.path}: was replaced or written to while it was read; run the command again")
+            raise changed_while_read(self.path)
 
     def _named(self) -> FileState | None:
         state = file_state(self.path)

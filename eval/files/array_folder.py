@@ -24,6 +24,7 @@ _TABLES = {
     "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
 }  # what the columns of a table are called elsewhere
 _VECTORS = ("vector", "embedding")  # what a column of vectors may be called
+HELD_BYTES = 2**27  # of a file that is read at once: a mapped one that is cut while it is read ends the process
 
 
 class FolderArrays(NamedTuple):
@@ -75,7 +76,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
 
 
 def _array(file: ReadOnce) -> NDArray[Any]:
-    """The array of a ``.npy`` file, mapped if it can be; never a pickle."""
+    """The array of a ``.npy`` file, mapped if it is large and can be; never a pickle."""
     stream = file.stream
     with reading(file.path, "an array of numbers as numpy.save writes it"):
         version = np.lib.format.read_magic(stream)
@@ -87,7 +88,7 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         there = stream.seek(0, 2) - start
         if there < size:
             raise ValueError(f"{there:,} of {size:,} bytes are there")
-        if dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
+        if size > HELD_BYTES and dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
             return np.memmap(stream, dtype, "r", start, shape)
         stream.seek(0)
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.files.array_folder import read_array_folder
+from vse.eval.files.array_folder import HELD_BYTES, read_array_folder
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
 from vse.eval.files.file_fields import Described, stored_attribute, stored_ids
 from vse.eval.files.score_matrices import selected_scores
@@ -217,9 +217,9 @@ def write_scores(
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Each file is opened once: what is renamed over it meanwhile is not read. Matrices that lie in it as one piece of float32
-    are mapped, so that they may be larger than memory. :class:`UserError` names what is missing, duplicate, or of the wrong
-    length.
+    Each file is opened once: what is renamed over it meanwhile is not read. A file of up to 128 MiB is read at once. Of a
+    larger one matrices that lie in it as one piece of float32 are mapped, so that they may be larger than memory.
+    :class:`UserError` names what is missing, duplicate, or of the wrong length.
     """
     if not path.exists():
         raise UserError(f"{path}: no such file")
@@ -232,7 +232,8 @@ def read_embeddings(path: Path) -> Embeddings:
         source = ReadOnce(path)
         with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
             items = {name: own_data(file, name, path=path) for name in names}
-            arrays = {name: _array(source, item) for name, item in items.items() if item is not None}
+            held = sum(item.nbytes for item in items.values() if item is not None) <= HELD_BYTES
+            arrays = {name: _array(source, item, held) for name, item in items.items() if item is not None}
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
             content_sha256 = file.attrs.get(SUM)
     run = embeddings_of(path, arrays, stored, source)
@@ -341,9 +342,9 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(source: ReadOnce, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
-    """A data set's values: of a matrix a view of the file if it can be, to be read alone and larger than memory if need be."""
-    if item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
+def _array(source: ReadOnce, item: h5py.Dataset, held: bool) -> NDArray[Any] | h5py.Empty:
+    """Return the values of a data set: in memory if ``held``, else of a matrix a view of the file if that is possible."""
+    if not held and item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)
     values = item[()]
     return values if isinstance(values, h5py.Empty) else np.asarray(values)
