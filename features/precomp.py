@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_bytes, write_json, written
 from vse.pipeline.input_files import check_input, is_name, reading
 from vse.pipeline.locks import only_writer
-from vse.pipeline.outputs import OutputKind, check_out, json_kind, json_object, may_replace_others
+from vse.pipeline.outputs import OutputKind, check_out, first_bytes, json_kind, may_replace_others
 from vse.pipeline.read_once import Watched
 from vse.pipeline.tokenisers import NEW, UNNAMED, tokeniser_named
 from vse.pipeline.vocabulary import tokenize
@@ -115,8 +118,6 @@ class PrecompSplit:
 
 
 _DATASET = json_kind("a data set", "dataset", "images")
-_EXPORT = "vse-export.json"
-_EXPORTED = json_kind("the record of an export", "format", "files")
 
 
 def import_precomp(
@@ -192,11 +193,9 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
     with reading(path, "a data set whose 'precomp' says how it was laid out"):
         _check_layouts(layouts)
-    names = [layouts.get(split, {"name": "dev" if split == "val" else split})["name"] for split in dataset.splits]
-    files = [f"{name}_{what}" for name in names for what in ("ims.npy", "caps.txt", "ids.txt")]
-    _check_export(out, files, [path, cache.path, dataset.path])
-    write_json(out / _EXPORT, {"format": "vse-precomp", "files": files})
     reader = FeatureReader(cache)
+    texts: dict[Path, bytes] = {}
+    arrays: dict[Path, tuple[Sequence[Image], int]] = {}
     for split, images in dataset.splits.items():
         layout = layouts.get(split, {"name": "dev" if split == "val" else split})
         name, times = layout["name"], repeats or layout.get("repeats", 1)
@@ -207,22 +206,28 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
             ends=layout.get("ends", True),
         )
         _check_layout(path, images, times, text)
-        _write_rows(out / f"{name}_ims.npy", reader, images, times)
-        write_bytes(out / f"{name}_caps.txt", text.bytes())
+        arrays[out / f"{name}_ims.npy"] = images, times
+        texts[out / f"{name}_caps.txt"] = text.bytes()
         if layout.get("ids", True):
             often = times if repeats else layout.get("ids_repeats", times)
             lines = [str(image.imgid) for image in images for _ in range(often)]
             newline, ends = layout.get("ids_text") or ("\n", True)
-            write_bytes(out / f"{name}_ids.txt", (newline.join(lines) + newline * ends).encode())
+            texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * ends).encode()
+    for file in (*texts, *arrays):
+        start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
+        kind = OutputKind("the same export", partial(_begins, start, alone=file in texts))
+        check_out(file, kind, [path, cache.path])
+    for file, content in texts.items():
+        write_bytes(file, content)
+    for file, (images, times) in arrays.items():
+        with written(file) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
+            stream.writelines(_array_parts(reader, images, times))
     return out
 
 
-def _check_export(out: Path, files: Sequence[str], inputs: Sequence[Path]) -> None:
-    """Raises UserError if a file of an export would replace one that no export wrote, or an input."""
-    listed = json_object(out / _EXPORT)["files"] if _EXPORTED.is_at(out / _EXPORT) else []
-    check_out(out / _EXPORT, _EXPORTED, inputs)
-    for file in files:
-        check_out(out / file, OutputKind("a file of an earlier export", lambda path: path.name in listed), inputs)
+def _begins(start: bytes, path: Path, alone: bool) -> bool:
+    """Return whether a file begins with these bytes, or has them ``alone``."""
+    return first_bytes(path, len(start) + alone) == start
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:
@@ -394,8 +399,8 @@ def _check_layout(path: Path, images: Sequence[Image], times: int, text: Caption
         raise UserError(f"{path}: the caption {bad!r} holds a line feed; the layout needs a line per caption")
 
 
-def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], times: int) -> None:
-    """An array of the images' features, written block by block."""
+def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a ``.npy`` file of the images' features: its header, then blocks of rows."""
     cache = reader.cache
     positions = reader.positions(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape
@@ -407,9 +412,10 @@ def _write_rows(path: Path, reader: FeatureReader, images: Sequence[Image], time
             )
         shape = (int(counts[0]), *shape)
     header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}
-    with written(path) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
-        np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
-        for k in range(0, len(positions), 512):
-            block = positions[k : k + 512]
-            values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
-            stream.write(np.ascontiguousarray(np.repeat(values, times, axis=0)).data)
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
+    yield stream.getvalue()
+    for k in range(0, len(positions), 512):
+        block = positions[k : k + 512]
+        values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+        yield np.ascontiguousarray(np.repeat(values, times, axis=0)).data.cast("B")
