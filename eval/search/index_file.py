@@ -23,10 +23,12 @@ from pydantic import (
     field_validator,
 )
 
+from vse.eval.files.array_folder import HELD_BYTES
 from vse.eval.search.gpu import faiss_reason
-from vse.eval.search.index import Built, rows_needed
+from vse.eval.search.index import Built, rows_needed, search_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, write_json, written
+from vse.pipeline.input_files import changed_while_read
 from vse.pipeline.outputs import OutputKind, json_kind, may_replace_others
 from vse.pipeline.read_once import ReadOnce
 
@@ -138,7 +140,7 @@ def is_there(path: Path, indexed: Indexed) -> bool:
 
 
 def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Built:
-    """The index in a file, its vectors mapped from there where FAISS can.
+    """The index in a file; the vectors of a large one are mapped from there where FAISS can.
 
     :class:`UserError` if it is not there, if it is an index of something else than ``indexed`` or of another ``factory``
     than asked for (the message names what differs), if it was changed or cut short, or if FAISS cannot read it.
@@ -158,11 +160,16 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
         file = ReadOnce(path)
         if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC)
+        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
+        if file.has_changed:
+            raise changed_while_read(path)
+        search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
     if (index.ntotal, index.d) != (indexed.count, indexed.dim):
         raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_REBUILD}")
+    if index.metric_type != faiss.METRIC_INNER_PRODUCT:
+        raise UserError(f"{path}: is not searched by inner products; {_REBUILD}")
     return Built(index, note["factory"], note["trained_on"])
 
 
