@@ -26,9 +26,9 @@ from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import parse_json
 from vse.pipeline.id_rows import IdRows, Ids
 from vse.pipeline.image_arrays import caption_counts, caption_ids, image_ids
-from vse.pipeline.input_files import LONGEST_NAME, is_name, is_path, reason_of
+from vse.pipeline.input_files import LONGEST_NAME, FileState, is_name, is_path, reason_of
 from vse.pipeline.phrases import read_phrases
-from vse.pipeline.read_once import FileState, ReadOnce
+from vse.pipeline.read_once import ReadOnce
 from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 
 __all__ = [

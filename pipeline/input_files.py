@@ -75,9 +75,9 @@ def changes_named() -> Iterator[None]:
         _noted.reset(token)
 
 
-def changed_while_read(path: Path) -> UserError:
-    """Return the error that a file was replaced or written to while it was read."""
-    return UserError(f"{path}: was replaced or written to while it was read; run the command again when it is complete")
+def changed_while_read(path: Path, how: str = "replaced or written to") -> UserError:
+    """Return the error that a file was written to, or perhaps replaced, while it was read."""
+    return UserError(f"{path}: was {how} while it was read; run the command again")
 
 
 def forget_input(path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.input_files import SETTLED as SETTLED
 from vse.pipeline.input_files import FileState, changed_while_read, check_input, file_state
 
 _Content = TypeVar("_Content")
@@ -58,7 +57,7 @@ class ReadOnce:
         self.stream.seek(0)
         content = self.stream.read()
         if self.has_changed:
-            raise changed_while_read(self.path)
+            raise changed_while_read(self.path, "written to")
         self.__dict__["sha256"] = hashlib.sha256(content).hexdigest()
         return content
 
@@ -68,7 +67,7 @@ class ReadOnce:
         self.stream.seek(0)
         digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
         if self.has_changed:
-            raise changed_while_read(self.path)
+            raise changed_while_read(self.path, "written to")
         return digest
 
     @property

@@ -32,7 +32,7 @@ CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "half of it overwritten": lambda content: content[: len(content) // 2] + bytes(len(content) - len(content) // 2),
 }
 QUICK = ["--bootstrap", "0", "--protocol", "full", "--no-cross-check"]
-WHILE_READ = "was replaced or written to while it was read; run the command again"
+WHILE_READ = "was written to while it was read; run the command again"
 _waiting: list[tuple[str, Callable[[], None]]] = []  # what happens when which file is opened; hooks cannot be taken back
 _opens = [0]
 
@@ -81,7 +81,7 @@ def test_embeddings_that_are_overwritten_in_place_are_named_or_have_been_read(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first seed's file changes when that of the second one is opened, for the first time, the second and so on."""
+    """Change the first seed's file when that of the second one is opened, for the first time, the second and so on."""
     suite = suite_of_faults("embeddings overwritten in place while they are evaluated", 24)
     content, out = seeds[0].read_bytes(), tmp_path / "result.json"
     assert evaluated(seeds, out) == 0
@@ -114,7 +114,7 @@ def test_a_file_that_changed_after_it_was_read_is_said_to_have_changed(
 
 
 def test_a_file_that_is_renamed_over_an_open_one_is_not_read(seeds: list[Path], tmp_path: Path) -> None:
-    """As all writers of this project do: the command goes on with the file that it opened."""
+    """Rename as all writers of this project do: the command goes on with the file that it opened."""
     out = tmp_path / "result.json"
     assert evaluated(seeds, out) == 0
     expected, new = json.loads(out.read_text())["protocols"], tmp_path / "new.h5"

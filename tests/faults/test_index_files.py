@@ -69,7 +69,7 @@ DAMAGES: dict[str, Callable[[bytes, np.random.Generator], bytes]] = {
 
 
 def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite], tmp_path: Path) -> None:
-    """The index or its note is damaged; both are read and searched again."""
+    """Damage the index or its note, then read and search it again."""
     suite, rng = suite_of_faults("damaged FAISS index files", 60), np.random.default_rng(1)
     made = {}
     for number, factory in enumerate(FACTORIES):
@@ -95,7 +95,7 @@ def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite]
 
 
 def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: Callable[[str, int], Suite], tmp_path: Path) -> None:
-    """Eight bytes near a header become a size that the file does not hold, and the note vouches for it.
+    """Write a size that the file does not hold over eight bytes near its start, with a note that vouches for it.
 
     Whoever writes both files can make any result; the search neither crashes nor hangs nor names rows that are not there.
     """

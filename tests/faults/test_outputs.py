@@ -1,4 +1,4 @@
-"""What lies where a command is to write: only an output of the same kind is replaced, and no input ever."""
+"""Files at the places of outputs: only an output of the same kind is replaced, and no input ever."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ STRANGERS = {
 
 @dataclass
 class World:
-    """What the commands read. Read only."""
+    """Inputs of the commands. Read only."""
 
     demo: Path
     cache: Path
@@ -251,7 +251,7 @@ def _main(command: str) -> Callable[[list[str]], None]:
 
 
 def _commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command with its name."""
+    """Yield every command with its name."""
 
     def below(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         if isinstance(command, click.Group):
@@ -267,7 +267,7 @@ def _commands() -> Iterator[tuple[str, click.Command]]:
 
 
 def test_every_option_for_a_path_is_an_input_or_is_tried_here() -> None:
-    """A new option for an output belongs into OUTPUTS, so that what lies there is protected; one for an input into INPUTS."""
+    """Add a new option for an output to OUTPUTS, so that a test protects what lies there, and one for an input to INPUTS."""
     paths = {
         (name, option.opts[-1])
         for name, command in _commands()
@@ -295,7 +295,7 @@ def _run(command: str, arguments: list[object], capsys: pytest.CaptureFixture[st
 def test_no_file_of_another_kind_is_replaced(
     world: World, tmp_path: Path, suite_of_faults: Callable[[str, int], Suite], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every option, and file that it writes, with one after the other of the strangers' files."""
+    """Try every file that an option writes with one after the other of the strangers' files."""
     suite = suite_of_faults("files of other kinds where outputs go", len(CASES))
     names = list(STRANGERS)
     for k in range(suite.n_tries):
@@ -357,7 +357,7 @@ def test_force_replaces_a_file_of_another_kind(
 def test_no_input_is_replaced(
     by: str, force: list[str], world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A result is the input of a table, and embeddings that of an evaluation."""
+    """Name the result of a table, and the embeddings of an evaluation, as their output."""
     (tmp_path / "folder").mkdir()
     for command, first, source in (("vse-table", ["summary"], world.result), ("vse-eval", [], world.embedded)):
         given = tmp_path / source.name

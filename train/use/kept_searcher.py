@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vse.features.caption_extractor import encoder_path
 from vse.features.shards import shards_folder
-from vse.pipeline.read_once import FileState, file_state
+from vse.pipeline.input_files import FileState, file_state
 from vse.train.use.embed import TrainedRun
 from vse.train.use.searcher import Searcher
 
