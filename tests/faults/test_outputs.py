@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+import vse
 from tests.docs.pages import console_scripts
 from tests.eval.protocols.test_evaluate import made
 from tests.faults.suite import Suite
@@ -377,3 +378,15 @@ def test_no_input_is_replaced(
         code, said = _run(command, [*first, given, "--out", out, *force], capsys)
         assert (code, "output is also an input" in said) == (2, True), said
         assert given.read_bytes() == source.read_bytes()
+
+
+def test_python_follows_the_same_rule(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "t.csv"
+    out.write_bytes(STRANGERS["a CSV"])
+    with pytest.raises(vse.UserError, match="is not a table 'summary' of vse-table; .* or replace it with force"):
+        vse.table("summary", world.result, out=out)
+    assert out.read_bytes() == STRANGERS["a CSV"]
+    vse.table("summary", world.result, out=out, force=True)
+    vse.table("summary", world.result, out=out)
+    with pytest.raises(vse.UserError, match="output is also an input"):
+        vse.table("summary", world.result, out=world.result, force=True)
