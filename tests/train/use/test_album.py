@@ -49,7 +49,7 @@ def test_what_is_no_album_is_one_line(photos: Path, few: Path, tmp_path: Path, f
     before = (tmp_path / "demo" / "dataset.json").read_bytes()
     for name in ("demo", "album"):
         line = fails(main, "album", photos, "--out", tmp_path / "demo", "--name", name)
-        assert "describes another data set" in line
+        assert {"demo": "describes another data set", "album": "is not the data set 'album'"}[name] in line
     assert (tmp_path / "demo" / "dataset.json").read_bytes() == before
 
 
