@@ -28,7 +28,7 @@ from vse.features.extractors.text import TextConfig
 from vse.features.extractors.tfidf import TfidfConfig
 from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
 from vse.pipeline import dataset as dataset_module
-from vse.pipeline import progress, read_once
+from vse.pipeline import input_files, progress
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -285,7 +285,7 @@ def test_a_log_says_which_shard_of_how_many_and_how_far_it_is(
 def test_an_extraction_reads_the_data_set_once(
     options: list[str], own_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_once, "SETTLED", 0)  # as if the file had been written long ago
+    monkeypatch.setattr(input_files, "SETTLED", 0)  # as if the file had been written long ago
     command = ["tfidf", "--dataset", str(own_demo), "--set", "min_count=1", "--shards", "3", "--out", str(tmp_path / "x.h5")]
     if options:
         with pytest.raises(SystemExit):

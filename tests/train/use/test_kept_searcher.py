@@ -14,7 +14,7 @@ import pytest
 from vse.eval.search.hits import SearchHit
 from vse.features.shards import shard_path
 from vse.pipeline import dataset as dataset_module
-from vse.pipeline import read_once
+from vse.pipeline import input_files
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.dataset_columns import columns_file
 from vse.pipeline.errors import UserError
@@ -56,7 +56,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as written long ago."""
-    monkeypatch.setattr(read_once, "SETTLED", 0)
+    monkeypatch.setattr(input_files, "SETTLED", 0)
 
 
 def say(content: dict[str, Any], raw: str = "something else") -> None:
