@@ -28,7 +28,7 @@ from torch import Tensor
 from vse.features.transformer import Transformer
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
-from vse.pipeline.input_files import check_input, is_path, reading, reason_of
+from vse.pipeline.input_files import is_path, reading, reason_of
 from vse.pipeline.outputs import OutputKind, check_out, json_kind, text_kind
 from vse.pipeline.own_code import CodeRefused, code_of_run
 from vse.pipeline.parts import own_codes
