@@ -38,9 +38,12 @@ from vse.features.shards import (
     write_attributes,
 )
 from vse.features.stored import CHECKSUMS, Blocks, Stored, shard_checksums, stored_array
+from vse.pipeline.data_identity import caption_hashes
+from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
+from vse.pipeline.image_arrays import caption_ids
 from vse.pipeline.input_files import is_name, is_path, reading
 
 log = logging.getLogger(__name__)
@@ -135,12 +138,19 @@ def failures_path(cache: Path) -> Path:
 
 
 def merge_shards(
-    cache: Path, n_shards: int, dataset_file: Path, row_ids: Ids, more: Callable[[Sequence[Path]], Said] = lambda _: {}
+    cache: Path,
+    n_shards: int,
+    dataset_file: Path,
+    row_ids: Ids,
+    more: Callable[[Sequence[Path]], Said] = lambda _: {},
+    dataset: Dataset | None = None,
+    photos: NDArray[np.uint8] | None = None,
 ) -> Path:
     """Join finished shards: check each, write ``manifest.json``, then the cache file with its virtual views.
 
     ``row_ids`` are the ids that the whole cache should hold, in order; what shards skipped is left out. ``more`` makes of the
-    checked shards what the provenance has beside the usual.
+    checked shards what the provenance has beside the usual. The cache records the captions of ``dataset`` and the hashes of
+    its ``photos`` (n_rows, 32), by which it is recognised; photographs that rows were made from are known by their sources.
     """
     shards: list[Shard] = []
     for index in range(n_shards):
@@ -157,7 +167,11 @@ def merge_shards(
     skipped = [item for shard in shards for item in shard.skipped]
     _write_failures(cache, skipped)
     said = more([shards_folder(cache) / shard.file for shard in shards])
-    content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said)
+    known: dict[str, NDArray[Any]] = {} if photos is None else {"photos": photos}
+    if dataset is not None:
+        said = {**said, "data": {"sha256": dataset.sha256}}
+        known |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
+    content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said, known)
     entries = [_entry(shards_folder(cache), shard) for shard in shards]
     manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": seconds_of(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
@@ -252,7 +266,12 @@ def _entry(folder: Path, shard: Shard) -> dict[str, Any]:
 
 
 def _virtual_views(
-    cache: Path, shards: Sequence[Shard], dataset_file: Path, skipped: Sequence[int], said: Said
+    cache: Path,
+    shards: Sequence[Shard],
+    dataset_file: Path,
+    skipped: Sequence[int],
+    said: Said,
+    known: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
     """The cache file's bytes, and its key: the identity, the ids that are there and what they were made from."""
     folder, identity = shards_folder(cache), shards[0].identity
@@ -273,6 +292,8 @@ def _virtual_views(
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)
         file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
+        for name, values in known.items():
+            file.create_dataset(name, data=values)
         with open_hdf5(files[0], "a readable shard") as first:
             names = [name for name in _ARRAYS if name in first]
             if "offsets" in first:

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from vse.features import cache, shards
 from vse.features.backbone_cache import backbone_of
+from vse.features.cache_data import COMPARED_PHOTOS, photos_at_hand, source_differences
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
 from vse.features.truth_boxes import SOURCE, boxes_sha256, holds_truths, truth_boxes
 from vse.features.upper_bound import bounds_of_shards, described_bounds
+from vse.pipeline.data_identity import DataIdentity, data_differences
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
@@ -83,7 +85,9 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     dataset = load_dataset_file(dataset_file)
     with only_writer(out):
         ids = row_ids(dataset, kind, text_rows_of(config))
-        path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files))
+        for index in range(n_shards):
+            _check_shard(shards.shard_path(out, index, n_shards), dataset, kind, config)
+        path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files), dataset)
     provenance = cache.open_cache(path).provenance
     if precision := provenance.get("config", {}).get("precision"):
         log.info("%s: computed in %s", path, precision)
@@ -103,6 +107,27 @@ def verify(path: Path, write: bool = False) -> cache.FeatureCache:
         return cache.verify_cache(path)
     with only_writer(path):
         return cache.verify_cache(path, write=True)
+
+
+def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
+    """Raise UserError if a shard was made from other texts than those of the data set, or from other photographs.
+
+    All texts are compared, and some of the photographs, as far as they are at hand.
+    """
+    if shards.read_record(path) is None:
+        return
+    ids, sources = shards.read_rows(path, "ids", "sources")
+    if kind == "text":
+        differences = source_differences(dataset, ids, sources, config)
+    else:
+        recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
+        found, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS)
+        differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
+    if differences:
+        raise UserError(
+            f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set of "
+            "the shard, or delete that shard and extract it again"
+        )
 
 
 def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], of: TextRows = "captions") -> str | None:

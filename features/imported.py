@@ -124,7 +124,7 @@ def write_imported(
         empty = _write_shards(out, n_shards, identity, files, ids, rows)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
-        return merge_shards(out, n_shards, dataset.path, ids)
+        return merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)
 
 
 def _write_shards(

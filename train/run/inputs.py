@@ -9,6 +9,7 @@ from typing import Any
 
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.cache_data import check_data, check_same_photos
 from vse.features.rows import TextRows
 from vse.features.text_rows import check_text_rows
 from vse.features.transformer import Transformer
@@ -140,13 +141,15 @@ def open_inputs(
     ``texts`` says whether captions are matched, or phrases.
     """
     evaluated = _evaluated(cache, experiment, paths.eval_features)
-    for images in (cache, evaluated):
-        _check_dataset(images, dataset)
+    for images in {cache.path: cache, evaluated.path: evaluated}.values():
+        check_data(images, dataset)
         if images.kind != "image":
             raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
     truths = _truths(cache, experiment, paths.truth_features)
+    if truths is not None:
+        check_data(truths, dataset)
     transformer = None
     if captions is None and caption_encoder is not None:
         transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
@@ -160,11 +163,6 @@ def _training_words(dataset: Dataset) -> Iterator[str]:
     for image in dataset.split("train"):
         for caption in image.captions:
             yield from caption.tokens
-
-
-def _check_dataset(cache: FeatureCache, dataset: Dataset) -> None:
-    if cache.dataset != dataset.name:
-        raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
 
 
 def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache:
@@ -185,7 +183,7 @@ def _captions(
         return None
     hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
     captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
-    _check_dataset(captions, dataset)
+    check_data(captions, dataset)
     check_text_rows(captions, texts)
     return captions
 
@@ -223,6 +221,7 @@ def _check_alike(other: FeatureCache, cache: FeatureCache) -> None:
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
     if None not in networks and networks[0] != networks[1]:
         raise UserError(f"{other.path} and {cache.path} are of networks with different weights")
+    check_same_photos(cache, other)
 
 
 def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:

@@ -1,0 +1,134 @@
+"""Compare the data set of a cache with a ``dataset.json`` that is joined with it by id, and caches with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vse.features.backbone_cache import backbone_of
+from vse.features.cache import FeatureCache, read_sources
+from vse.features.extractors import EXTRACTORS
+from vse.features.rows import Ids, items_of, sha256_bytes, text_rows_of
+from vse.features.truth_boxes import boxes_sha256, holds_truths, truth_boxes
+from vse.pipeline.data_identity import DataIdentity, Hashes, caption_hashes, data_differences
+from vse.pipeline.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.hdf5_files import open_hdf5, own_data
+from vse.pipeline.id_rows import IdRows
+from vse.pipeline.image_arrays import caption_ids, image_ids
+from vse.pipeline.image_files import BadImage, read_bytes
+
+COMPARED_PHOTOS = 64  # of a data set whose dataset.json is that of the cache
+COMPARED_PHOTOS_IF_CHANGED = 256
+_NONE = np.empty(0, np.int64)
+
+
+def check_data(cache: FeatureCache, dataset: Dataset) -> None:
+    """Raise UserError if a cache is of a data set of another name, or of other contents at the same ids.
+
+    The ids themselves are checked where rows are read. All captions are compared unless ``dataset.json`` is the file that the
+    cache was made from, and some photographs, evenly spread, as far as they are at hand. Of a cache that records no captions
+    only the sources of its rows are compared.
+    """
+    if cache.dataset != dataset.name:
+        raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
+    if differences := differences_of_cache(cache, dataset):
+        raise UserError(
+            f"{dataset.path}: the data set has changed since the cache was made, {cache.path}: {'; '.join(differences)}. Give "
+            "the data set of the cache, or run the same vse-extract again: rows whose sources are the same are kept"
+        )
+
+
+def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
+    """Raise UserError if two caches of images are of different photographs or captions at the same ids."""
+    if differences := data_differences(recorded_identity(other), recorded_identity(cache)):
+        raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
+
+
+def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:
+    """Return the differences between a data set and the one that a cache was made from; see :func:`check_data`."""
+    recorded, changed = recorded_identity(cache), not is_recorded(cache, dataset)
+    captions = caption_hashes(dataset.images) if changed and recorded.captions is not None else None
+    most = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
+    photo_ids, photos = photos_at_hand(dataset, recorded, most)
+    ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
+    differences = data_differences(ours, recorded)
+    if differences or not changed:
+        return differences
+    if cache.kind == "text" and made_by_extractor(cache):
+        return source_differences(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
+    if holds_truths(cache) and boxes_sha256(truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
+        return ["the boxes of its phrases differ"]
+    return []
+
+
+def is_recorded(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether a cache records the SHA-256 of this very ``dataset.json``."""
+    said = cache.provenance.get("data")
+    return isinstance(said, Mapping) and bool(dataset.sha256) and said.get("sha256") == dataset.sha256
+
+
+def recorded_identity(cache: FeatureCache) -> DataIdentity:
+    """Return the identity of the data set that a cache was made from, as far as the cache records it."""
+    names = ("caption_ids", "caption_hashes", "photos")
+    with open_hdf5(cache.path, "a readable feature cache") as file:
+        stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
+    photos = stored.get("photos")
+    if cache.kind == "image" and photos is None and made_by_extractor(cache):
+        photos = read_sources(cache)
+    return DataIdentity(
+        image_ids=cache.ids if cache.kind == "image" else _NONE,
+        caption_ids=_checked(cache.path, stored, "caption_ids", ()),
+        photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
+        captions=_checked(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+    )
+
+
+def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
+    """Hash at most so many photographs of a data set, evenly spread over the images whose photographs are recorded.
+
+    Returns their ids (n,) and hashes (n, 32); None for the hashes if no file is at hand.
+    """
+    if recorded.photos is None or not dataset.pictures:
+        return _NONE, None
+    rows = np.flatnonzero(IdRows(recorded.image_ids).of(image_ids(dataset.images)) >= 0)
+    chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)] if len(rows) else rows
+    images = [dataset.images[int(row)] for row in chosen]
+    return hashed_photos([(image.imgid, dataset.image_path(image)) for image in images])
+
+
+def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
+    """Return the ids (n,) and the SHA-256 (n, 32) of those of some image files that can be read; None if there is none."""
+    hashed = {}
+    for imgid, path in files:
+        try:
+            hashed[imgid] = sha256_bytes(read_bytes(path))
+        except BadImage:
+            continue
+    return np.fromiter(hashed, np.int64), np.stack(list(hashed.values())) if hashed else None
+
+
+def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
+    """Return how the texts of a data set differ from the ``sources`` (n, 32) of the rows of a cache or shard of texts."""
+    extractor, of = config.get("extractor"), text_rows_of(config)
+    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
+    items = items_of(dataset, "text", raw, of)
+    rows = IdRows(ids).of(np.asarray([item.id for item in items], np.int64))
+    wrong = [item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()]
+    return [f"{len(wrong)} of {int((rows >= 0).sum())} compared {of} differ, the first is id {wrong[0]}"] if wrong else []
+
+
+def made_by_extractor(cache: FeatureCache) -> bool:
+    """Return whether the sources of a cache's rows are photographs or texts, and not features of another program or model."""
+    return "imported" not in cache.provenance and backbone_of(cache) is None
+
+
+def _checked(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    values = stored.get(name, _NONE)
+    if values.shape != (len(stored.get("caption_ids", _NONE)), *shape):
+        raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")
+    return values

@@ -1,0 +1,122 @@
+"""The identity of a data set: its ids, and hashes of its photographs and captions.
+
+Two data sets may share their name and all of their ids. Wherever two files meet, their identities are compared, by id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from vse.pipeline.captioned_image import Image
+from vse.pipeline.id_rows import IdRows, Ids
+from vse.pipeline.image_arrays import caption_ids, image_ids
+
+PHOTO_BYTES = 32  # of a photograph's hash: a complete SHA-256
+CAPTION_BYTES = 8  # of a caption's hash: there are many captions, and nobody forges one
+Hashes = NDArray[np.uint8]
+
+
+class DataSums(BaseModel):
+    """A data set, or a split of it, in three SHA-256: of the ids, of the photographs and of the captions, sorted by id.
+
+    None stands for an unknown sum. The sum of the ids covers which image a caption belongs to.
+    """
+
+    ids_sha256: str
+    photos_sha256: str | None = None
+    captions_sha256: str | None = None
+
+    @property
+    def short(self) -> str:
+        """Return eight hexadecimal digits that stand for all three sums, for the name of a file."""
+        return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
+
+    def differences(self, other: DataSums) -> list[str]:
+        """Return which of the sums that both sides know differ: of ``ids``, ``photographs`` or ``captions``."""
+        names = {"ids": "ids_sha256", "photographs": "photos_sha256", "captions": "captions_sha256"}
+        pairs = {name: (getattr(self, field), getattr(other, field)) for name, field in names.items()}
+        return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
+
+
+@dataclass(frozen=True)
+class DataIdentity:
+    """Ids of images and captions with hashes of their contents; None stands for unknown hashes.
+
+    ``photos`` (n_images, 32) are the SHA-256 of the image files, ``captions`` (n_captions, 8) what :func:`caption_hash`
+    returns. A caption's hash covers its image's id and its text as it was written.
+    """
+
+    image_ids: Ids
+    caption_ids: Ids
+    photos: Hashes | None = None
+    captions: Hashes | None = None
+
+    def sums(self, captions_of: Ids | None = None) -> DataSums:
+        """Return the sums of the rows; ``captions_of`` (n_captions,) are the ids of the captions' images, if they are known."""
+        images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
+        owners = [] if captions_of is None else [captions_of[captions]]
+        return DataSums(
+            ids_sha256=_sum(self.image_ids[images], self.caption_ids[captions], *owners),
+            photos_sha256=None if self.photos is None else _sum(self.image_ids[images], self.photos[images]),
+            captions_sha256=None if self.captions is None else _sum(self.caption_ids[captions], self.captions[captions]),
+        )
+
+
+def caption_hash(imgid: int, raw: str) -> bytes:
+    """Return the first 8 bytes of the SHA-256 of a caption's image id and text."""
+    return hashlib.sha256(f"{imgid}\n{raw}".encode(errors="surrogatepass")).digest()[:CAPTION_BYTES]
+
+
+def caption_hashes(images: Sequence[Image]) -> Hashes:
+    """Return the hash of each caption of some images, (n_captions, 8), in their order."""
+    hashes = b"".join(caption_hash(image.imgid, caption.raw) for image in images for caption in image.captions)
+    return np.frombuffer(hashes, np.uint8).reshape(-1, CAPTION_BYTES)
+
+
+def identity_of_images(images: Sequence[Image], photos: Hashes | None = None) -> DataIdentity:
+    """Return the identity of some images of a data set; ``photos`` (n_images, 32) are the hashes of their files, if known."""
+    return DataIdentity(image_ids(images), caption_ids(images), photos, caption_hashes(images))
+
+
+def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
+    """Return the differences between two data sets: ``12 of 300 compared captions differ, the first is id 5``, or nothing.
+
+    Images and captions are compared by their ids, so a split or a subset does not differ from the complete data set. If
+    photographs differ, the captions are mentioned as well, and the reverse: as equal, or as not compared.
+    """
+    parts = {
+        "photographs": _compared(ours.image_ids, ours.photos, theirs.image_ids, theirs.photos),
+        "captions": _compared(ours.caption_ids, ours.captions, theirs.caption_ids, theirs.captions),
+    }
+    differ = [
+        f"{len(wrong)} of {n} compared {name} differ, the first is id {wrong[0]}"
+        for name, (n, wrong) in parts.items()
+        if len(wrong)
+    ]
+    if not differ:
+        return []
+    others = [f"{name} {'are equal' if n else 'were not compared'}" for name, (n, wrong) in parts.items() if not len(wrong)]
+    return differ + others
+
+
+def _compared(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:
+    """Return how many rows were compared, those of the ids that both sides have, and the ids of those that differ."""
+    if hashes is None or other_hashes is None:
+        return 0, ids[:0]
+    rows = IdRows(other_ids).of(ids)
+    shared = np.flatnonzero(rows >= 0)
+    return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
+
+
+def _sum(*arrays: NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
