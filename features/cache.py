@@ -167,7 +167,7 @@ def merge_shards(
     skipped = [item for shard in shards for item in shard.skipped]
     _write_failures(cache, skipped)
     said = more([shards_folder(cache) / shard.file for shard in shards])
-    known: dict[str, NDArray[Any]] = {} if photos is None else {"photos": photos}
+    known: dict[str, NDArray[Any]] = {} if photos is None else {"photo_hashes": photos}
     if dataset is not None:
         said = {**said, "data": {"sha256": dataset.sha256}}
         known |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from vse.features.cache import FeatureCache, read_sources
 from vse.features.extractors import EXTRACTORS
 from vse.features.rows import Ids, items_of, sha256_bytes, text_rows_of
 from vse.features.truth_boxes import boxes_sha256, holds_truths, truth_boxes
-from vse.pipeline.data_identity import DataIdentity, Hashes, caption_hashes, data_differences
+from vse.pipeline.data_identity import DataIdentity, DataSums, Hashes, caption_hashes, data_differences, identity_of_images
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import sha256_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data
 from vse.pipeline.id_rows import IdRows
 from vse.pipeline.image_arrays import caption_ids, image_ids
@@ -66,6 +68,11 @@ def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:
     return []
 
 
+def holds_texts_of(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether a cache of captions or phrases holds the texts of a data set, and not those of another one."""
+    return cache.dataset == dataset.name and not differences_of_cache(cache, dataset)
+
+
 def is_recorded(cache: FeatureCache, dataset: Dataset) -> bool:
     """Return whether a cache records the SHA-256 of this very ``dataset.json``."""
     said = cache.provenance.get("data")
@@ -74,10 +81,10 @@ def is_recorded(cache: FeatureCache, dataset: Dataset) -> bool:
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:
     """Return the identity of the data set that a cache was made from, as far as the cache records it."""
-    names = ("caption_ids", "caption_hashes", "photos")
+    names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
         stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
-    photos = stored.get("photos")
+    photos = stored.get("photo_hashes")
     if cache.kind == "image" and photos is None and made_by_extractor(cache):
         photos = read_sources(cache)
     return DataIdentity(
@@ -86,6 +93,14 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
         photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
         captions=_checked(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
+
+
+def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
+    """Return the sums of a data set whose photographs are those of a cache of images."""
+    photos = replace(recorded_identity(cache), caption_ids=_NONE, captions=None).sums.photos_sha256
+    identity = identity_of_images(dataset.images)
+    splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
+    return identity.sums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
 def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
@@ -115,10 +130,12 @@ def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None
 def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
     """Return how the texts of a data set differ from the ``sources`` (n, 32) of the rows of a cache or shard of texts."""
     extractor, of = config.get("extractor"), text_rows_of(config)
-    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
+    raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = items_of(dataset, "text", raw, of)
     rows = IdRows(ids).of(np.asarray([item.id for item in items], np.int64))
-    wrong = [item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()]
+    wrong = [
+        item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
+    ]
     return [f"{len(wrong)} of {int((rows >= 0).sum())} compared {of} differ, the first is id {wrong[0]}"] if wrong else []
 
 

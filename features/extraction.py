@@ -125,8 +125,8 @@ def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, 
         differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(
-            f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set of "
-            "the shard, or delete that shard and extract it again"
+            f"{path}: the data set {dataset.path} has changed since the shard was made: {differences[0]}; give the data set "
+            "of the shard, or delete that shard and extract it again"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from vse.pipeline.captioned_image import Image
+from vse.pipeline.errors import UserError
 from vse.pipeline.id_rows import IdRows, Ids
 from vse.pipeline.image_arrays import caption_ids, image_ids
 
@@ -24,24 +26,26 @@ Hashes = NDArray[np.uint8]
 
 
 class DataSums(BaseModel):
-    """A data set, or a split of it, in three SHA-256: of the ids, of the photographs and of the captions, sorted by id.
+    """A data set, or a split of it, as SHA-256: of the ids, of the photographs and of the captions, sorted by id.
 
-    None stands for an unknown sum. The sum of the ids covers which image a caption belongs to.
+    None stands for an unknown sum. The sum of the captions covers which image each belongs to. For a complete data set there
+    is also the sum of the ids of the images of each split.
     """
 
     ids_sha256: str
     photos_sha256: str | None = None
     captions_sha256: str | None = None
+    splits_sha256: str | None = None
 
     @property
     def short(self) -> str:
-        """Return eight hexadecimal digits that stand for all three sums, for the name of a file."""
+        """Return eight hexadecimal digits that stand for all sums, for the name of a file."""
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
     def differences(self, other: DataSums) -> list[str]:
-        """Return which of the sums that both sides know differ: of ``ids``, ``photographs`` or ``captions``."""
-        names = {"ids": "ids_sha256", "photographs": "photos_sha256", "captions": "captions_sha256"}
-        pairs = {name: (getattr(self, field), getattr(other, field)) for name, field in names.items()}
+        """Return which of the sums that both sides know differ: of ids, photographs, captions, splits."""
+        names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
+        pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
         return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
 
 
@@ -58,12 +62,12 @@ class DataIdentity:
     photos: Hashes | None = None
     captions: Hashes | None = None
 
-    def sums(self, captions_of: Ids | None = None) -> DataSums:
-        """Return the sums of the rows; ``captions_of`` (n_captions,) are the ids of the captions' images, if they are known."""
+    @property
+    def sums(self) -> DataSums:
+        """Return the sums of the rows."""
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
-        owners = [] if captions_of is None else [captions_of[captions]]
         return DataSums(
-            ids_sha256=_sum(self.image_ids[images], self.caption_ids[captions], *owners),
+            ids_sha256=_sum(self.image_ids[images], self.caption_ids[captions]),
             photos_sha256=None if self.photos is None else _sum(self.image_ids[images], self.photos[images]),
             captions_sha256=None if self.captions is None else _sum(self.caption_ids[captions], self.captions[captions]),
         )
@@ -104,6 +108,12 @@ def data_differences(ours: DataIdentity, theirs: DataIdentity) -> list[str]:
         return []
     others = [f"{name} {'are equal' if n else 'were not compared'}" for name, (n, wrong) in parts.items() if not len(wrong)]
     return differ + others
+
+
+def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: DataIdentity) -> None:
+    """Raise UserError if two files are of different data sets, although they have ids in common."""
+    if differences := data_differences(ours, theirs):
+        raise UserError(f"{path} and {other_path} are of different data sets: {'; '.join(differences)}")
 
 
 def _compared(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 
 from vse.eval.files.array_folder import HELD_BYTES, read_array_folder
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
-from vse.eval.files.file_fields import Described, stored_attribute, stored_ids
+from vse.eval.files.file_fields import Described, stored_attribute, stored_hashes, stored_ids
 from vse.eval.files.score_matrices import selected_scores
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.eval.ranking.scores import SIMILARITIES
+from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
 from vse.pipeline.hdf5_files import own_data
@@ -39,10 +40,13 @@ _POOLED = ("pooled_images", "pooled_captions")
 _VECTORS = ("images", "captions", *_POOLED)
 _MATRICES = (*_VECTORS, *_SCORES)
 _COUNTS = ("n_phrases", "n_regions")
+_HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
 _CHECKED = 4096  # rows looked at at once
 _SHORTEST = 2.0**-100  # of an inner product or a square: 26 powers of two above the smallest full float32
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
+_OF_IMAGES = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
+_OF_CAPTIONS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
 log = logging.getLogger(__name__)
 EMBEDDINGS = hdf5_kind("a file of embeddings that vse wrote", lambda file: SUM in file.attrs and "caption_image_ids" in file)
 
@@ -60,8 +64,9 @@ class Embeddings:
     ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
     ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
     MS-COCO, if they are of it. ``n_phrases`` (n_captions,) and ``n_regions`` (n_images,) are there if the scores are those of
-    phrases with regions: how many there were, 0 where a score says nothing. ``source`` is the file that they were read from,
-    if there is one.
+    phrases with regions: how many there were, 0 where a score says nothing. ``photo_hashes`` (n_images, 32) and
+    ``caption_hashes`` (n_captions, 8) are those of :class:`vse.pipeline.data_identity.DataIdentity`, if they are known.
+    ``source`` is the file that they were read from, if there is one.
     """
 
     image_ids: NDArray[np.int64]
@@ -84,7 +89,14 @@ class Embeddings:
     coco_ids: NDArray[np.int64] | None = None
     n_phrases: NDArray[np.int64] | None = None
     n_regions: NDArray[np.int64] | None = None
+    photo_hashes: NDArray[np.uint8] | None = None
+    caption_hashes: NDArray[np.uint8] | None = None
     source: ReadOnce | ReadFiles | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def identity(self) -> DataIdentity:
+        """The identity of the split."""
+        return DataIdentity(self.image_ids, self.caption_ids, self.photo_hashes, self.caption_hashes)
 
     @property
     def directional(self) -> bool:
@@ -136,16 +148,9 @@ class Embeddings:
             if matrix is not None:
                 rows = captions if name.endswith("captions") else images
                 selected[name] = selected_scores(matrix, images, captions) if name in _SCORES else matrix[rows]
-        return replace(
-            self,
-            image_ids=self.image_ids[images],
-            caption_ids=self.caption_ids[captions],
-            caption_image_ids=self.caption_image_ids[captions],
-            coco_ids=None if self.coco_ids is None else self.coco_ids[images],
-            n_phrases=None if self.n_phrases is None else self.n_phrases[captions],
-            n_regions=None if self.n_regions is None else self.n_regions[images],
-            **selected,
-        )
+        for rows, names in ((images, _OF_IMAGES), (captions, _OF_CAPTIONS)):
+            selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
+        return replace(self, **selected)
 
     def image_of_caption(self) -> NDArray[np.int64]:
         """For each caption the row of its image; :class:`UserError` if an id has no image."""
@@ -225,7 +230,7 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
     source: ReadOnce | ReadFiles
-    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_MATRICES), None
+    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *_MATRICES), None
     if path.is_dir():
         arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
     else:
@@ -250,6 +255,8 @@ def embeddings_of(
     values: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in _IDS}
     for name in ("coco_ids", *_COUNTS):
         values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
+    for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
+        values[name] = stored_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
     values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
@@ -285,12 +292,13 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
             raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
     if first.coco_ids is not None and run.coco_ids is not None and not np.array_equal(first.coco_ids, run.coco_ids):
         raise UserError(f"{path} and {first_path} differ in coco_ids; what is evaluated together shares them")
+    check_same_data(path, run.identity, first_path, first.identity)
 
 
 def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
     """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
     sums = {}
-    for name in (*_IDS, "coco_ids", *_COUNTS, *_VECTORS):
+    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *_VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)

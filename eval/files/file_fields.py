@@ -70,3 +70,11 @@ def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDAr
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
         raise UserError(f"{path}: {name} must be a 1-D integer array (int64), but is {kind}")
     return values.astype(np.int64)
+
+
+def stored_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
+    """Return hashes (n, width) as they are stored; raise UserError if they are of another type or shape."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (n, width):
+        kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
+        raise UserError(f"{path}: {name} must be uint8 of shape ({n}, {width}), but is {kind}")
+    return np.asarray(values)

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.content_sum import SUM, array_sum, content_sum
-from vse.eval.files.file_fields import stored_attribute, stored_ids
+from vse.eval.files.file_fields import stored_attribute, stored_hashes, stored_ids
+from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_bytes
 from vse.pipeline.hdf5_files import own_data
@@ -29,6 +30,7 @@ FORMAT, VERSION = "vse-phrase-scores", 1
 PHRASE_SCORES = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
 _IDS = ("phrase_ids", "image_ids", "caption_ids")
 _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
+_HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED = ("dataset", "split")
 _MOST = 100_000_000  # candidates or phrases of a file; more is a fault
@@ -44,7 +46,9 @@ class PhraseScores:
     data set, in file order, from 0. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
     ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is where the phrase is, NaN where it has no box. Boxes are
     x1, y1, x2, y2 in pixels of the original image, x2 and y2 exclusive. ``types`` (n_phrases,) are texts such as ``people``,
-    several of a phrase joined by ``/``. The attributes are those of :class:`vse.eval.files.embeddings.Embeddings`.
+    several of a phrase joined by ``/``. ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are those of
+    :class:`vse.pipeline.data_identity.DataIdentity` for the image and the caption of each phrase, if they are known. The
+    attributes are those of :class:`vse.eval.files.embeddings.Embeddings`.
     """
 
     phrase_ids: NDArray[np.int64]
@@ -61,7 +65,19 @@ class PhraseScores:
     seed: int | None = None
     provenance: str = "{}"
     trained_on: str | None = None
+    photo_hashes: NDArray[np.uint8] | None = None
+    caption_hashes: NDArray[np.uint8] | None = None
     source: ReadOnce | None = field(default=None, repr=False)
+
+    @property
+    def identity(self) -> DataIdentity:
+        """The identity of the images and captions that have phrases."""
+        images, image_rows = np.unique(self.image_ids, return_index=True)
+        captions, caption_rows = np.unique(self.caption_ids, return_index=True)
+        photos = None if self.photo_hashes is None else self.photo_hashes[image_rows]
+        return DataIdentity(
+            images, captions, photos, None if self.caption_hashes is None else self.caption_hashes[caption_rows]
+        )
 
     @property
     def has_box(self) -> NDArray[np.bool_]:
@@ -81,7 +97,8 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         raise ValueError(str(error)) from None
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
-        arrays = {name: np.asarray(getattr(scores, name)) for name in _ARRAYS}
+        names = [*_ARRAYS, *(name for name in _HASHES if getattr(scores, name) is not None)]
+        arrays = {name: np.asarray(getattr(scores, name)) for name in names}
         for name, values in arrays.items():
             if name != "types":
                 file.create_dataset(name, data=values)
@@ -101,11 +118,14 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         _check_format(path, file)
         items = {name: own_data(file, name, path=path) for name in _ARRAYS}
         _check_complete(path, items, file)
+        items |= {name: item for name in _HASHES if (item := own_data(file, name, path=path)) is not None}
         arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(SUM)
     fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
     fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
+    n = len(fields["phrase_ids"])
+    fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
     run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
     _check(path, run)
     if content_sha256 is None:
@@ -136,6 +156,7 @@ def same_phrases(first_path: Path, first: PhraseScores, path: Path, run: PhraseS
             raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
     if not np.array_equal(first.truth, run.truth, equal_nan=True):
         raise UserError(f"{path} and {first_path} differ in truth; what is evaluated together shares it")
+    check_same_data(path, run.identity, first_path, first.identity)
 
 
 def _attributes_of(scores: PhraseScores) -> dict[str, Any]:

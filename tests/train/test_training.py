@@ -56,7 +56,7 @@ def test_other_settings_do_not_overwrite_a_run(cache: Path, own_run: Path, fails
 
 def test_other_captions_are_another_run(cache: Path, own_demo: Path, own_run: Path, fails: Callable[..., str]) -> None:
     run = own_run
-    own_demo.write_text(own_demo.read_text().replace("square", "quadrangle"))
+    own_demo.write_text(own_demo.read_text().replace('"square"', '"quadrangle"'))  # the words, not the texts
     line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", run, "--resume", *COMMAND)
     assert "captions_sha256" in line
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
-from vse.features.cache_data import check_data, check_same_photos
+from vse.features.cache_data import check_data, check_same_photos, data_sums
 from vse.features.rows import TextRows
 from vse.features.text_rows import check_text_rows
 from vse.features.transformer import Transformer
@@ -110,6 +110,7 @@ class Inputs:
             "features": place(self.cache),
             "captions": relative_path(self.dataset.path, folder),
             "tokeniser": self.dataset.tokeniser,
+            "data": data_sums(self.evaluated, self.dataset).model_dump(),
         }
         if self.evaluated is not self.cache:
             record["eval_features"] = place(self.evaluated)

@@ -13,10 +13,12 @@ import torch
 
 from vse.eval.files.embeddings import EMBEDDINGS, Embeddings, write_embeddings, write_scores
 from vse.eval.files.phrase_scores import PHRASE_SCORES
+from vse.features.cache_data import data_sums, holds_texts_of
 from vse.features.cnn_extractor import rebuild_extractor
 from vse.features.new_captions import caption_reader
 from vse.features.reader import FeatureReader
 from vse.features.transformer import Transformer
+from vse.pipeline.data_identity import data_differences, identity_of_images
 from vse.pipeline.errors import UserError
 from vse.pipeline.outputs import check_out
 from vse.pipeline.vocabulary import UNKNOWN, Vocabulary
@@ -30,6 +32,7 @@ from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
+from vse.train.use.data_of_run import identity_in
 from vse.train.use.leak import images_trained_on
 from vse.train.use.localise import score_phrases, score_sentences
 from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
@@ -80,7 +83,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
     encoder = experiment.model.caption_encoder
     transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
     captions: CaptionInputs
-    if caption_cache is not None and caption_cache.dataset != dataset.name:  # its encoder reads the captions of any data set
+    if caption_cache is not None and not holds_texts_of(caption_cache, dataset):  # its encoder reads any captions
         reader = caption_reader(caption_cache, places.weights_dir, str(where))
         captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
     else:
@@ -125,7 +128,7 @@ def embed_split(
     opened = open_run(run, places, device, unfinished)
     if out is None:
         name = f"{split}_sentences.h5" if sentences else f"{split}.h5"
-        out = run / (name if opened.trained_on is None else f"{opened.dataset.name}_{name}")
+        out = run / name if opened.trained_on is None else _name_of_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
     check_out(out, kind, [*RunFolder(run).files, *opened.inputs])
@@ -177,11 +180,23 @@ def embed_split(
         provenance=said(),
         trained_on=trained.trained_on,
         coco_ids=pairs.coco_ids,
+        **trained.hashes(pairs.images),
     )
     if not pairwise:
         return write_embeddings(out, embeddings)
     i2t, t2i = PairScores(trained.model, images, captions).blocks(torch.from_numpy(pairs.image_of))
     return write_scores(out, embeddings, i2t, t2i, said)
+
+
+def _name_of_other_data(opened: OpenedRun, split: str, name: str) -> Path:
+    """Return the file of the embeddings of another data set, one for each data set, even if some share their name."""
+    out = opened.folder.path / f"{opened.data_label}_{name}"
+    there = identity_in(out) if out.is_file() else None
+    images = images_of(opened.dataset, [split], opened.cache)
+    if there is None or not data_differences(identity_of_images(images, opened.hashes(images)["photo_hashes"]), there):
+        return out
+    log.warning("%s: of another data set of this name, and is kept", out)
+    return out.with_name(f"{opened.dataset.name}-{data_sums(opened.cache, opened.dataset).short}_{name}")
 
 
 def unknown_words(trained: TrainedRun) -> dict[str, int]:

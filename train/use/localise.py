@@ -18,10 +18,13 @@ from torch import Tensor
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.features.cache import FeatureCache, read_sources
+from vse.features.cache_data import holds_texts_of
 from vse.features.new_captions import CaptionReader, caption_reader
 from vse.features.rows import sha256_bytes
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
+from vse.pipeline.id_rows import IdRows
+from vse.pipeline.image_arrays import caption_ids
 from vse.pipeline.image_files import read_bytes
 from vse.pipeline.phrase_lists import phrase_texts
 from vse.train.data.cached import Numbers
@@ -29,7 +32,7 @@ from vse.train.data.captions import encoded_as
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
 from vse.train.phrases.localisation_split import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs
-from vse.train.phrases.phrase_pairs import check_phrase_cache
+from vse.train.phrases.phrase_pairs import PhrasePairs, check_phrase_cache
 from vse.train.phrases.phrase_task import PhraseSettings, cached_phrases, scored_split
 from vse.train.phrases.region_features import BoxFeatures, RegionInputs
 from vse.train.phrases.sentence_scores import sentence_scores
@@ -101,6 +104,7 @@ def score_phrases(
         seed=opened.record["seed"],
         provenance=json.dumps({**opened.provenance(out), **seen}, sort_keys=True),
         trained_on=opened.trained_on,
+        **_hashes(opened, pairs),
     )
     return write_phrase_scores(out, written)
 
@@ -128,6 +132,7 @@ def score_sentences(
         caption_ids=pairs.caption_ids,
         caption_image_ids=pairs.caption_image_ids,
         coco_ids=pairs.coco_ids,
+        **opened.hashes(pairs.images),
         scores=scores,
         n_phrases=np.bincount(caption_of, minlength=len(pairs)),
         n_regions=scored.regions.candidates.counts,
@@ -201,9 +206,17 @@ def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
     return model
 
 
+def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
+    """Return the hashes of the photograph and of the caption of each phrase, as :class:`PhraseScores` has them."""
+    images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
+    hashes = opened.hashes(images)
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).of(pairs.caption_ids)}
+    return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
+
+
 def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
     """The vectors of a data set's phrases: cached, or of another data set than the cache's encoded as those were."""
-    if phrases.dataset == dataset.name:
+    if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)
     return EncodedPhrases(phrase_texts(dataset), caption_reader(phrases, places.weights_dir, str(device)), phrases, device)

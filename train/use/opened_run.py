@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,23 @@ import torch
 
 from vse.features.backbone_cache import backbone_of, captions_beside
 from vse.features.cache import FeatureCache, open_cache
+from vse.features.cache_data import check_data, recorded_identity
 from vse.features.caption_extractor import encoder_path
 from vse.features.feature_presets import leaves_precision_open
 from vse.features.hardware import pick_device
 from vse.features.shards import shards_folder
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.data_identity import DataSums, caption_hashes
+from vse.pipeline.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.id_rows import IdRows
+from vse.pipeline.image_arrays import image_ids
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.provenance import made
 from vse.pipeline.tokenisers import UNNAMED, tokeniser_named
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
+from vse.train.use.data_of_run import data_of_training, other_data
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +50,11 @@ class RunPlaces:
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run's settings and record, and what its model is to read; ``device`` is where it will."""
+    """A run's settings and record, and what its model is to read; ``device`` is where it will.
+
+    ``other_data`` are the sums of the data set that it reads if that has the name of the one that it was trained on, but
+    other contents; ``training_data`` are those of the one that it was trained on, if they are known.
+    """
 
     folder: RunFolder
     experiment: ExperimentConfig
@@ -54,12 +63,34 @@ class OpenedRun:
     cache: FeatureCache
     caption_cache: FeatureCache | None
     device: torch.device
+    other_data: DataSums | None
+    training_data: DataSums | None
 
     @property
     def trained_on(self) -> str | None:
-        """The data set that it was trained on, if that is another one than the one that it reads."""
+        """The data set that it was trained on, if that is another one than the one that it reads.
+
+        ``demo-1a2b3c4d`` if both are called ``demo``: the digits stand for the contents of the one that it was trained on.
+        """
         name = str(self.record["dataset"])
-        return None if name == self.dataset.name else name
+        if name != self.dataset.name:
+            return name
+        if self.other_data is None:
+            return None
+        known = self.training_data.short if self.training_data else str(self.record.get("captions_sha256", "other"))[:8]
+        return f"{name}-{known}"
+
+    @property
+    def data_label(self) -> str:
+        """What files of the data set that it reads are called: its name, with digits if it is not the one of that name."""
+        return self.dataset.name if self.other_data is None else f"{self.dataset.name}-{self.other_data.short}"
+
+    def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
+        """Return ``photo_hashes`` (n_images, 32), if they are known, and ``caption_hashes`` (n_captions, 8) of some images."""
+        known = recorded_identity(self.cache)
+        rows = IdRows(known.image_ids).of(image_ids(images))
+        photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
+        return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
     def words_of(self, text: str) -> list[str]:
         """A new text as words, cut as the captions that it was trained on."""
@@ -143,9 +174,13 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     if caption_file is not None:
         caption_cache = _alike(caption_file, record["caption_features"], folder, "--caption-features")
     dataset = load_dataset_file(places.captions or cache.captions)
-    if dataset.name != cache.dataset:
-        raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, pick_device(device))
+    check_data(cache, dataset)
+    others = other_data(folder, record, cache, dataset) if dataset.name == record["dataset"] else None
+    if others is not None:
+        log.warning("%s: not the data set of this name that %s was trained on", dataset.path, folder.path)
+    training_data = None if others is None else data_of_training(folder, record)
+    device_used = pick_device(device)
+    opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, device_used, others, training_data)
     cut_by = record.get("tokeniser", UNNAMED)
     if opened.trained_on is not None and dataset.tokeniser != cut_by:
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
