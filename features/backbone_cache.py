@@ -105,4 +105,4 @@ def write_backbone_cache(
             left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in wanted.tolist() if i in skipped]
             rows = Rows(own, made, row_hashes(made) if len(made) else np.empty((0, 32), np.uint8), skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)
-        return open_cache(merge_shards(out, n_shards, dataset.path, ids)).path
+        return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path

@@ -21,8 +21,11 @@ from typing import Any, BinaryIO, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
 
 from vse.features.cache import FeatureCache, failures_path, verify_cache
+from vse.features.cache_data import check_data, recorded_identity
 from vse.features.caption_extractor import encoder_path
 from vse.features.shards import fit_record_path, shards_folder
+from vse.pipeline.data_identity import data_differences
+from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import parse_json, sha256_file, sha256_json, write_json, written
 from vse.pipeline.input_files import check_input, is_name
@@ -160,12 +163,16 @@ def _sources(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | N
             raise UserError(
                 f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle is of one data set"
             )
+        if cache is not first and (differences := data_differences(recorded_identity(cache), recorded_identity(first))):
+            raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
         of_cache = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
         twice = next((path for path in of_cache if path in sources), None)
         if twice is not None:
             raise UserError(f"{of_cache[twice]} and {sources[twice]} would be one file of the bundle; give each cache once")
         sources |= of_cache
     if with_dataset:
+        for cache in caches:
+            check_data(cache, load_dataset_file(first.captions))
         sources[DATASET] = check_input(first.captions)
     if notes is not None:
         sources[NOTES] = check_input(notes)

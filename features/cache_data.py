@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from vse.features.backbone_cache import backbone_of
 from vse.features.cache import FeatureCache, read_sources
 from vse.features.extractors import EXTRACTORS
-from vse.features.rows import Ids, items_of, sha256_bytes, text_rows_of
+from vse.features.rows import items_of, text_rows_of
 from vse.features.truth_boxes import boxes_sha256, holds_truths, truth_boxes
+from vse.pipeline.data_at_hand import COMPARED_PHOTOS, COMPARED_PHOTOS_IF_CHANGED, photos_at_hand
 from vse.pipeline.data_identity import DataIdentity, DataSums, Hashes, caption_hashes, data_differences, identity_of_images
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -22,10 +23,7 @@ from vse.pipeline.files import sha256_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data
 from vse.pipeline.id_rows import IdRows
 from vse.pipeline.image_arrays import caption_ids, image_ids
-from vse.pipeline.image_files import BadImage, read_bytes
 
-COMPARED_PHOTOS = 64  # of a data set whose dataset.json is that of the cache
-COMPARED_PHOTOS_IF_CHANGED = 256
 _NONE = np.empty(0, np.int64)
 
 
@@ -101,30 +99,6 @@ def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
     identity = identity_of_images(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.sums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
-
-
-def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
-    """Hash at most so many photographs of a data set, evenly spread over the images whose photographs are recorded.
-
-    Returns their ids (n,) and hashes (n, 32); None for the hashes if no file is at hand.
-    """
-    if recorded.photos is None or not dataset.pictures:
-        return _NONE, None
-    rows = np.flatnonzero(IdRows(recorded.image_ids).of(image_ids(dataset.images)) >= 0)
-    chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)] if len(rows) else rows
-    images = [dataset.images[int(row)] for row in chosen]
-    return hashed_photos([(image.imgid, dataset.image_path(image)) for image in images])
-
-
-def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and the SHA-256 (n, 32) of those of some image files that can be read; None if there is none."""
-    hashed = {}
-    for imgid, path in files:
-        try:
-            hashed[imgid] = sha256_bytes(read_bytes(path))
-        except BadImage:
-            continue
-    return np.fromiter(hashed, np.int64), np.stack(list(hashed.values())) if hashed else None
 
 
 def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:

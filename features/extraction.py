@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from vse.features import cache, shards
 from vse.features.backbone_cache import backbone_of
-from vse.features.cache_data import COMPARED_PHOTOS, photos_at_hand, source_differences
+from vse.features.cache_data import source_differences
 from vse.features.extractors import EXTRACTORS
 from vse.features.extractors.extractor import Extractor
 from vse.features.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
 from vse.features.truth_boxes import SOURCE, boxes_sha256, holds_truths, truth_boxes
 from vse.features.upper_bound import bounds_of_shards, described_bounds
+from vse.pipeline.data_at_hand import COMPARED_PHOTOS, photos_at_hand
 from vse.pipeline.data_identity import DataIdentity, data_differences
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache import open_cache, read_sources
+from vse.features.cache_data import check_data
 from vse.features.cache_out import check_cache_out, feature_at
 from vse.features.imported import open_array, read_ids, row_hashes, write_imported
 from vse.features.reader import FeatureReader
@@ -190,6 +191,7 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
         raise UserError(f"{features}: {cache.kind} features; the layout holds those of images")
     path = captions or cache.captions
     dataset = load_dataset_file(path)
+    check_data(cache, dataset)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
     with reading(path, "a data set whose 'precomp' says how it was laid out"):
         _check_layouts(layouts)

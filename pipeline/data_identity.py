@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,12 @@ def check_same_data(path: Path, ours: DataIdentity, other_path: Path, theirs: Da
     """Raise UserError if two files are of different data sets, although they have ids in common."""
     if differences := data_differences(ours, theirs):
         raise UserError(f"{path} and {other_path} are of different data sets: {'; '.join(differences)}")
+
+
+def check_all_same_data(files: Sequence[tuple[Path, DataIdentity]]) -> None:
+    """Raise UserError if two of some files are of different data sets; a file without hashes agrees with any."""
+    for (path, ours), (other_path, theirs) in combinations(files, 2):
+        check_same_data(other_path, theirs, path, ours)
 
 
 def _compared(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Hashes | None) -> tuple[int, Ids]:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, Validatio
 from vse.eval.defaults import FOLD
 from vse.eval.files.file_fields import Described
 from vse.eval.files.split_identity import SplitIdentity
+from vse.pipeline.data_identity import DataSums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json, sha256_json
 from vse.pipeline.outputs import json_kind
@@ -138,6 +139,7 @@ class Result(BaseModel):
     seeds: Annotated[list[StrictInt | None], Len(1)]
     protocols: dict[str, ProtocolMetrics]
     split_identity: SplitIdentity | None = None
+    data: DataSums | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     combination: Combination | None = None
@@ -178,6 +180,7 @@ class Comparison(BaseModel):
     model_config = ConfigDict(extra="allow")
     dataset: str
     split: str
+    data: DataSums | None = None
     n_images: StrictInt
     a: ComparedModel
     b: ComparedModel
@@ -198,6 +201,22 @@ def read_result(path: Path) -> Result:
 def read_comparison(path: Path) -> Comparison:
     """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
     return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
+
+
+def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
+    """Raise UserError if two results or comparisons are of one name, split and ids, but of other photographs or captions."""
+    known: dict[tuple[str, str, str], list[tuple[Path, DataSums]]] = {}
+    for path, result in files:
+        if result.data is None:
+            continue
+        others = known.setdefault((result.dataset, result.split, result.data.ids_sha256), [])
+        for other_path, other in others:
+            if differing := other.differences(result.data):
+                raise UserError(
+                    f"{path} and {other_path} are of different data sets called {result.dataset!r}: their "
+                    f"{' and '.join(differing)} differ; results side by side must be of one data set"
+                )
+        others.append((path, result.data))
 
 
 def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:

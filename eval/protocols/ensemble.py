@@ -27,6 +27,7 @@ from vse.eval.files.score_matrices import MeanScores
 from vse.eval.protocols.combination import both_streams, combined_scores
 from vse.eval.ranking.ranks import ScoreMatrix
 from vse.pipeline.config import OF_ENSEMBLES, ExperimentPlan
+from vse.pipeline.data_identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.outputs import check_out
 from vse.pipeline.presets import load_plan
@@ -119,6 +120,7 @@ def ensemble(
             lengths = np.linalg.norm(member.captions, axis=1)
             if lengths.min() < 0.999 or lengths.max() > 1.001:
                 raise UserError(f"{path}: the protocol sentence of an ensemble needs captions of length 1, these are not")
+    check_all_same_data([(path, member.identity) for path, member in members])
     return replace(
         first,
         images=_side_by_side([member.images for member in runs]),

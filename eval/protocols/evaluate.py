@@ -40,6 +40,7 @@ from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.reranking import reranked_metrics
+from vse.pipeline.data_identity import check_all_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import write_json
 from vse.pipeline.outputs import check_out
@@ -158,6 +159,7 @@ def _result(
         answers += _answers(runs, name, folds) if asked.per_query is not None else []
     measured = {
         "split_identity": split_identity(first).model_dump(),
+        "data": first.identity.sums.model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
@@ -237,6 +239,7 @@ def as_one_model(
             raise UserError(f"{path} is given twice; a seed counts once")
         if run.seed is not None and of_seed.setdefault(run.seed, path) != path:
             raise UserError(f"{path} and {of_seed[run.seed]} are of the same seed {run.seed}")
+    check_all_same_data([(path, run.identity) for path, run in zip(files, runs, strict=True)])
     return [replace(run, experiment=experiment) for run in runs]
 
 

@@ -17,6 +17,7 @@ from vse.eval.report.drawings import Drawing, DrawnWord, drawn
 from vse.eval.report.gallery import NEAR, Candidate, Direction, Retrieved, retrieved, select_queries, select_queries_of_two
 from vse.eval.report.html_page import thumbnail
 from vse.eval.search.hits import Attention
+from vse.pipeline.data_at_hand import check_data_of
 from vse.pipeline.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
@@ -138,6 +139,7 @@ class Photos:
         if len(wrong):
             caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
             raise UserError(f"{path}: has no {caption}, of which there is an embedding; see --data")
+        check_data_of(self.dataset, run.identity)
 
     def photo(self, imgid: int) -> Photo:
         """The photo of an image; without a source if the data set has no such image, either."""

@@ -15,6 +15,7 @@ from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.ranking.localisation import MISSED, Localised, localised, pairwise_iou
 from vse.eval.report.html_page import sized_thumbnail
 from vse.eval.report.placed import PlacedBox, PlacedPhoto, colour_of, placed_box, size_around
+from vse.pipeline.data_at_hand import check_data_of
 from vse.pipeline.dataset import Caption, Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage
@@ -95,6 +96,7 @@ def mentions_of(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
     """The phrases of a file by their ids; :class:`UserError` if they are not those of the data set."""
     if run.dataset != dataset.name:
         raise UserError(f"{dataset.path} is the data set {dataset.name!r}, the phrases are of {run.dataset!r}; see --data")
+    check_data_of(dataset, run.identity)
     every = mentions(dataset)
     for number, imgid, sentid in zip(run.phrase_ids.tolist(), run.image_ids.tolist(), run.caption_ids.tolist(), strict=True):
         known = every[number] if 0 <= number < len(every) else None

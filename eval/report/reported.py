@@ -20,6 +20,7 @@ from vse.eval.files.file_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
+from vse.pipeline.data_identity import check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import read_json
 from vse.pipeline.read_once import read_recorded
@@ -194,6 +195,9 @@ def _record(reported: ReportedResult, folder: Path, seed: int | None) -> Mapping
     record = read_json(file)
     trained_on = reported.result.trained_on or reported.result.dataset
     ours = {"dataset": trained_on, "experiment": reported.result.experiment, "seed": seed}
+    if isinstance(record, Mapping) and trained_on != record.get("dataset"):
+        # demo-1a2b3c4d: the data set demo of the run, where another one of this name was tested on
+        ours["dataset"] = trained_on.rpartition("-")[0] or trained_on
     if not isinstance(record, Mapping) or any(record.get(name, value) != value for name, value in ours.items()):
         log.warning("%s is of another run than %s: left out", folder, reported.path)
         return None
@@ -246,6 +250,7 @@ def on_the_same_queries(first: ReportedResult, second: ReportedResult) -> Report
             raise UserError(f"{second.path} and {first.path} are of different queries: {differing[0]} is in the {name} of one")
         order = np.argsort(theirs)
         rows[name] = order[np.searchsorted(theirs[order], ours)]
+    check_same_data(second.path, second.run.identity, first.path, first.run.identity)
     run = second.run
     if not all(np.array_equal(order, np.arange(len(order))) for order in rows.values()):
         run = run.select(rows["image_ids"], rows["caption_ids"])

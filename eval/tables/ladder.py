@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vse.eval.defaults import LADDER_COSTS
-from vse.eval.files.results import Result, read_result, without_comparisons
+from vse.eval.files.results import Result, check_one_data, read_result, without_comparisons
 from vse.eval.tables.names import method_of
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, summary, title_of, write_table
 from vse.pipeline.composed import WORDS, composed_of
@@ -39,6 +39,7 @@ def ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
     paths = without_comparisons(results)
     if not paths:
         raise UserError("no result among the files, so there is no ladder")
+    check_one_data([(path, read_result(path)) for path in paths])
     table = pd.concat([_row(path) for path in paths], ignore_index=True)
     table[BEST] = ""
     for _, rows in table.groupby(_SAME):

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.defaults import FOLD, FOLDED, PHRASE
-from vse.eval.files.results import ProtocolMetrics, Result, mean_and_std, read_result, without_comparisons
+from vse.eval.files.results import ProtocolMetrics, Result, check_one_data, mean_and_std, read_result, without_comparisons
 from vse.eval.files.split_identity import split_name
 from vse.eval.tables.names import described
 from vse.eval.tables.printed import PublishedRow, experiments_of, published_rows
@@ -93,8 +93,9 @@ def write_compared(table: pd.DataFrame, out: Path) -> Path:
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
     by_row: dict[str, Measured] = {}
-    for path in without_comparisons(results):
-        result = read_result(path)
+    read = [(path, read_result(path)) for path in without_comparisons(results)]
+    check_one_data(read)
+    for path, result in read:
         if result.sha256 is None:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
         if result.trained_on or result.unfinished:

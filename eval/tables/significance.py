@@ -20,6 +20,7 @@ from vse.eval.files.results import (
     COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
+    check_one_data,
     content_sha256,
     distinct,
     file_reference,
@@ -153,6 +154,7 @@ def _written(
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
+        "data": first.identity.sums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,
@@ -169,8 +171,9 @@ def _written(
 def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     """A row per comparison, protocol and metric: both values, their difference, its 95% interval and p."""
     rows = []
-    for path in comparisons:
-        comparison = read_comparison(path)
+    opened = [(path, read_comparison(path)) for path in comparisons]
+    check_one_data(opened)
+    for _, comparison in opened:
         models = dict(zip("ab", _labels(comparison), strict=True))
         for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _leaves(metrics):

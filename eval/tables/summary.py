@@ -14,6 +14,7 @@ from vse.eval.files.results import (
     OverSeeds,
     ProtocolMetrics,
     Result,
+    check_one_data,
     distinct,
     mean_and_std,
     read_result,
@@ -66,6 +67,7 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
 def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     """As :func:`summary` of results that were read; the folders of runs are named as seen from their files."""
     rows = []
+    check_one_data(results)
     for path, result in results:
         protocols = distinct(result.protocols, result.n_images)
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):

@@ -17,6 +17,7 @@ from vse.eval.search.hits import Attention, SearchHit
 from vse.features.extractors.extractor import UnfitSize
 from vse.features.hardware import moved
 from vse.features.places import Places
+from vse.pipeline.data_at_hand import check_data_of
 from vse.pipeline.dataset import Caption
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import BadImage, decode
@@ -163,6 +164,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
     if trained.dataset.name != embeddings.dataset:
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
+    check_data_of(trained.dataset, embeddings.identity)
     attention, pairs = PairAttention(trained), trained.split.pairs
     images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}

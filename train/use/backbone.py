@@ -16,6 +16,7 @@ from vse.features.backbone_cache import SIDES, Backbone, backbone_of, cache_path
 from vse.features.cache import FeatureCache
 from vse.features.cache_out import check_cache_out, feature_at
 from vse.features.rows import Ids, Kind, row_ids
+from vse.pipeline.data_at_hand import check_data_of
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import sha256_json
@@ -86,6 +87,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
         for name in ("dataset", "experiment", "seed", "similarity"):
             if getattr(run, name) != getattr(first, name):
                 raise UserError(f"{file} is of {name} {getattr(run, name)!r}, {path} of {getattr(first, name)!r}")
+        check_data_of(dataset, run.identity)
         if run.split not in dataset.splits:
             raise UserError(f"{file}: {dataset.path} has no split {run.split!r}{did_you_mean(run.split, dataset.splits)}")
         sides: dict[Kind, tuple[Ids, NDArray[np.float32]]] = {

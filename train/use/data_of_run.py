@@ -31,6 +31,9 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     now, trained_on = data_sums(cache, dataset), data_of_training(folder, record)
     if trained_on is None:
         return None if same_captions and "captions_sha256" in record else now
+    recorded = recorded_identity(cache)
+    if same_cache and recorded.captions is not None and recorded.sums.captions_sha256 == trained_on.captions_sha256:
+        return None  # a subset, or other splits: the cache and the data set were compared before
     differing = set(now.differences(trained_on))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
         return None

@@ -15,6 +15,7 @@ from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus
 from vse.eval.search.index import Built, build_index, holds_exactly
 from vse.eval.search.index_file import Indexed, ids_sha256, is_there, read_index, write_index
+from vse.pipeline.data_at_hand import check_data_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
 from vse.train.kinds import Packed, packed
@@ -84,6 +85,12 @@ def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> 
     made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
     ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
     known = embeddings.dataset == trained.dataset.name
+    if known:
+        try:
+            check_data_of(trained.dataset, embeddings.identity)
+        except UserError as error:
+            log.warning("%s; so its ids are shown without files", error)
+            known = False
     if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
         unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
         log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
