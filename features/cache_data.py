@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vse.features.backbone_cache import backbone_of
 from vse.features.cache import FeatureCache, read_sources
 from vse.features.extractors import EXTRACTORS
-from vse.features.rows import items_of, text_rows_of
+from vse.features.rows import Ids, items_of, text_rows_of
 from vse.features.truth_boxes import boxes_sha256, holds_truths, truth_boxes
 from vse.pipeline.data_at_hand import COMPARED_PHOTOS, COMPARED_PHOTOS_IF_CHANGED, photos_at_hand
 from vse.pipeline.data_identity import DataIdentity, DataSums, Hashes, caption_hashes, data_differences, identity_of_images
