@@ -52,10 +52,12 @@ def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
 def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:
     """Return the differences between a data set and the one that a cache was made from; see :func:`check_data`."""
     recorded, changed = recorded_identity(cache), not is_recorded(cache, dataset)
-    captions = caption_hashes(dataset.images) if changed and recorded.captions is not None else None
+    captions, of_captions = recorded.captions, recorded.caption_ids
+    if changed and captions is not None:
+        captions, of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
     most = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
     photo_ids, photos = photos_at_hand(dataset, recorded, most)
-    ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
+    ours = DataIdentity(photo_ids, of_captions, photos, captions)
     differences = data_differences(ours, recorded)
     if differences or not changed:
         return differences
