@@ -5,6 +5,7 @@ What needs torch is imported when it runs, so that a wrong name is answered quic
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -18,6 +19,8 @@ from vse.pipeline import presets
 from vse.pipeline.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.locks import only_writer
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,22 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 
     use_threads(asked.threads)
     _check_out(dataset, config, out, words)
+    if asked.like is None:
+        _log_preset(asked, dataset, config)
     with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
         ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
         made = extraction.extract_shards(asked.dataset, ready, out, n_shards, shard, asked.skip_bad)
         return made if shard is not None else extraction.merge(asked.dataset, out, n_shards)
+
+
+def _log_preset(asked: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
+    """Log the settings that the preset of the data set changes, and warn if ``--weights-dir`` is not read."""
+    plain = load_feature(asked.feature, None, asked.sets)
+    changes = presets.changed_fields(plain.model_dump(), config.model_dump())
+    if changes:
+        log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
+    if asked.weights_dir is not None and getattr(config, "weights", None) == "random":
+        log.warning("--weights-dir %s is not read: the weights of %s are random", asked.weights_dir, config.name)
 
 
 def fit_feature(asked: FeatureRequest) -> Path:

@@ -10,6 +10,7 @@ from PIL import Image
 
 from vse.features.crops import crops_of, normalized
 from vse.features.extractors.cnn import CnnConfig
+from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.features.feature_presets import leaves_precision_open, load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_json
@@ -120,3 +121,15 @@ def test_an_unknown_name_is_answered_with_the_nearest(tmp_path: Path) -> None:
 def test_a_wrong_setting_is_one_line(setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_feature("fc7", sets=[setting])
+
+
+def test_what_the_preset_of_the_data_set_changes_is_logged(
+    few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The demo has random weights, so that it downloads none: ``--weights-dir`` is not read then."""
+    caplog.set_level("INFO", "vse")
+    asked = FeatureRequest(few, "resnet", tmp_path / "demo_resnet.h5", ("model=resnet18",), weights_dir=tmp_path, shards=1)
+    extract_feature(asked)
+    assert "data set preset 'demo' changes" in caplog.text
+    assert "weights: IMAGENET1K_V1 -> random" in caplog.text
+    assert f"--weights-dir {tmp_path} is not read: the weights of resnet are random" in caplog.text
