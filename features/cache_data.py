@@ -31,7 +31,7 @@ def check_data(cache: FeatureCache, dataset: Dataset) -> None:
     """Raise UserError if a cache is of a data set of another name, or of other contents at the same ids.
 
     The ids themselves are checked where rows are read. All captions are compared unless ``dataset.json`` is the file that the
-    cache was made from, and some photographs, evenly spread, as far as they are at hand. Of a cache that records no captions
+    cache was made from, and some photographs, evenly spread, as far as they are at hand. If a cache records no captions,
     only the sources of its rows are compared.
     """
     if cache.dataset != dataset.name:

@@ -36,7 +36,7 @@ def check_data_of(dataset: Dataset, recorded: DataIdentity) -> None:
 
 
 def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
-    """Hash at most so many photographs of a data set, evenly spread over the images whose photographs are recorded.
+    """Hash at most ``most`` photographs of a data set, evenly spread over the images whose photographs are recorded.
 
     Returns their ids (n,) and hashes (n, 32); None for the hashes if no file is at hand.
     """
@@ -49,7 +49,7 @@ def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple
 
 
 def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
-    """Return the ids (n,) and the SHA-256 (n, 32) of those of some image files that can be read; None if there is none."""
+    """Return the ids (n,) and SHA-256 (n, 32) of all readable files; the second is None if no file can be read."""
     hashed = {}
     for imgid, path in files:
         try:

@@ -1,4 +1,4 @@
-"""Whether a run reads the data set that it was trained on, by content, and what to call another one."""
+"""The data set of a run, compared by content with the one that it was trained on."""
 
 from __future__ import annotations
 
