@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones import LayerOutput, autocast, load_backbone, module_named, weights_sha256
+from vse.features.cache_data import check_boxes_of
 from vse.features.crops import as_tensor, normalized, scaled
 from vse.features.detector import load_detector, propose
 from vse.features.extractors.boxes import BoxesConfig
@@ -86,6 +87,8 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
     def _open_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
         """Read what says where boxes are, of which images how many; returns the hashes of what was read."""
         config = self.config
+        if config.from_file and dataset is not None:
+            check_boxes_of(Path(config.boxes), load_dataset_file(dataset))
         if config.boxes != "phrases" and config.train_boxes is None:
             return self._open_proposals(weights_dir)
         if dataset is None:

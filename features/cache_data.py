@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.backbone_cache import backbone_of
-from vse.features.cache import FeatureCache, read_sources
+from vse.features.cache import FeatureCache, open_cache, read_sources
 from vse.features.extractors import EXTRACTORS
 from vse.features.rows import Ids, items_of, text_rows_of
+from vse.features.shards import shards_folder
 from vse.features.truth_boxes import boxes_sha256, holds_truths, truth_boxes
 from vse.pipeline.data_at_hand import COMPARED_PHOTOS, COMPARED_PHOTOS_IF_CHANGED, photos_at_hand
 from vse.pipeline.data_identity import DataIdentity, DataSums, Hashes, caption_hashes, data_differences, identity_of_images
@@ -47,6 +48,19 @@ def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
     """Raise UserError if two caches of images are of different photographs or captions at the same ids."""
     if differences := data_differences(recorded_identity(other), recorded_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
+
+
+def check_boxes_of(path: Path, dataset: Dataset) -> None:
+    """Raise UserError if boxes come from a cache of other photographs than a data set has at the same ids.
+
+    The data sets may have different names. Other files of boxes hold ids alone, and are not checked.
+    """
+    if path.suffix != ".h5" or not shards_folder(path).is_dir():
+        return
+    recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NONE, captions=None)
+    photo_ids, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
+    if differences := data_differences(DataIdentity(photo_ids, _NONE, photos), recorded):
+        raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
 
 
 def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:

@@ -220,6 +220,15 @@ def test_shards_of_two_data_sets_are_not_joined(ours: Data, theirs: Data, tmp_pa
     assert not out.exists()
 
 
+def test_boxes_of_another_data_set_are_refused(ours: Data, theirs: Data, tmp_path: Path, fails: Callable[..., str]) -> None:
+    out = tmp_path / "demo_boxes.h5"
+    sets = ("n_boxes=2", "model=squeezenet1_1", "map=features.2", "layer=features.3")
+    extract_feature(FeatureRequest(ours.dataset, "boxes", out, sets, shards=1))
+    line = ["boxes", "--dataset", theirs.dataset, "--out", tmp_path / "demo_other.h5", "--set", f"boxes={out}"]
+    changed = [argument for text in sets[1:] for argument in ("--set", text)]
+    assert "12 of 12 compared photographs differ" in fails(extract_main, *line, *changed)
+
+
 def test_a_data_set_that_changed_in_place_is_named_with_what_changed(
     ours: Data, tmp_path: Path, fails: Callable[..., str], edit: Callable[..., Path]
 ) -> None:
