@@ -13,7 +13,7 @@ from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.id_rows import IdRows, Ids
 from vse.pipeline.image_arrays import caption_ids, image_ids
-from vse.pipeline.image_files import BadImage, read_bytes
+from vse.pipeline.image_files import BadImage, image_size, read_bytes
 
 COMPARED_PHOTOS = 64  # of a data set whose dataset.json is the recorded one
 COMPARED_PHOTOS_IF_CHANGED = 256
@@ -53,7 +53,9 @@ def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None
     hashed = {}
     for imgid, path in files:
         try:
-            hashed[imgid] = np.frombuffer(hashlib.sha256(read_bytes(path)).digest(), np.uint8)
+            content = read_bytes(path)
+            image_size(path, content)  # a damaged file is reported by the command that decodes it
+            hashed[imgid] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
         except BadImage:
             continue
     return np.fromiter(hashed, np.int64), np.stack(list(hashed.values())) if hashed else None

@@ -41,8 +41,7 @@ settings.load_profile("vse")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let tests that kill commands kill them more often: 30 times each before a release."""
-    parser.addoption("--kills", type=int, default=2, help="how often a command is killed in the tests of that [2]")
+    """Let suites of faults try more, and write what they counted."""
     parser.addoption("--tries", type=int, default=0, help="the number of tries of each suite of faults [each suite's own]")
     parser.addoption("--counts", type=Path, help="CSV file that gets a row for each suite of faults")
 
@@ -172,15 +171,16 @@ def suite_of_faults(request: pytest.FixtureRequest) -> Iterator[Callable[[str, i
 
 
 @pytest.fixture(scope="module", autouse=True)
-def suite_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Count each hostile input of a module that has a constant ``SUITE``, and save the counts when the module ends."""
-    name = getattr(request.module, "SUITE", None)
+def suite_of_module(request: pytest.FixtureRequest) -> Iterator[Suite | None]:
+    """Count the tries of a module that has a constant ``SUITE``, hostile input among them, and save the counts at its end."""
+    name, tries = getattr(request.module, "SUITE", None), request.config.getoption("tries")
     if name is None:
-        yield
+        yield None
         return
-    suite = Suite(name, 0, f"pytest -m 'slow or not slow' {request.node.nodeid}")
+    command = f"pytest -m 'slow or not slow' {request.node.nodeid}" + (f" --tries {tries}" if tries else "")
+    suite = Suite(name, tries, command)
     with hostile.counted(suite):
-        yield
+        yield suite
     if counts := request.config.getoption("counts"):
         suite.save(counts)
 

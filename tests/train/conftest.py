@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import safetensors.torch
@@ -101,6 +102,13 @@ def run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_run(run: Path, tmp_path: Path) -> Path:
     """A copy of that run that a test may spoil."""
     return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def forget_captions(cache: Path) -> Path:
+    """Make a cache one of an earlier version, which records no captions, so that those of its data set may change."""
+    with h5py.File(cache, "r+") as file:
+        del file["caption_ids"], file["caption_hashes"]
+    return cache
 
 
 def state(run: Path) -> dict[str, Any]:

@@ -162,7 +162,7 @@ def test_killed_often_then_resumed_gives_the_same_checkpoint(
         metrics = tmp_path / "killed" / "metrics.csv"
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
-    for _ in range(5 * request.config.getoption("kills")):
+    for _ in range(5 * (request.config.getoption("tries") or 2)):
         process = forked.start(forked.train_main, arguments("killed"), log)
         enough = epochs() + rng.randrange(3)
         while process.is_alive() and epochs() <= enough:

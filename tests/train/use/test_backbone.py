@@ -23,6 +23,7 @@ from vse.train.cli import embed_main
 from vse.train.training import train
 
 SIDES = ("images", "captions")
+OF_CAPTIONS = ("captions", "caption_ids", "caption_image_ids", "caption_hashes")
 
 
 def embedded(*arguments: object) -> None:
@@ -171,7 +172,7 @@ def replaced(file: Any, name: str, values: Any) -> None:
             "holds scores of pairs; embeddings of images and captions are needed",
         ),
         (
-            lambda f: [replaced(f, name, f[name][:-5]) for name in ("captions", "caption_ids", "caption_image_ids")],
+            lambda f: [replaced(f, name, f[name][:-5]) for name in OF_CAPTIONS],
             "5 of 330 captions have no embedding, the first is id",
         ),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.train.conftest import forget_captions
 from vse.eval.search.hits import SearchHit
 from vse.features.shards import shard_path
 from vse.pipeline import dataset as dataset_module
@@ -43,7 +44,7 @@ def dataset(own_cache: Path, edit: Edit) -> Path:
 @pytest.fixture
 def search(own_run: Path, own_cache: Path, dataset: Path, tmp_path: Path) -> Search:
     """A search of that data set, with an index."""
-    places = RunPlaces(features=own_cache, captions=dataset)
+    places = RunPlaces(features=forget_captions(own_cache), captions=dataset)
     return partial(search_split, own_run, places=places, device="cpu", index=tmp_path / "x.faiss")
 
 

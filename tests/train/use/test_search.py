@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.train.conftest import experiment
+from tests.train.conftest import experiment, forget_captions
 from tests.train.use.searching import printed
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.report.html_page import thumbnail
@@ -306,7 +306,7 @@ def test_a_caption_is_one_line_that_no_terminal_obeys(own_cache: Path, tmp_path:
                 sentence["raw"] = "a \x1b[2Jdisc\n1\t0.9\tforged\r\x07\u202e."
 
     edit(own_cache.parent.parent / "data" / "dataset.json", spoil)
-    run = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    run = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
     photo = next((own_cache.parent.parent / "data" / "images").glob("*.jpg"))
     capsys.readouterr()
     with pytest.raises(SystemExit):
