@@ -137,11 +137,11 @@ def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture
     files = [write_phrase_scores(tmp_path / f"{k}.h5", each) for k, each in enumerate((run, other))]
     comparison = compare_phrases(files, tmp_path / "c.json", samples=100)
     for name, path in (("summary", file), ("significance", comparison)):
-        for out in (["--out", str(tmp_path / "t.csv")], ["--out", str(tmp_path / "t.tex")], []):
+        for out in (["--out", str(tmp_path / f"{name}.csv")], ["--out", str(tmp_path / f"{name}.tex")], []):
             with pytest.raises(SystemExit) as stop:
                 table_main([name, str(path), *out])
             assert stop.value.code == 0
-        assert "\\input" not in (tmp_path / "t.tex").read_text()
-        cells = (tmp_path / "t.csv").read_text().split(",")
+        assert "\\input" not in (tmp_path / f"{name}.tex").read_text()
+        cells = (tmp_path / f"{name}.csv").read_text().split(",")
         assert not [cell for cell in cells if cell.startswith("=")]
     assert "\x1b" not in capsys.readouterr().out

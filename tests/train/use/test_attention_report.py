@@ -139,7 +139,7 @@ def test_a_run_that_is_not_at_hand_or_another_is_told(own: Path, tmp_path: Path)
     run, cache = own.parent / "runs" / "run", own.parent / "features" / "demo_positions.h5"
     assert drawings(reported(tmp_path / "page.html", own))
     again = train(cache, experiment(*scan("t2i"), "train.learning_rate=0.01"), out=run.with_name("again"))
-    for file in ("best.safetensors", "run.json", "config.yaml"):
+    for file in ("best.safetensors", "run.json", "config.yaml", "metrics.csv"):
         shutil.copy(again / file, run / file)
     page = reported(tmp_path / "page.html", own)
     assert "where the words of vsepp look: the run was trained again since it was embedded" in page
@@ -156,7 +156,8 @@ def test_what_attention_is_read_from_is_not_written(own: Path, fails: Callable[.
     run = own.parent / "runs" / "run"
     for file in (run / "best.safetensors", run / "config.yaml", own.parent / "features" / "demo_positions.h5"):
         before = file.read_bytes()
-        assert "also an input" in fails(report_main, own, "--out", file)
+        assert "is not a page by vse report" in fails(report_main, own, "--out", file)
+        assert "also an input" in fails(report_main, own, "--out", file, "--force")
         assert file.read_bytes() == before
 
 

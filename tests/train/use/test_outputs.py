@@ -54,7 +54,7 @@ def test_no_output_is_an_input(world: Path, fails: Callable[..., str]) -> None:
     assert "also an input" in fails(search_main, world / "run", "a dog", *corpus, "--index", world / "test.h5")
     assert "also an input" in fails(search_main, world / "run", world / "data/images" / photo, *places, "--html", shared[-1])
     for file in (world / "result.json", world / "test.h5", data, shared[-1]):
-        assert "also an input" in fails(report_main, world / "result.json", "--out", file), file
+        assert "also an input" in fails(report_main, world / "result.json", "--out", file, "--force"), file
     assert everything(world) == before
 
 
