@@ -7,13 +7,10 @@ Attributes and datasets are those of ``docs/formats.md``. Everything here that f
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +24,6 @@ from vse.features.shards import (
     RAGGED,
     Shard,
     finished_shard,
-    joined_notes,
     read_manifest,
     read_record,
     read_rows,
@@ -35,13 +31,13 @@ from vse.features.shards import (
     shard_path,
     shard_slice,
     shards_folder,
-    write_attributes,
 )
 from vse.features.stored import CHECKSUMS, Blocks, Stored, shard_checksums, stored_array
+from vse.features.virtual_views import ARRAYS, joined_offsets, virtual_views
 from vse.pipeline.data_identity import caption_hashes
 from vse.pipeline.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json, write_bytes, write_json
+from vse.pipeline.files import sha256_file, write_bytes, write_json
 from vse.pipeline.hdf5_files import open_hdf5, own_data, required_data
 from vse.pipeline.image_arrays import caption_ids
 from vse.pipeline.input_files import is_name, is_path, reading
@@ -49,7 +45,6 @@ from vse.pipeline.input_files import is_name, is_path, reading
 log = logging.getLogger(__name__)
 
 Said = Mapping[str, Any]
-_ARRAYS = ("features", *RAGGED, *PER_ROW)
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
 # Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
@@ -171,7 +166,7 @@ def merge_shards(
     if dataset is not None:
         said = {**said, "data": {"sha256": dataset.sha256}}
         known |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
-    content, key = _virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said, known)
+    content, key = virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said, known)
     entries = [_entry(shards_folder(cache), shard) for shard in shards]
     manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": seconds_of(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
@@ -235,7 +230,7 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
         file = folder / entry["file"]
         if sha256_file(file) != entry["sha256"]:
             raise UserError(f"{file}: its bytes changed (sha256 differs); delete it and extract it again")
-        entries.append({**entry, CHECKSUMS: shard_checksums(file, _ARRAYS)})
+        entries.append({**entry, CHECKSUMS: shard_checksums(file, ARRAYS)})
         if not write and entry.get(CHECKSUMS, entries[-1][CHECKSUMS]) != entries[-1][CHECKSUMS]:
             raise UserError(
                 f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write mends them"
@@ -244,7 +239,7 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
     names = ("ids", "sources") if cache.offsets is None else ("ids", "sources", "offsets")
     stored = [np.concatenate(parts) for parts in zip(*(read_rows(file, "ids", "sources") for file in files), strict=True)]
     if cache.offsets is not None:
-        stored.append(_joined_offsets([read_rows(file, "offsets")[0] for file in files]))
+        stored.append(joined_offsets([read_rows(file, "offsets")[0] for file in files]))
     for name, of_shards, expected in zip(names, stored, read_rows(path, *names), strict=True):
         if not np.array_equal(of_shards, expected):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
@@ -262,67 +257,7 @@ def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
 def _entry(folder: Path, shard: Shard) -> dict[str, Any]:
     """Return what a manifest says about a shard whose SHA-256 was compared."""
     entry = {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
-    return {**entry, CHECKSUMS: shard_checksums(folder / shard.file, _ARRAYS)}
-
-
-def _virtual_views(
-    cache: Path,
-    shards: Sequence[Shard],
-    dataset_file: Path,
-    skipped: Sequence[int],
-    said: Said,
-    known: Mapping[str, NDArray[Any]],
-) -> tuple[bytes, str]:
-    """The cache file's bytes, and its key: the identity, the ids that are there and what they were made from."""
-    folder, identity = shards_folder(cache), shards[0].identity
-    files = [folder / shard.file for shard in shards]
-    ids, sources = (np.concatenate(parts) for parts in zip(*(read_rows(f, "ids", "sources") for f in files), strict=True))
-    digests = {
-        "ids_sha256": sha256_json(ids.tolist()),
-        "sources_sha256": hashlib.sha256(sources.tobytes()).hexdigest(),
-    }
-    key = sha256_json([identity.key, digests])
-    counts = {name: sum(shard.counts.get(name, 0) for shard in shards) for shard in shards for name in shard.counts}
-    buffer = BytesIO()
-    with h5py.File(buffer, "w") as file:
-        write_attributes(file, identity, key)
-        file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
-        provenance = {**identity.content, **joined_notes(shards), **digests, "counts": counts, **said}
-        file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
-        file.create_dataset("ids", data=ids)
-        file.create_dataset("sources", data=sources)
-        file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
-        for name, values in known.items():
-            file.create_dataset(name, data=values)
-        with open_hdf5(files[0], "a readable shard") as first:
-            names = [name for name in _ARRAYS if name in first]
-            if "offsets" in first:
-                file.create_dataset("offsets", data=_joined_offsets([read_rows(f, "offsets")[0] for f in files]))
-        for name in names:
-            _virtual_view(file, name, files)
-    return buffer.getvalue(), key
-
-
-def _virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
-    shapes = []
-    for path in shards:
-        with open_hdf5(path, "a readable shard") as shard:
-            data = required_data(shard, name)
-            shapes.append(data.shape)
-            dtype = data.dtype
-    row_shape = max(shapes)[1:]  # a shard without rows may not know it
-    layout = h5py.VirtualLayout(shape=(sum(shape[0] for shape in shapes), *row_shape), dtype=dtype)
-    start = 0
-    for path, shape in zip(shards, shapes, strict=True):
-        if shape[0]:
-            layout[start : start + shape[0]] = h5py.VirtualSource(f"{path.parent.name}/{path.name}", name, shape=shape)
-        start += shape[0]
-    file.create_virtual_dataset(name, layout, fillvalue=np.nan if dtype.kind == "f" else -1)
-
-
-def _joined_offsets(parts: Sequence[Ids]) -> Ids:
-    counts = np.concatenate([np.diff(part) for part in parts])
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
+    return {**entry, CHECKSUMS: shard_checksums(folder / shard.file, ARRAYS)}
 
 
 def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, ...], np.dtype[Any]]:

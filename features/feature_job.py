@@ -75,10 +75,10 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 
     use_threads(asked.threads)
     _check_out(dataset, config, out, words)
-    if asked.like is None:
-        _log_preset(asked, dataset, config)
     with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
         ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
+        if asked.like is None:
+            _log_preset(asked, dataset, config)
         made = extraction.extract_shards(asked.dataset, ready, out, n_shards, shard, asked.skip_bad)
         return made if shard is not None else extraction.merge(asked.dataset, out, n_shards)
 

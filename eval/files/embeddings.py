@@ -10,23 +10,22 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.array_folder import HELD_BYTES, read_array_folder
 from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
 from vse.eval.files.file_fields import Described, stored_attribute, stored_hashes, stored_ids
-from vse.eval.files.score_matrices import selected_scores
-from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
+from vse.eval.files.split_embeddings import MATRICES, POOLED, SCORES, VECTORS, Embeddings
+from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix
 from vse.eval.ranking.scores import SIMILARITIES
-from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
+from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files import write_bytes, written
 from vse.pipeline.hdf5_files import own_data
@@ -34,134 +33,26 @@ from vse.pipeline.input_files import reading
 from vse.pipeline.outputs import hdf5_kind
 from vse.pipeline.read_once import ReadFiles, ReadOnce
 
+__all__ = [
+    "EMBEDDINGS",
+    "Embeddings",
+    "embeddings_of",
+    "experiment_of",
+    "provenance_of",
+    "read_embeddings",
+    "same_split",
+    "write_embeddings",
+    "write_scores",
+]
 _IDS = ("image_ids", "caption_ids", "caption_image_ids")
-_SCORES = ("scores", "scores_i2t", "scores_t2i")
-_POOLED = ("pooled_images", "pooled_captions")
-_VECTORS = ("images", "captions", *_POOLED)
-_MATRICES = (*_VECTORS, *_SCORES)
 _COUNTS = ("n_phrases", "n_regions")
 _HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
 _CHECKED = 4096  # rows looked at at once
 _SHORTEST = 2.0**-100  # of an inner product or a square: 26 powers of two above the smallest full float32
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
-_OF_IMAGES = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
-_OF_CAPTIONS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
 log = logging.getLogger(__name__)
 EMBEDDINGS = hdf5_kind("a file of embeddings that vse wrote", lambda file: SUM in file.attrs and "caption_image_ids" in file)
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or scores of all pairs.
-
-    Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if the score depends on which side
-    queries. Where there are any, images and captions are compared by them alone; ``captions``, if they are there as well,
-    serve to compare captions. ``pooled_images`` (n_images, dim) and ``pooled_captions`` (n_captions, dim), of a file of
-    scores, are single vectors by whose inner products a search may choose what is scored. The attributes name the
-    ``dataset``, the ``split`` and the ``similarity`` (without scores one of
-    :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
-    ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
-    ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
-    MS-COCO, if they are of it. ``n_phrases`` (n_captions,) and ``n_regions`` (n_images,) are there if the scores are those of
-    phrases with regions: how many there were, 0 where a score says nothing. ``photo_hashes`` (n_images, 32) and
-    ``caption_hashes`` (n_captions, 8) are those of :class:`vse.pipeline.data_identity.DataIdentity`, if they are known.
-    ``source`` is the file that they were read from, if there is one.
-    """
-
-    image_ids: NDArray[np.int64]
-    caption_ids: NDArray[np.int64]
-    caption_image_ids: NDArray[np.int64]
-    dataset: str
-    split: str
-    images: NDArray[np.float32] | None = None
-    captions: NDArray[np.float32] | None = None
-    scores: ScoreMatrix | None = None
-    scores_i2t: ScoreMatrix | None = None
-    scores_t2i: ScoreMatrix | None = None
-    pooled_images: NDArray[np.float32] | None = None
-    pooled_captions: NDArray[np.float32] | None = None
-    experiment: str | None = None
-    seed: int | None = None
-    similarity: str = "cosine"
-    provenance: str = "{}"
-    trained_on: str | None = None
-    coco_ids: NDArray[np.int64] | None = None
-    n_phrases: NDArray[np.int64] | None = None
-    n_regions: NDArray[np.int64] | None = None
-    photo_hashes: NDArray[np.uint8] | None = None
-    caption_hashes: NDArray[np.uint8] | None = None
-    source: ReadOnce | ReadFiles | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def identity(self) -> DataIdentity:
-        """The identity of the split."""
-        return DataIdentity(self.image_ids, self.caption_ids, self.photo_hashes, self.caption_hashes)
-
-    @property
-    def directional(self) -> bool:
-        """Whether each direction has scores of its own."""
-        return self.scores is None and self.scores_i2t is not None
-
-    @property
-    def of_phrases(self) -> bool:
-        """Whether the scores are those of the captions' phrases with regions of the images."""
-        return self.n_phrases is not None
-
-    @property
-    def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The embeddings of images and captions if it is these that are compared; None if scores are."""
-        if self.scores_of("i2t") is not None or self.images is None or self.captions is None:
-            return None
-        return self.images, self.captions
-
-    @property
-    def pooled(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The single vectors of images and captions beside scores; None if there are none."""
-        if self.pooled_images is None or self.pooled_captions is None:
-            return None
-        return self.pooled_images, self.pooled_captions
-
-    def scores_of(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
-        """The scores (n_images, n_captions) of a direction; None if vectors are compared."""
-        if self.scores is not None:
-            return self.scores
-        return self.scores_i2t if direction == "i2t" else self.scores_t2i
-
-    def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
-        image_of_caption = torch.from_numpy(self.image_of_caption())
-        if self.vectors is not None:
-            images, captions = map(shared_tensor, self.vectors)
-            return blocks_from_embeddings(images, captions, image_of_caption, self.similarity), None
-        i2t, t2i = self.scores_of("i2t"), self.scores_of("t2i")
-        if i2t is None or t2i is None:
-            raise ValueError("neither embeddings of images and captions nor scores of both directions")
-        blocks = blocks_from_scores(i2t, image_of_caption)
-        return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
-
-    def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
-        """Some rows, in their order; scores are not copied, but selected where they are read."""
-        selected: dict[str, Any] = {}
-        for name in _MATRICES:
-            matrix = getattr(self, name)
-            if matrix is not None:
-                rows = captions if name.endswith("captions") else images
-                selected[name] = selected_scores(matrix, images, captions) if name in _SCORES else matrix[rows]
-        for rows, names in ((images, _OF_IMAGES), (captions, _OF_CAPTIONS)):
-            selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
-        return replace(self, **selected)
-
-    def image_of_caption(self) -> NDArray[np.int64]:
-        """For each caption the row of its image; :class:`UserError` if an id has no image."""
-        order = np.argsort(self.image_ids, kind="stable")
-        places = np.searchsorted(self.image_ids[order], self.caption_image_ids).clip(max=len(order) - 1)
-        rows: NDArray[np.int64] = order[places]
-        lost = self.image_ids[rows] != self.caption_image_ids
-        if lost.any():
-            imgid = self.caption_image_ids[lost][0]
-            raise UserError(f"a caption belongs to image {imgid}, which is not among the image ids")
-        return rows
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
@@ -169,7 +60,7 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
         sums = _write_all_but_scores(file, embeddings)
-        for name in _SCORES:
+        for name in SCORES:
             scores: ScoreMatrix | None = getattr(embeddings, name)
             if scores is not None:
                 values = scores[:]
@@ -230,7 +121,7 @@ def read_embeddings(path: Path) -> Embeddings:
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
     source: ReadOnce | ReadFiles
-    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *_MATRICES), None
+    names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *MATRICES), None
     if path.is_dir():
         arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
     else:
@@ -257,7 +148,7 @@ def embeddings_of(
         values[name] = stored_ids(path, name, arrays[name]) if name in arrays else None
     for (name, width), ids in zip(_HASHES.items(), (values["image_ids"], values["caption_ids"]), strict=True):
         values[name] = stored_hashes(path, name, arrays[name], len(ids), width) if name in arrays else None
-    values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in _MATRICES}
+    values |= {name: _matrix(path, name, arrays[name]) if name in arrays else None for name in MATRICES}
     run = Embeddings(**values, **attributes, source=source)
     _check(path, run)
     return run
@@ -298,7 +189,7 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
 def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
     """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
     sums = {}
-    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *_VECTORS):
+    for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
@@ -341,7 +232,7 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         missing += sorted(pair - arrays)
     elif "scores" not in arrays:
         missing += [name for name in ("images", "captions") if name not in arrays]
-    for together in (_POOLED, _COUNTS):
+    for together in (POOLED, _COUNTS):
         if set(together) & arrays:
             missing += [name for name in together if name not in arrays]
     if set(_COUNTS) & arrays and "scores" not in arrays:
@@ -362,7 +253,7 @@ def _matrix(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray
     """A matrix in float32; scores in the precision that they have, so that no two become equal."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiub":
         raise UserError(f"{path}: {name} holds no numbers")
-    if name in _SCORES and values.dtype == np.float64:
+    if name in SCORES and values.dtype == np.float64:
         return values
     with np.errstate(over="ignore"):  # what becomes infinite is refused by its row
         return values.astype(np.float32, copy=False)
@@ -386,13 +277,13 @@ def _check(path: Path, run: Embeddings) -> None:
     if run.caption_image_ids.shape != (n_captions,):
         raise UserError(f"{path}: {n_captions} caption ids, but caption_image_ids of shape {run.caption_image_ids.shape}")
     extents: dict[str, NDArray[Any]] = {}
-    for name in _MATRICES:
+    for name in MATRICES:
         if getattr(run, name) is not None:
-            rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in _SCORES else None
+            rows, columns = n_captions if name.endswith("captions") else n_images, n_captions if name in SCORES else None
             extents[name] = _check_matrix(path, name, getattr(run, name), rows, columns)
     _check_lengths(path, run, extents)
     if run.pooled is not None and run.pooled[0].shape[1] != run.pooled[1].shape[1]:
-        dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(_POOLED, run.pooled, strict=True))
+        dims = " and ".join(f"{name} of {vectors.shape[1]}" for name, vectors in zip(POOLED, run.pooled, strict=True))
         raise UserError(f"{path}: {dims} dimensions have no inner products")
 
 

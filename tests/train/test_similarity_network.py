@@ -61,8 +61,8 @@ def test_it_learns_to_tell_pairs_apart(cache: Path, tfidf: Path, tmp_path: Path)
 def test_the_file_of_a_split_has_scores_and_captions(run: Path, tmp_path: Path) -> None:
     with h5py.File(embed_split(run, tmp_path / "test.h5")) as file:
         content = {name: item[()] for name, item in file.items()}
-    pooled = {"pooled_images", "pooled_captions"}
-    assert content.keys() == {"image_ids", "caption_ids", "caption_image_ids", "scores", "captions", *pooled}
+    pooled, hashes = {"pooled_images", "pooled_captions"}, {"photo_hashes", "caption_hashes"}
+    assert content.keys() == {"image_ids", "caption_ids", "caption_image_ids", "scores", "captions", *pooled, *hashes}
     assert content["scores"].shape == (12, 60)
     opened = load_run(run, "test", device="cpu")
     assert opened.model.pairwise

@@ -184,8 +184,8 @@ def _captions(
         return None
     hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
     captions = _other(cache, experiment.caption_feature, path, f"{hint}--caption-features")
-    check_data(captions, dataset)
     check_text_rows(captions, texts)
+    check_data(captions, dataset)
     return captions
 
 

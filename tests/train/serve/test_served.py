@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.train.conftest import experiment
+from tests.train.conftest import experiment, forget_captions
 from tests.train.serve.conftest import MANY
 from vse.pipeline.errors import UserError
 from vse.pipeline.image_files import decode
@@ -47,7 +47,7 @@ def test_runs_of_two_data_sets_are_one_line(
         content["images"][-1]["sentences"][0]["raw"] += "!"
 
     edit(data, change)
-    other = train(own_cache, experiment("train.epochs=1"), out=tmp_path / "run")
+    other = train(forget_captions(own_cache), experiment("train.epochs=1"), out=tmp_path / "run")
     with pytest.raises(UserError, match="runs side by side search one file"):
         ServedRuns([vectors_run, other], "test", [RunPlaces()] * 2, MANY, "cpu")
 
