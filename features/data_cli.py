@@ -105,7 +105,7 @@ def import_precomp_command(
 @FORCE
 def export_precomp_command(features: Path, out: Path, captions: Path | None, repeat: int | None) -> None:
     """Write a cache and its captions in the layout of VSE++ and SCAN."""
-    from vse.features.precomp import export_precomp
+    from vse.features.precomp_export import export_precomp
 
     click.echo(export_precomp(features, out, captions, repeat))
 

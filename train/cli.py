@@ -79,7 +79,7 @@ def train_command(
     """
     from vse.train.named_experiment import leads, train_experiment
     from vse.train.run.inputs import InputPaths
-    from vse.train.training import Existing, Extras
+    from vse.train.run.resume import Existing, Extras
 
     run = train_experiment(
         features,

@@ -13,7 +13,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets import changed_fields
 from vse.train.experiment import load_experiment
 from vse.train.run.inputs import InputPaths
-from vse.train.training import Existing, Extras, train
+from vse.train.run.resume import Existing, Extras
+from vse.train.training import train
 
 log = logging.getLogger(__name__)
 

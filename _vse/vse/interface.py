@@ -103,7 +103,7 @@ def train(
     from vse.pipeline.own_code import code_allowed
     from vse.train.named_experiment import train_experiment
     from vse.train.run.inputs import InputPaths
-    from vse.train.training import Existing, Extras
+    from vse.train.run.resume import Existing, Extras
 
     places = (captions, eval_features, caption_features, start_from, weights_dir_of(weights_dir), words, truth_features)
     with code_allowed(allow_code):

@@ -76,7 +76,7 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
 
 
 def _array(file: ReadOnce) -> NDArray[Any]:
-    """The array of a ``.npy`` file, mapped if it is large and can be; never a pickle."""
+    """Return the array of a ``.npy`` file; never a pickle. Large ones and scores are mapped where that is possible."""
     stream = file.stream
     with reading(file.path, "an array of numbers as numpy.save writes it"):
         version = np.lib.format.read_magic(stream)
@@ -88,7 +88,8 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         there = stream.seek(0, 2) - start
         if there < size:
             raise ValueError(f"{there:,} of {size:,} bytes are there")
-        if size > HELD_BYTES and dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
+        large = size > HELD_BYTES or file.path.name.startswith("scores")
+        if large and dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
             return np.memmap(stream, dtype, "r", start, shape)
         stream.seek(0)
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))

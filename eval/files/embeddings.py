@@ -113,8 +113,9 @@ def write_scores(
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Each file is opened once: what is renamed over it meanwhile is not read. A file of up to 128 MiB is read at once. Of a
-    larger one matrices that lie in it as one piece of float32 are mapped, so that they may be larger than memory.
+    Each file is opened once: what is renamed over it meanwhile is not read. Vectors of a file of up to 128 MiB are read at once. Of a
+    larger one, matrices that lie in it as one piece of float32 are mapped, so that they may be larger than memory. Scores are
+    mapped in any case.
     :class:`UserError` names what is missing, duplicate, or of the wrong length.
     """
     if not path.exists():
@@ -129,7 +130,9 @@ def read_embeddings(path: Path) -> Embeddings:
         with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
             items = {name: own_data(file, name, path=path) for name in names}
             held = sum(item.nbytes for item in items.values() if item is not None) <= HELD_BYTES
-            arrays = {name: _array(source, item, held) for name, item in items.items() if item is not None}
+            arrays = {
+                name: _array(source, item, held and name not in _SCORES) for name, item in items.items() if item is not None
+            }
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
             content_sha256 = file.attrs.get(SUM)
     run = embeddings_of(path, arrays, stored, source)

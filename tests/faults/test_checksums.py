@@ -22,8 +22,9 @@ from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import embed_main, train_main
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 
 Suites = Callable[[str, int], Suite]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from vse.features.cache import open_cache, verify_cache
 from vse.features.data_cli import main
-from vse.features.precomp import BOM, CaptionFile, export_precomp, import_precomp
+from vse.features.precomp import BOM, CaptionFile, import_precomp
+from vse.features.precomp_export import export_precomp
 from vse.features.reader import FeatureReader
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError

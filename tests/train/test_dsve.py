@@ -19,8 +19,9 @@ from vse.features.extraction import extract_shards, merge
 from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.train.run.inputs import InputPaths
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 from vse.train.use.embed import embed_split, load_run
 from vse.train.use.search import search_split
 

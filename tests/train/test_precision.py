@@ -19,8 +19,9 @@ from vse.pipeline.errors import UserError
 from vse.train.cli import train_main
 from vse.train.experiment import changed_settings, load_experiment
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 from vse.train.use.opened_run import RunPlaces, open_run
 
 AUTO, SHORT = "train.precision=auto", "train.epochs=1"

@@ -19,8 +19,9 @@ from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 
 
 def test_captions_of_images_without_features_are_named(

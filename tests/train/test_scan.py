@@ -20,8 +20,9 @@ from vse.pipeline.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities.scan import ScanSettings
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers.encode import encode
-from vse.train.training import Existing, train
+from vse.train.training import train
 from vse.train.use.embed import embed_split, load_run
 
 T2I = ["model.similarity={name: scan, aggregation: lse}", SCAN[1]]

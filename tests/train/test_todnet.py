@@ -22,8 +22,9 @@ from vse.train.cli import embed_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.models.similarities.todnet import TodNetSettings
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing, Extras
 from vse.train.solvers.encode import encode, ranks
-from vse.train.training import Existing, Extras, train
+from vse.train.training import train
 from vse.train.use.embed import load_run
 
 TOD = [*SETS, "train.restval=false", "train.learning_rate=1e-2", "model.similarity.width=8"]

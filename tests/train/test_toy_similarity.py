@@ -21,9 +21,10 @@ from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
-from vse.train.training import Existing, train
+from vse.train.training import train
 from vse.train.use.embed import load_run
 
 TOY = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.epochs=2"]

@@ -19,10 +19,11 @@ from tests.train import forked
 from tests.train.conftest import COMMAND, assert_same, experiment, state, table, weights
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
 from vse.train.solvers.negatives import COLUMNS
-from vse.train.training import Existing, Extras, train
+from vse.train.training import train
 from vse.train.use.embed import load_run
 
 

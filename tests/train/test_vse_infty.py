@@ -10,7 +10,8 @@ import pytest
 from tests.train.conftest import assert_same, experiment, state, table
 from tests.train.solvers.test_resume import train_with_stops
 from vse.eval.files.embeddings import read_embeddings
-from vse.train.training import Extras, train
+from vse.train.run.resume import Extras
+from vse.train.training import train
 from vse.train.use.embed import embed_split
 
 WORDS = "{name: gru, states: pooled, bidirectional: true, size_augmentation: 0.2}"

@@ -25,8 +25,9 @@ from vse.train.models.build import Model
 from vse.train.models.encoders.base import unit_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.processes import Processes
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 
 
 class ToyAdversarySettings(AdversarySettings):

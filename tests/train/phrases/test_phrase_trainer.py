@@ -26,7 +26,8 @@ from vse.train.phrases.phrase_trainer import PhraseTrainer
 from vse.train.phrases.region_features import BoxFeatures
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
-from vse.train.training import Existing, train
+from vse.train.run.resume import Existing
+from vse.train.training import train
 
 OPTIONS: dict[str, tuple[str, list[str]]] = {
     "embedding": ("phrase_embedding", []),

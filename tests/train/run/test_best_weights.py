@@ -11,8 +11,9 @@ import torch
 from tests.train.conftest import COMMAND, experiment, weights
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 
 
 class Killed(Exception):

@@ -16,7 +16,8 @@ from tests.train.toy_similarity import ToySettings
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.run.processes import Processes, device_of_process
-from vse.train.training import Existing, train
+from vse.train.run.resume import Existing
+from vse.train.training import train
 
 CASES = {
     "max of hinges": ["train.batch_size=50"],  # the last batch has 40 pairs

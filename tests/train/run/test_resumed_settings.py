@@ -15,8 +15,9 @@ import yaml
 from tests.train.conftest import COMMAND, experiment
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
+from vse.train.run.resume import Extras
 from vse.train.solvers import adam
-from vse.train.training import Extras, train
+from vse.train.training import train
 
 
 @pytest.fixture

@@ -23,8 +23,9 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files import sha256_file
 from vse.train.cli import embed_main, report_main
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import adam
-from vse.train.training import Existing, Extras, train
+from vse.train.training import train
 
 
 def test_a_finished_run_has_the_sums_of_its_files(run: Path) -> None:

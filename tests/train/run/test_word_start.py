@@ -17,7 +17,8 @@ from vse.pipeline.vocabulary import SPECIAL_TOKENS
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
-from vse.train.training import Existing, train
+from vse.train.run.resume import Existing
+from vse.train.training import train
 from vse.train.use.embed import load_run
 from vse.train.use.search import search_split
 

@@ -25,9 +25,10 @@ from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
+from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import cca as cca_module
 from vse.train.solvers.cca import CaptionCca, Covariances, canonical_directions, covariances
-from vse.train.training import Existing, Extras, train
+from vse.train.training import train
 from vse.train.use.embed import embed_split
 
 Matrix = NDArray[np.float64]

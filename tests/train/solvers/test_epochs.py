@@ -20,8 +20,9 @@ from vse.train.losses.base import Batch, Cost, Loss, Objective
 from vse.train.losses.top_of_hinges import TopOfHinges
 from vse.train.models.similarities.base import Similarity
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing
 from vse.train.solvers import adam
-from vse.train.training import Existing, train
+from vse.train.training import train
 
 
 class Attraction(Loss):

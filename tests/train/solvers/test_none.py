@@ -30,7 +30,8 @@ from vse.train.cli import embed_main, report_main, train_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
-from vse.train.training import Existing, Extras, train
+from vse.train.run.resume import Existing, Extras
+from vse.train.training import train
 
 Floats = NDArray[np.float64]
 

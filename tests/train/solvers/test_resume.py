@@ -14,8 +14,9 @@ import pytest
 from tests.train.conftest import assert_same, experiment, state, weights
 from vse.pipeline.errors import Interrupted
 from vse.train.run.folder import RunFolder
+from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import adam
-from vse.train.training import Existing, Extras, train
+from vse.train.training import train
 
 STEPS = 24  # three epochs of eight
 
