@@ -131,7 +131,9 @@ def read_embeddings(path: Path) -> Embeddings:
             items = {name: own_data(file, name, path=path) for name in names}
             held = sum(item.nbytes for item in items.values() if item is not None) <= HELD_BYTES
             arrays = {
-                name: _array(source, item, held and name not in _SCORES) for name, item in items.items() if item is not None
+                name: _array(source, item, held and not name.startswith("scores"))
+                for name, item in items.items()
+                if item is not None
             }
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
             content_sha256 = file.attrs.get(SUM)
