@@ -31,9 +31,9 @@ _NONE = np.empty(0, np.int64)
 def check_data(cache: FeatureCache, dataset: Dataset) -> None:
     """Raise UserError if a cache is of a data set of another name, or of other contents at the same ids.
 
-    The ids themselves are checked where rows are read. All captions are compared unless ``dataset.json`` is the file that the
-    cache was made from, and some photographs, evenly spread, as far as they are at hand. If a cache records no captions,
-    only the sources of its rows are compared.
+    The ids themselves are checked where rows are read. Some photographs are
+    compared, evenly spread, as far as they are at hand. If ``dataset.json`` is not the file that the cache was made from, all
+    captions that the cache records are compared, too, and so are the texts or the boxes of phrases that its rows stand for.
     """
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
@@ -110,7 +110,7 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
 
 
 def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
-    """Return the sums of a data set whose photographs are those of a cache of images."""
+    """Return the sums of a data set; that of the photographs covers the rows of ``cache``, and is None if it has no hashes."""
     photos = replace(recorded_identity(cache), caption_ids=_NONE, captions=None).sums.photos_sha256
     identity = identity_of_images(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}

@@ -58,7 +58,8 @@ def has_bf16(device: torch.device) -> bool:
     """Return whether a device has instructions for products of bf16, and PyTorch may use them.
 
     On x86 these are ``avx512_bf16`` or ``amx_bf16``, on ARM ``bf16``; a GPU has them from compute capability 8.0 on.
-    ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` take them away from a processor that has them.
+    On x86 the environment variables ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them. Devices other than
+    CPUs and CUDA GPUs count as without them.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -105,7 +105,8 @@ def are_checksums(value: object) -> bool:
 class Blocks:
     """The blocks of an array that lies in several shards, and whether each was compared with its checksum.
 
-    Readers of one cache share it. Another process starts without any comparison. A shard without checksums is never compared.
+    All readers of one cache share this object. A pickled copy of it, in another process, has compared no block yet. A shard
+    without checksums is never compared.
 
     Parameters
     ----------

@@ -37,8 +37,8 @@ def csv_rows(
     file_column : returns the name of the column of image files, given the names of all columns
 
     Raises UserError if the file has no proper header, or if it is unknown which lines are rows. That is so if a quoted
-    cell holds the image file of another row, or if a line with unpaired quotation marks names no image file: the next line
-    may then belong to it.
+    cell holds the image file of another row, or if the first line of a refused row has a quotation mark and names no image
+    file: the next line may then belong to this row.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
@@ -144,7 +144,7 @@ class _RowBounds:
         self._suffixes, self._is_bare = set(_PHOTOS), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if a line with unpaired quotation marks names no image file: the next line may name it."""
+        """Raise UserError if the first line of a refused row, which has a quotation mark, names no image file."""
         if not self._names_file(line):
             raise UserError(f"{place}: {fault}; the row may end in this line or later, so correct its quotation marks")
 

@@ -69,8 +69,8 @@ def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     Raises
     ------
     UserError
-        if something else than a plain file is there, if one of the ``inputs`` is, by whatever name and even with ``--force``,
-        or if a file of another kind is
+        if ``out`` is something else than a plain file; if it is one of the ``inputs``, also through a link, or lies in one,
+        even with ``--force``; or if it is a file of another kind and ``--force`` is not given
     """
     target = target_of(out)
     if not target.exists():

@@ -25,7 +25,8 @@ class Sample:
     """Consecutive members with one key.
 
     content, names : the bytes and the name of each member that is read, by its ending
-    longer : members whose ending has a dot and would be read without it, such as ``a.b.jpg`` in the sample ``a``
+    longer : members that are not read because their ending has a dot, although its last part is that of a photo or caption,
+        such as ``a.b.jpg`` in the sample ``a``
     fault : the first fault of a member
     """
 

@@ -113,9 +113,9 @@ def write_scores(
 def read_embeddings(path: Path) -> Embeddings:
     """Read and check a file, or a folder of arrays (see :func:`vse.eval.files.array_folder.read_array_folder`).
 
-    Each file is opened once: what is renamed over it meanwhile is not read. Vectors of a file of up to 128 MiB are read at once. Of a
-    larger one, matrices that lie in it as one piece of float32 are mapped, so that they may be larger than memory. Scores are
-    mapped in any case.
+    Each file is opened once: what is renamed over it meanwhile is not read. Vectors of a file of up to 128 MiB are read at
+    once. Of a larger one, matrices that lie in it as one piece of float32 are mapped, so that they may be larger than memory.
+    Scores are mapped in any case.
     :class:`UserError` names what is missing, duplicate, or of the wrong length.
     """
     if not path.exists():

@@ -21,7 +21,7 @@ class TooManyLargePhotos(UserError):
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photograph as :func:`vse.pipeline.image_files.decode` does, of more than ``LARGE`` pixels one at a time.
+    """Return a photograph as :func:`vse.pipeline.image_files.decode` does, and only one large photograph at a time.
 
     Raises :class:`BadImage` if it is not a readable image, or if its header promises more than ``max_pixels``: then nothing
     is decoded.
@@ -32,9 +32,9 @@ def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_P
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
-    """Return a stranger's photograph as :func:`read_photo` does, if fewer than two large ones are in work.
+    """Return a photograph that a client sent, as :func:`read_photo` does.
 
-    Raises :class:`TooManyLargePhotos` otherwise.
+    Raises :class:`TooManyLargePhotos` if it is large, one large photograph is decoded already and another one waits.
     """
     path = Path("the photograph")
     if not LARGE < pixel_count(path, content) <= max_pixels:

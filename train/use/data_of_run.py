@@ -20,10 +20,10 @@ from vse.train.run.folder import RunFolder
 
 
 def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataSums | None:
-    """Return the sums of a data set of the name of the run's own, but of other contents; None if it is the run's own.
+    """Return the sums of ``dataset`` if its contents differ from those of the run's data set; None if they do not.
 
-    A run without sums is compared with its own ``dataset.json`` and cache, if they are still there. If they are not, the data
-    set counts as another one unless ``dataset.json`` has the recorded SHA-256.
+    Both data sets have the same name. If a run records no sums, its own ``dataset.json`` and cache are read, if they are
+    there unchanged. If not, ``dataset`` counts as another data set unless its SHA-256 is the one that the run records.
     """
     same_captions, same_cache = dataset.sha256 == record.get("captions_sha256"), cache.key == folder.evaluated()["key"]
     if same_captions and same_cache:
@@ -74,7 +74,7 @@ def identity_in(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's own cache is at hand and has the same photographs at the ids that both caches hold."""
+    """Return whether the run's cache is at hand and unchanged, shares ids with ``cache`` and has the same data at these ids."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
