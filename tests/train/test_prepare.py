@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
+from tests.train.conftest import COMMAND, assert_same, experiment, forget_captions, state, weights
 from tests.train.data.caches import drop_checksums
 from vse.features.shards import shards_folder
 from vse.pipeline.errors import Interrupted
@@ -25,11 +25,11 @@ from vse.train.training import train
 
 
 def test_captions_of_images_without_features_are_named(
-    cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]
+    own_cache: Path, own_demo: Path, tmp_path: Path, fails: Callable[..., str]
 ) -> None:
     text = own_demo.read_text().replace('"imgid": 7,', '"imgid": 7007,')
     own_demo.write_text(text)
-    line = fails(train_main, "--features", cache, "--captions", own_demo, "--out", tmp_path / "run")
+    line = fails(train_main, "--features", forget_captions(own_cache), "--captions", own_demo, "--out", tmp_path / "run")
     assert "1 of 48 images have no features, the first is id 7007" in line
     assert not (tmp_path / "run").exists()
 

@@ -74,7 +74,7 @@ def identity_in(path: Path) -> DataIdentity | None:
 
 
 def _holds_same_photos(folder: RunFolder, cache: FeatureCache) -> bool:
-    """Return whether the run's cache is at hand and unchanged, shares ids with ``cache`` and has the same data at these ids."""
+    """Return whether the run's cache is there and unchanged, shares ids with ``cache`` and has the same data at these ids."""
     with suppress(UserError):
         own = open_cache(folder.feature_file())
         shared = np.isin(cache.ids, own.ids).any()
