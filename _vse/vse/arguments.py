@@ -1,7 +1,7 @@
 """Check the arguments of the Python interface against their annotations, before anything is opened or computed.
 
-An annotation such as ``From0`` has a type, for type checkers, and an :class:`Allowed`, which tests the value of a call and says
-in an error what is allowed.
+An annotation such as ``From0`` has a type, for type checkers, and an :class:`Allowed`, which tests the value of a call and
+says in an error what is allowed.
 """
 
 from __future__ import annotations
