@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import changed_fields
 from vse.pipeline.read_once import read_recorded
-from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Extras:
 
 def action_on(
     folder: RunFolder,
-    experiment: ExperimentConfig,
+    experiment: ExperimentPlan,
     identity: Mapping[str, Any],
     existing: Existing,
     extras: Extras,
@@ -62,7 +62,7 @@ def action_on(
 
 def _compared(
     folder: RunFolder,
-    experiment: ExperimentConfig,
+    experiment: ExperimentPlan,
     identity: Mapping[str, Any],
     existing: Existing,
     extras: Extras,
@@ -75,11 +75,12 @@ def _compared(
     record = _existing_record(folder, existing)
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
     known = record or saved.get("identity", identity)
-    before = {**folder.settings(ExperimentConfig).content(), **{key: known.get(key) for key in identity}}
+    before = {**folder.settings(type(experiment)).content(), **{key: known.get(key) for key in identity}}
     read_recorded(folder.config_file, record or saved)
-    changes = changed_fields(before, {**experiment.content(), **identity})
+    after = {**experiment.content(), **identity}
+    changes = changed_fields(before, after)
     if len(changes) == 1 and changes[0].startswith("train.precision: "):
-        own, here = before["train"]["precision"], experiment.train.precision
+        own, here = before["train"]["precision"], after["train"]["precision"]
         if asked == "auto" and record.get("state") == "finished":
             log.info("%s: was trained in %s, which auto is on another machine; here it is %s", folder.path, own, here)
             return "nothing"
