@@ -9,6 +9,7 @@ Models of the Hugging Face hub: a folder of the user's, or a download.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vse.features.backbones.libraries import Library
+import torch
+from torch import Tensor
+
+from vse.features.settings.libraries import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadOnce
 from vse.pipeline.files.writing import parse_json
@@ -272,3 +276,12 @@ def _shown(value: Any) -> str:
     """Return a value for a message, at most 60 characters."""
     text = ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors, on any device: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -20,9 +20,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from vse.features.backbones.libraries import LIBRARIES, tensors_sha256
-from vse.features.backbones.model_folder import download_file
+from vse.features.backbones.model_folder import download_file, tensors_sha256
 from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.settings.libraries import LIBRARIES
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import ReadOnce
 
@@ -157,7 +157,7 @@ def _build(
         if library not in builders:
             raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
         return builders[library](name, config.weights if pretrained else None, notes)
-    from vse.features.backbones.libraries import torchvision
+    from vse.features.vision import torchvision
 
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
@@ -184,7 +184,7 @@ def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _download(name: str, weights: str) -> dict[str, Tensor]:
-    from vse.features.backbones.libraries import torchvision
+    from vse.features.vision import torchvision
 
     choices = torchvision.models.get_model_weights(name)
     if weights != "pretrained" and weights not in choices.__members__:

@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.libraries import tensors_sha256
-from vse.features.backbones.model_folder import checked_copy, download, local_folder, read_modules
+from vse.features.backbones.model_folder import checked_copy, download, local_folder, read_modules, tensors_sha256
 from vse.features.backbones.networks import load_weights_file, open_clip_model, root_logger_kept, weights_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.libraries import Library
 from vse.features.backbones.model_folder import check_settings, checked_transformer, download, local_folder
+from vse.features.settings.libraries import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadOnce, Watched, reading
 from vse.pipeline.files.writing import parse_json, read_json

@@ -14,7 +14,6 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import moved
-from vse.features.backbones.libraries import torchvision
 from vse.features.backbones.networks import LayerOutput, autocast, load_backbone, module_named, weights_sha256
 from vse.features.data_checks import check_boxes_of
 from vse.features.extractors.cnn import as_tensor, normalized, scaled
@@ -33,6 +32,7 @@ from vse.features.extractors.proposals import (
 from vse.features.extractors.regions import load_detector, propose
 from vse.features.settings.base import Job
 from vse.features.settings.images import BoxesConfig, RegionsConfig
+from vse.features.vision import torchvision
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_by_name

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vse.features.backbones.device import pick_device, versions
-from vse.features.backbones.libraries import tensors_sha256
+from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, ids_of
 from vse.features.settings import EXTRACTORS

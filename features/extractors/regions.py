@@ -18,11 +18,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vse.features.backbones.device import moved
-from vse.features.backbones.libraries import torchvision
 from vse.features.backbones.networks import autocast, load_backbone, weights_sha256
 from vse.features.extractors.cnn import as_tensor, scaled
 from vse.features.extractors.images import NetworkExtractor, Vectors
 from vse.features.settings.images import RegionsConfig
+from vse.features.vision import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
 
 SMALLEST = 1e-2  # sides of a box, in pixels of the network's input

@@ -1,12 +1,6 @@
-"""What the settings of extractors share: what determines a feature, how it is made, and what its command and its jobs need.
+"""Settings that extractors share, and the base class of extractors.
 
-Nothing here imports torch, so that a workflow which only reads presets starts quickly.
-
-The words of a phrase that an encoder reads: in lower case, and without stop words if they are to be dropped.
-
-What every caption encoder does: fitted on training captions, kept as tensors, applied to any caption.
-
-The code of an encoder lies in a file of its own, such as :mod:`vse.features.extractors.tfidf`, and is imported when it runs.
+Nothing here imports torch or h5py, so that a workflow which only reads presets starts quickly.
 """
 
 from __future__ import annotations
@@ -16,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from vse.features.backbones.libraries import LIBRARIES, Library
-from vse.features.cache.rows import Identity, Item, Kind, Rows, row_ids
-from vse.pipeline.dataset.dataset import Dataset
+from vse.features.settings.libraries import LIBRARIES, Library
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import imported
 from vse.pipeline.presets.schema import Settings
+
+if TYPE_CHECKING:
+    from vse.features.cache.rows import Identity, Item, Rows
+    from vse.pipeline.dataset.dataset import Dataset
 
 Option = Literal["skip_bad", "weights_dir", "words"]
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
@@ -215,12 +211,14 @@ class Extractor(ABC):
     asked_precision: str | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> Literal["image", "text"]:
         """Whether rows are made of images or of captions."""
         return self.config.kind
 
     def identity(self, dataset: Dataset) -> Identity:
         """All that determines the vectors of ``dataset``, beside the images or captions themselves."""
+        from vse.features.cache.rows import Identity, row_ids  # imports h5py
+
         content = {
             "config": self.config.content(),
             "weights_sha256": self.weights_sha256,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.cache.rows import Item
 from vse.features.settings.base import FeatureSettings, Option
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.files.writing import sha256_json
@@ -19,6 +18,8 @@ from vse.pipeline.presets.parts import imported
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from vse.features.cache.rows import Item
 
 # They say how a phrase stands in its sentence, not what it names. Numbers (two men), places (the front) and colours are none.
 _CLASSES = (

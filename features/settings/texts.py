@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.backbones.libraries import LIBRARIES, Library
 from vse.features.settings.base import WEIGHT_SUFFIXES, Option
 from vse.features.settings.captions import CaptionSettings, TextSettings, WordSettings
+from vse.features.settings.libraries import LIBRARIES, Library
 
 _OPEN_CLIP = "open_clip/"
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision.ops import roi_align
 
-from vse.features.backbones.libraries import tensors_sha256
+from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader

@@ -238,7 +238,7 @@ def test_without_its_extra_a_preset_is_one_line(
             raise ModuleNotFoundError(f"No module named {missing!r}")
         return import_module(name)
 
-    monkeypatch.setattr("vse.features.backbones.libraries.import_module", importing)
+    monkeypatch.setattr("vse.features.settings.libraries.import_module", importing)
     line = fails(main, "text", "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
     assert f"pip install 'vse-pipeline[{extra}]'" in line
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from torch._dynamo.utils import is_compile_supported
 
-from vse.features.backbones.libraries import compiler_stands_by, torchvision
+from vse.features.vision import compiler_stands_by, torchvision
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
