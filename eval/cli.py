@@ -16,11 +16,10 @@ from vse.eval.defaults import (
     PROTOCOLS,
     RECALLS,
     SAMPLES,
-    TABLES,
     TREC_DEPTH,
-    published_tables,
 )
 from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.tables import table_kind, table_names
 from vse.pipeline.command import FORCE, entry_point
 from vse.pipeline.errors import UserError, printable
 
@@ -211,7 +210,7 @@ def _evaluate(
 
 
 @click.command("vse-table")
-@click.argument("name", type=click.Choice([*TABLES, *published_tables()]))
+@click.argument("name", type=click.Choice(table_names()))
 @click.argument("results", nargs=-1, type=_FILE)
 @click.option("--dataset", help="Of a published table: take our results on this data set, not on that of each row.")
 @click.option(
@@ -230,11 +229,10 @@ def table_command(name: str, results: tuple[Path, ...], dataset: str | None, cos
     significance one per metric of files that vse-eval --compare wrote. Any other NAME is a published table, printed numbers
     and ours side by side; what no result was given for stays blank.
     """
-    from vse.eval.tables.any_table import make_table
-    from vse.eval.tables.summary import as_text
+    from vse.eval.tables.table import TableRequest, as_text
 
-    made = make_table(name, results, dataset, out, cost)
-    click.echo(as_text(made.cells) if out is None else out)
+    table = table_kind(name).build(TableRequest(results, dataset, cost), out)
+    click.echo(as_text(table.cells) if out is None else out)
 
 
 eval_main = entry_point(eval_command)

@@ -16,7 +16,6 @@ CROSS_CHECKED = 1000  # queries of each direction of a protocol, by a FAISS sear
 COMPARED = 10_000  # of the test images, for p-values
 RECALLS = (1, 5, 10)  # the K of R@K; rsum is the sum of these
 TREC_DEPTH = 1000  # answers to a query in a run file
-TABLES = ("summary", "significance", "ladder")  # that are no published ones
 LADDER_COSTS = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # of a result, in seconds and MB
 QUERIES = 12  # shown in a report, in each direction
 

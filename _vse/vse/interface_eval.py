@@ -351,11 +351,12 @@ def table(
     print(rows.latex)
     ```
     """
-    from vse.eval.tables.any_table import make_table
+    from vse.eval.tables import table_kind
+    from vse.eval.tables.table import TableRequest
 
     paths = [] if isinstance(results, Sequence) and not results else as_paths(results)
     written = as_path(out)
-    return ShownTable(make_table(name, paths, dataset, written, cost), written)
+    return ShownTable(table_kind(name).build(TableRequest(paths, dataset, cost), written), written)
 
 
 def _array(given: Any) -> NDArray[Any]:

@@ -15,9 +15,9 @@ from vse.eval.files.results import Result, read_comparison
 from vse.eval.protocols.phrase_evaluation import result_lines
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.eval.tables.any_table import MadeTable
 from vse.eval.tables.significance import difference_lines, significance, significance_cells
-from vse.eval.tables.summary import Cells, as_latex, as_text, summary_cells, summary_of
+from vse.eval.tables.summary import summary_cells, summary_of
+from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.handles import OpenFile
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage
@@ -175,7 +175,7 @@ class ShownTable:
         the file that was written, if one was
     """
 
-    def __init__(self, made: MadeTable, path: Path | None) -> None:
+    def __init__(self, made: BuiltTable, path: Path | None) -> None:
         self.frame, self._cells, self.path = made.frame, made.cells, path
 
     @property

@@ -1,4 +1,40 @@
-"""Tables of results, of comparisons, and of published metrics beside ours.
+"""Tables of results and of comparisons, and published tables next to our results.
 
-May import ranking, files, search and protocols.
+A new kind of table is one file with a subclass of :class:`vse.eval.tables.table.TableKind`, and one line in :data:`TABLES`.
+A new published table is one CSV file in ``config/published``. Nothing heavy is imported here, because the help of
+``vse-table`` lists the names. May import ranking, files, search and protocols.
 """
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from vse.eval.defaults import published_tables
+
+if TYPE_CHECKING:
+    from vse.eval.tables.table import TableKind
+
+TABLES = {
+    "summary": "vse.eval.tables.summary:SummaryTable",
+    "significance": "vse.eval.tables.significance:SignificanceTable",
+    "ladder": "vse.eval.tables.ladder:LadderTable",
+}
+_PUBLISHED = "vse.eval.tables.published:PublishedTable"
+
+
+def table_names() -> Sequence[str]:
+    """Return the names of all tables."""
+    return [*TABLES, *published_tables()]
+
+
+def table_kind(name: str) -> TableKind:
+    """Return the kind of table with this name. Raises UserError if there is no such table."""
+    from vse.pipeline.errors import UserError, did_you_mean
+
+    if name not in table_names():
+        raise UserError(f"unknown table {name!r}{did_you_mean(name, table_names())}")
+    module, _, kind = TABLES.get(name, _PUBLISHED).partition(":")
+    table: TableKind = getattr(import_module(module), kind)(name)
+    return table

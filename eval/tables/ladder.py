@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.results import Result, check_one_data, read_result, without_comparisons
-from vse.eval.tables.summary import MARKER, Cells, as_latex, method_of, metric_cell, summary, title_of, write_table
+from vse.eval.tables.summary import method_of, summary
+from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, metric_cell, title_of
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.writing import write_bytes, write_text
+from vse.pipeline.files.writing import write_bytes
 from vse.pipeline.presets.schema import WORDS, composed_of
 
 log = logging.getLogger(__name__)
@@ -74,13 +75,26 @@ def pareto_front(cost: NDArray[np.float64], value: NDArray[np.float64]) -> NDArr
     return front
 
 
-def write_ladder(table: pd.DataFrame, out: Path, cost: str = "total_s") -> Path:
-    """Write what :func:`ladder` returned as ``.csv``, ``.tex``, or a picture (``.svg``, ``.png``); returns ``out``."""
-    if out.suffix in (".svg", ".png"):
-        return write_chart(table, out, cost)
-    if out.suffix not in (".csv", ".tex"):
-        raise UserError(f"{out}: a ladder is written as .csv, .tex, .svg or .png")
-    return write_text(out, as_latex(ladder_cells(table, cost))) if out.suffix == ".tex" else write_table(table, out)
+class LadderTable(TableKind):
+    """``vse-table ladder``: a row for each result with its costs, or a picture (``.svg``, ``.png``)."""
+
+    columns = ("method", "captions", "images", "experiment", "dataset", "split", "protocol", "total_s", "best")
+    suffixes = (".csv", ".tex", ".svg", ".png")
+    options = frozenset({"cost"})
+
+    def frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return the table of :func:`ladder`."""
+        return ladder(request.results, request.cost or "total_s")
+
+    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+        """Return the metrics and costs of each row, with a star for the best trade-offs."""
+        return ladder_cells(frame, request.cost or "total_s")
+
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+        """Write the table, or the picture of rsum against the cost; returns ``out``."""
+        if out.suffix in (".svg", ".png"):
+            return write_chart(frame, out, request.cost or "total_s")
+        return super().write(frame, out, request)
 
 
 def ladder_cells(table: pd.DataFrame, cost: str = "total_s") -> Cells:

@@ -1,101 +1,24 @@
-"""Published tables with our metrics beside the printed ones, as CSV and LaTeX.
-
-The tables that papers printed: their rows with the printed metrics, and the experiments that are these rows.
-
-A table is a CSV file of ``config/published/``, named ``<paper>_<table>``; docs/tables.md has its columns.
-"""
+"""Published tables with our metrics beside the printed ones, as CSV and LaTeX."""
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLD, FOLDED, PHRASE, published_folder, published_tables
+from vse.eval.defaults import FOLD, FOLDED, PHRASE
 from vse.eval.files.results import ProtocolMetrics, Result, check_one_data, mean_and_std, read_result, without_comparisons
 from vse.eval.files.split import split_name
-from vse.eval.tables.summary import NO_INTERVAL, Cells, as_latex, described, metric_cell, title_of, write_table
-from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.writing import write_text
-from vse.pipeline.presets.presets import is_experiment, known_presets, load_plan
-
-_DESCRIPTION = ("row", "system", "setting", "dataset", "protocol", "images", "split", "source")
-
-
-@dataclass(frozen=True)
-class PublishedRow:
-    """One row as printed.
-
-    ``images`` is how many test images a query is compared with, and ``split`` the name of the test split
-    (``config/published/splits.yaml``), where these are known. A split that nobody published is ``random``.
-    """
-
-    paper: str
-    row: str
-    system: str
-    setting: str
-    dataset: str
-    protocol: str
-    images: int | None
-    split: str
-    metrics: Mapping[str, float | None]
-    source: str
-
-    @property
-    def key(self) -> str:
-        """How the presets of experiments name the row: ``vsepp 1.6``."""
-        return f"{self.paper} {self.row}"
-
-    @property
-    def datasets(self) -> tuple[str, str]:
-        """The data sets that results of the row may be of: a split may have one of its own, such as ``f30k_entities``."""
-        return self.dataset, f"{self.dataset}_{self.split}"
-
-
-@cache
-def published_rows(table: str) -> tuple[PublishedRow, ...]:
-    """The rows of a table in the paper's order, those that it repeats from another table of the paper among them."""
-    if table not in published_tables():
-        raise UserError(f"unknown table {table!r}{did_you_mean(table, published_tables())}")
-    paper, _, number = table.rpartition("_")
-    with (published_folder() / f"{table}.csv").open(encoding="utf-8", newline="") as stream:
-        lines = list(csv.DictReader(stream))
-    return tuple(
-        _row(paper, line) if line["row"].startswith(f"{number}.") else _repeated(paper, line["row"]) for line in lines
-    )
-
-
-def experiments_of(table: str, dataset: str | None = None) -> list[tuple[str, str]]:
-    """Data set (of the row, unless one is given) and experiment of every row that an experiment's preset names, each once."""
-    rows = {row.key: row for row in published_rows(table)}
-    named: dict[str, str] = {}
-    for name in known_presets("experiments"):
-        for key in load_plan(name).rows:
-            if key in named and key in rows:
-                raise UserError(
-                    f"the row {key} is named by two experiments, {named[key]} and {name}; take it out of one's rows"
-                )
-            named[key] = name
-    return list(dict.fromkeys((dataset or row.dataset, named[key]) for key, row in rows.items() if key in named))
-
-
-def _row(paper: str, line: Mapping[str, str]) -> PublishedRow:
-    metrics = {name: float(text) if text else None for name, text in line.items() if name not in _DESCRIPTION}
-    described = {name: line[name] for name in _DESCRIPTION if name != "images"}
-    return PublishedRow(paper=paper, images=int(line["images"]) if line["images"] else None, metrics=metrics, **described)
-
-
-def _repeated(paper: str, row: str) -> PublishedRow:
-    """A row that stands in another table, too, whose number it bears."""
-    return next(printed for printed in published_rows(f"{paper}_{row.partition('.')[0]}") if printed.row == row)
-
+from vse.eval.tables.published_rows import PublishedRow, experiments_of, published_rows
+from vse.eval.tables.summary import NO_INTERVAL, described
+from vse.eval.tables.table import Cells, TableKind, TableRequest, metric_cell, title_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.presets import is_experiment, load_plan
 
 log = logging.getLogger(__name__)
 
@@ -162,9 +85,20 @@ def compared(table: str, results: Sequence[Path], dataset: str | None = None) ->
     return pd.DataFrame(lines).astype({"images": "Int64", "our_images": "Int64"})
 
 
-def write_compared(table: pd.DataFrame, out: Path) -> Path:
-    """Write what :func:`compared` returned as ``.csv`` or, by its suffix, as ``.tex`` (booktabs); returns ``out``."""
-    return write_text(out, as_latex(compared_cells(table))) if out.suffix == ".tex" else write_table(table, out)
+class PublishedTable(TableKind):
+    """``vse-table <paper>_<table>``: the printed metrics of a published table, with ours next to them."""
+
+    columns = ("row", "method", "images", "our_images")
+    options = frozenset({"dataset"})
+    needs_results = False
+
+    def frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return the table of :func:`compared`."""
+        return compared(self.name, request.results, request.dataset)
+
+    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+        """Return each printed row, with ours and the difference below it."""
+        return compared_cells(frame)
 
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:

@@ -38,11 +38,11 @@ from vse.eval.protocols.phrase_evaluation import (
 from vse.eval.protocols.protocols import AskedOfQueries
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_name
-from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
+from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
 from vse.pipeline.command import made
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_out
-from vse.pipeline.files.writing import write_json, write_text
+from vse.pipeline.files.writing import write_json
 
 
 def compare_files(
@@ -183,21 +183,32 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
                     "protocol": protocol,
                     **models,
                 }
-                row |= {"way": direction, "figure": name, "a_figure": metric.a, "b_figure": metric.b}
+                row |= {"direction": direction, "metric": name, "a_value": metric.a, "b_value": metric.b}
                 row |= {"difference": metric.difference, "low": metric.ci95[0], "high": metric.ci95[1], "p": metric.p}
                 rows.append(row | {"significant": "yes" if metric.p < ALPHA else "no"})
     return pd.DataFrame(rows)
 
 
-def write_significance(table: pd.DataFrame, out: Path) -> Path:
-    """Write what :func:`significance` returned as ``.csv`` or ``.tex``, where a difference that is not significant is in
-    parentheses; returns ``out``.
-    """
-    if out.suffix != ".tex":
-        return write_table(table.assign(p=[f"{value:.4f}" for value in table["p"]]), out)
-    if len(table[["dataset", "a", "b"]].drop_duplicates()) > 1:
-        raise UserError(f"{out}: a LaTeX table is of one pair of models; give one comparison, or write .csv")
-    return write_text(out, as_latex(significance_cells(table)))
+class SignificanceTable(TableKind):
+    """``vse-table significance``: a row for each metric of comparisons. LaTeX has one pair of models."""
+
+    columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
+
+    def frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return the table of :func:`significance`."""
+        return significance(request.results)
+
+    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+        """Return the differences, in parentheses where they are not significant."""
+        return significance_cells(frame)
+
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+        """Write the table; returns ``out``. Raises UserError if LaTeX is requested for several pairs of models."""
+        if out.suffix == ".tex" and len(frame[["dataset", "a", "b"]].drop_duplicates()) > 1:
+            raise UserError(f"{out}: a LaTeX table has one pair of models; give one comparison, or write .csv")
+        if out.suffix == ".csv":
+            frame = frame.assign(p=[f"{value:.4f}" for value in frame["p"]])
+        return super().write(frame, out, request)
 
 
 def significance_cells(table: pd.DataFrame) -> Cells:
@@ -207,11 +218,11 @@ def significance_cells(table: pd.DataFrame) -> Cells:
     a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
     sure = zip(table["difference"], table["significant"], strict=True)
     interval = [f"[{low:+.1f}, {high:+.1f}]".replace("-", "−") for low, high in zip(table["low"], table["high"], strict=True)]
-    shown = table[["protocol", "way", "figure"]].copy()
+    shown = table[["protocol", "direction", "metric"]].copy()
     if several:
         shown.insert(0, "models", [f"{row.dataset} {row.a} - {row.b}" for row in table.itertuples()])
-    shown[a] = [metric_cell(value, 1) for value in table["a_figure"]]
-    shown[b] = [metric_cell(value, 1) for value in table["b_figure"]]
+    shown[a] = [metric_cell(value, 1) for value in table["a_value"]]
+    shown[b] = [metric_cell(value, 1) for value in table["b_value"]]
     cells = ((metric_cell(difference, 1, sign="+"), yes) for difference, yes in sure)
     shown["a − b"] = [cell if yes == "yes" else f"({cell})" for cell, yes in cells]
     shown["95% interval"] = interval

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -26,9 +26,9 @@ from vse.eval.files.results import (
     read_result,
     without_comparisons,
 )
-from vse.eval.ranking.metrics import DIRECTIONS, LIST_METRICS, metric_name
-from vse.pipeline.errors import UserError, csv_cell, printable
-from vse.pipeline.files.writing import write_text
+from vse.eval.ranking.metrics import LIST_METRICS
+from vse.eval.tables.table import Cells, TableKind, TableRequest, metric_cell, title_of
+from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
 
 ABOUT = ("method", "feature", "run", "settings")
@@ -93,9 +93,6 @@ _OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
 _TYPE = "type_"  # before the name of a type of phrases, and after it the metric
 _NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in LIST_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
-MARKER = "made by vse-table"  # in LaTeX tables and charts
-_LONG = 30  # characters of a text that stays in one line
-_SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
 
@@ -138,11 +135,18 @@ def _both_directions(table: pd.DataFrame) -> list[str]:
     return [name for name in map(str, table) if name.removesuffix("_low").removesuffix("_high") in _COLUMNS]
 
 
-def write_summary(table: pd.DataFrame, out: Path) -> Path:
-    """Write what :func:`summary` returned as ``.csv``, all of it, or as ``.tex``: recalls, Med r and rsum, each with its
-    standard deviation if there is one; returns ``out``.
-    """
-    return write_text(out, as_latex(summary_cells(table))) if out.suffix == ".tex" else write_table(table, out)
+class SummaryTable(TableKind):
+    """``vse-table summary``: a row for each result and protocol."""
+
+    columns = ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds")
+
+    def frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return the table of :func:`summary`."""
+        return summary(request.results)
+
+    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+        """Return recalls, Med r and rsum, each with its standard deviation if there is one."""
+        return summary_cells(frame)
 
 
 def summary_cells(table: pd.DataFrame) -> Cells:
@@ -163,81 +167,6 @@ def summary_cells(table: pd.DataFrame) -> Cells:
     facts = [name for name in ("dataset", "split", "protocol", *_OF_PHRASES) if name in table]
     same = [f"{name} {table[name].iloc[0]}" for name in facts if table[name].nunique() == 1]
     return Cells(lines, titles, len(texts), [", ".join(same)])
-
-
-def write_table(table: pd.DataFrame, out: Path) -> Path:
-    """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
-    if out.suffix != ".csv":
-        raise UserError(f"{out}: a table is written as .csv or .tex")
-    texts = {str(name): column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
-    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
-
-
-class Cells(NamedTuple):
-    """A table as people read it.
-
-    Attributes
-    ----------
-    lines : of cells; the first ``n_texts`` columns are texts, the others numbers
-    titles : of each column a group (blank: none) and a name
-    notes : on the whole table
-    """
-
-    lines: Sequence[Sequence[object]]
-    titles: Sequence[tuple[str, str]]
-    n_texts: int
-    notes: Sequence[str]
-
-
-def as_text(cells: Cells) -> str:
-    """A table for a terminal, which is Markdown, too; the notes stand below."""
-    short = {title: direction for direction, title in DIRECTIONS.items()}
-    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
-    lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
-    lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
-    rows = [
-        " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
-        for line in lines
-    ]
-    notes = [printable(note) for note in cells.notes if note]
-    return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
-
-
-def as_latex(cells: Cells) -> str:
-    """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
-
-    A table wider than the text is scaled to it; texts of more than 30 characters are broken. Texts may come from data: each
-    stays on its line, and is escaped.
-    """
-    lines, titles, n_texts, notes = cells
-    lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
-    titles = [(printable(group), printable(title)) for group, title in titles]
-    grouped = any(group for group, _ in titles)
-    columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
-    frame = pd.DataFrame(lines, columns=columns)
-    long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
-    aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
-    text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
-    comments = [f"% {printable(note)}" for note in notes if note]
-    for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
-        text = text.replace(sign, latex)
-    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
-
-
-def title_of(metric: str) -> tuple[str, str]:
-    """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
-    direction, _, name = metric.partition("_")
-    return (DIRECTIONS[direction], metric_name(name)) if direction in DIRECTIONS else ("", metric_name(metric))
-
-
-def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
-    """A metric as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
-    if math.isnan(value):
-        return ""
-    text = f"{value:{sign}.{digits}f}".replace("-", "−")
-    return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
 
 
 def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> dict[str, Any]:

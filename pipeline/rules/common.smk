@@ -6,7 +6,7 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
-from vse.eval.tables import published
+from vse.eval.tables import published_rows, published_tables
 from vse.features.settings.presets import load_feature
 from vse.features.extraction import images_sha256
 from vse.pipeline.presets import presets
@@ -209,5 +209,5 @@ def ladder_results(wildcards):
 
 def results_of_table(wildcards):
     """The results of all experiments that are rows of a published table, on the data sets of the rows or on the one asked."""
-    pairs = resolved(published.experiments_of, wildcards.table, SETTINGS.dataset)
+    pairs = resolved(published_rows.experiments_of, wildcards.table, SETTINGS.dataset)
     return [f"results/{dataset}_{experiment}.json" for dataset, experiment in pairs]

@@ -98,7 +98,7 @@ rule published_table:
     log:
         "logs/table_{table}_{suffix}.log",
     wildcard_constraints:
-        table="|".join(published.published_tables()),
+        table="|".join(published_tables()),
         suffix="csv|tex",
     params:
         dataset=f"--dataset {SETTINGS.dataset}" if SETTINGS.dataset else "",

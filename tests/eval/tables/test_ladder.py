@@ -21,7 +21,7 @@ from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.ladder import cost_cell, ladder, pareto_front, write_ladder
+from vse.eval.tables.ladder import LadderTable, cost_cell, ladder, pareto_front
 
 N_IMAGES, N_EACH = 20, 2
 COST = {"extraction_s": {"fc7": 100.0, "tfidf": 5.0}, "cache_mb": {"fc7": 8.0, "tfidf": 2.0}, "model_mb": 4.0}
@@ -204,7 +204,7 @@ def test_data_sets_have_fronts_of_their_own(tmp_path: Path) -> None:
 
 def test_the_csv_is_the_whole_table(two_seeds: tuple[Path, list[Embeddings]], tmp_path: Path) -> None:
     table = ladder([two_seeds[0]])
-    read = pd.read_csv(write_ladder(table, tmp_path / "x.csv"))
+    read = pd.read_csv(LadderTable("ladder").write(table, tmp_path / "x.csv"))
     assert list(read) == list(table)
     assert read["rsum"].tolist() == [round(table["rsum"][0], 2)]
 
@@ -236,11 +236,11 @@ def test_mistakes_are_one_line(tmp_path: Path, fails: Callable[..., str]) -> Non
     (good, *_) = ladder_of_three(tmp_path)
     folds = edited(result(tmp_path, "folds", embeddings("folds", 0, 1.0)), lambda r: r["protocols"].pop("full"))
     cases = [
-        (["ladder"], "ladder needs result files"),
+        (["ladder"], "the table ladder needs result files"),
         (["ladder", folds], "folds.json: has no metrics of the whole split"),
-        (["ladder", good, "--dataset", "demo"], "ladder takes no --dataset"),
-        (["summary", good, "--cost", "train_s"], "--cost is of a ladder, and summary is none"),
-        (["ladder", good, "--out", tmp_path / "x.txt"], "x.txt: a ladder is written as .csv, .tex, .svg or .png"),
+        (["ladder", good, "--dataset", "demo"], "--dataset: the table ladder"),
+        (["summary", good, "--cost", "train_s"], "--cost: the table summary"),
+        (["ladder", good, "--out", tmp_path / "x.txt"], "x.txt: the table ladder is written as .csv, .tex, .svg, .png"),
         (["ladder", good, "--out", good], "output is also an input"),
         (["ladder", tmp_path / "none.json"], "none.json: No such file"),
     ]

@@ -15,9 +15,10 @@ from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
-from vse.eval.tables.published import compared, write_compared
-from vse.eval.tables.significance import compare_phrases, significance, write_significance
-from vse.eval.tables.summary import as_text, summary, summary_cells, write_summary
+from vse.eval.tables.published import PublishedTable, compared
+from vse.eval.tables.significance import SignificanceTable, compare_phrases, significance
+from vse.eval.tables.summary import SummaryTable, summary, summary_cells
+from vse.eval.tables.table import as_text
 from vse.pipeline.files.writing import sha256_json
 
 ROW = "twobranch 1.b4"
@@ -57,7 +58,7 @@ def test_people_see_the_metrics_of_all_phrases(tmp_path: Path) -> None:
     text = as_text(cells)
     assert "phrase R@1" in text
     assert "±" in text
-    assert "phrase to region" in write_summary(table, tmp_path / "t.tex").read_text()
+    assert "phrase to region" in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
 
 
 def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_results_of_phrases_and_of_retrieval_share_a_summary(tmp_path: Path) -> 
     assert table["i2t_r1"].isna().tolist() == [True, False]
     assert table["phrase_r1"].isna().tolist() == [False, True]
     assert table["iou"].tolist() == [0.5, ""]
-    read = pd.read_csv(write_summary(table, tmp_path / "t.csv"))
+    read = pd.read_csv(SummaryTable("summary").write(table, tmp_path / "t.csv"))
     assert read["iou"].isna().tolist() == [False, True]
 
 
@@ -91,9 +92,9 @@ def test_the_published_table_has_ours_beside_the_printed_metrics(tmp_path: Path)
     assert (line["seeds"], line["our_split"], line["phrase_r1_significant"]) == ("0 1", "entities", "yes")
     assert pd.isna(line["our_images"])
     assert table["phrase_r1_ours"].notna().sum() == 1
-    csv = write_compared(table.reset_index(), tmp_path / "t.csv").read_text()
+    csv = PublishedTable("published").write(table.reset_index(), tmp_path / "t.csv").read_text()
     assert "51.03" in csv
-    latex = write_compared(table.reset_index(), tmp_path / "t.tex").read_text()
+    latex = PublishedTable("published").write(table.reset_index(), tmp_path / "t.tex").read_text()
     assert "ours: Embedding Network" in latex
     assert "images" not in latex.split("ours: Embedding Network")[1].split("\\\\")[0]
 
@@ -119,15 +120,15 @@ def test_a_table_of_differences_names_phrases_and_types(tmp_path: Path) -> None:
         for name, skill in (("good", 4.0), ("poor", 0.0))
     ]
     table = significance([compare_phrases(files, tmp_path / "c.json", iou=0.4, samples=200)])
-    assert set(table["way"]) == {"phrase"}
-    named = table.set_index("figure")
+    assert set(table["direction"]) == {"phrase"}
+    named = table.set_index("metric")
     assert set(named.index) == {
         *("R@1", "R@5", "R@10", "upper bound", "mean IoU"),
         *("R@1 of people", "R@1 of clothing", "R@1 of other"),
     }
     assert (named.loc["R@1", "significant"], named.loc["upper bound", "significant"]) == ("yes", "no")
     assert json.loads((tmp_path / "c.json").read_text())["iou"] == 0.4
-    assert "R@1 of clothing" in write_significance(table, tmp_path / "t.tex").read_text()
+    assert "R@1 of clothing" in SignificanceTable("significance").write(table, tmp_path / "t.tex").read_text()
 
 
 def test_names_of_types_stay_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

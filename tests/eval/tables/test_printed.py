@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from vse.eval.defaults import published_tables
-from vse.eval.tables.published import experiments_of, published_rows
+from vse.eval.tables.published_rows import experiments_of, published_rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
 
@@ -164,9 +164,9 @@ def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_rows_are_read_without_torch() -> None:
     """The workflow reads them each time that it reads its rules."""
     program = (
-        "import sys; from vse.eval.tables.published import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
+        "import sys; from vse.eval.tables.published_rows import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
-    assert "vse.eval.tables.published" in modules
+    assert "vse.eval.tables.published_rows" in modules
     assert not modules & {"torch", "pandas", "numpy", "faiss"}

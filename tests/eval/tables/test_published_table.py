@@ -22,8 +22,10 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.published import compared, published_rows, write_compared
+from vse.eval.tables.published import PublishedTable, compared
+from vse.eval.tables.published_rows import published_rows
 from vse.eval.tables.summary import summary
+from vse.eval.tables.table import TableRequest
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets import presets
@@ -148,7 +150,7 @@ def test_without_a_file_to_write_a_table_is_printed(tmp_path: Path, capsys: pyte
 
 
 def test_a_latex_table_is_scaled_to_the_page_and_long_texts_are_broken(tmp_path: Path) -> None:
-    text = write_compared(compared("twobranch_2", []), tmp_path / "t.tex").read_text()
+    text = PublishedTable("published").write(compared("twobranch_2", []), tmp_path / "t.tex").read_text()
     start, table = text.split("\\begin{tabular}")
     assert start.splitlines()[0] == "% \\usepackage{booktabs,graphicx}"
     assert start.splitlines()[-1] == "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
@@ -411,9 +413,9 @@ def test_the_command_names_its_tables(tmp_path: Path, fails: Callable[..., str])
     assert "'vsepp_9' is not one of 'summary', 'significance', 'ladder', 'ace_1'" in fails(
         table_main, "vsepp_9", "--out", tmp_path / "t.csv"
     )
-    assert "written as .csv or .tex" in fails(table_main, "vsepp_4", "--out", tmp_path / "t.xls")
+    assert "written as .csv, .tex" in fails(table_main, "vsepp_4", "--out", tmp_path / "t.xls")
     assert "summary needs result files" in fails(table_main, "summary", "--out", tmp_path / "t.csv")
-    assert "summary takes no --dataset" in fails(
+    assert "--dataset: the table summary" in fails(
         table_main, "summary", "a.json", "--dataset", "demo", "--out", tmp_path / "t.csv"
     )
 
@@ -425,10 +427,9 @@ def latex(folder: Path, result: Results) -> dict[str, str]:
         "twobranch_4": [result("twobranch", "f30k", 50, 2, protocol="sentence")],
         "todnet_1": [result("my_100%_&_best", config={"rows": ["todnet 1.1"]})],
     }
-    names = published_tables()
-    return {
-        name: write_compared(compared(name, result_files.get(name, [])), folder / f"{name}.tex").read_text() for name in names
-    }
+    for name in published_tables():
+        PublishedTable(name).build(TableRequest(result_files.get(name, [])), folder / f"{name}.tex")
+    return {name: (folder / f"{name}.tex").read_text() for name in published_tables()}
 
 
 def test_latex_has_ours_and_the_difference_under_the_printed_row(tmp_path: Path, result: Results) -> None:
@@ -508,7 +509,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Resu
     assert row["i2t_r1_significant"] == "no"
     assert row["i2t_r5_significant"] == row["i2t_r10_significant"] == "yes"  # the same recall, far below the printed ones
     assert set(table.loc[table["experiment"] == "", "i2t_r1_significant"]) == {""}
-    text = write_compared(table, tmp_path / "t.tex").read_text()
+    text = PublishedTable("published").write(table, tmp_path / "t.tex").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith(" & difference")]
     assert line.startswith(
         f" & difference &  &  &  & ({_signed(row['i2t_r1_difference'])}) & {_signed(row['i2t_r5_difference'])} &"

@@ -70,9 +70,9 @@ def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: P
     unlike = significance([tmp_path / "c.json"])
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
-        assert table["difference"].to_numpy() == pytest.approx((table["a_figure"] - table["b_figure"]).to_numpy())
+        assert table["difference"].to_numpy() == pytest.approx((table["a_value"] - table["b_value"]).to_numpy())
     assert "no" in set(alike["significant"])
-    assert unlike.set_index(["way", "figure"]).loc[("t2i", "R@1"), "significant"] == "yes"
+    assert unlike.set_index(["direction", "metric"]).loc[("t2i", "R@1"), "significant"] == "yes"
     assert len(unlike) == 18  # eight figures both ways, rsum and mean recall
 
 
@@ -104,7 +104,7 @@ def test_without_a_file_to_write_the_table_is_printed(
     models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = [str(compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100)) for k in (1, 3)]
-    for files, start in ((pairs[1:], "| protocol | way | figure"), (pairs, "| models")):
+    for files, start in ((pairs[1:], "| protocol | direction | metric"), (pairs, "| models")):
         with pytest.raises(SystemExit) as stop:
             table_main(["significance", *files])
         assert stop.value.code == 0
@@ -156,7 +156,7 @@ def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Pat
 
 def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     pairs = [compare([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
-    assert "is of one pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
+    assert "one pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
     assert len(significance(pairs)) == 36
 
 
@@ -175,7 +175,9 @@ def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fa
     ):
         assert reason in fails(eval_main, "--compare", *arguments, "--out", out)
     assert not out.exists()
-    assert "result.json: not a comparison of vse-eval --compare" in fails(table_main, "significance", result, "--out", out)
+    assert "result.json: not a comparison of vse-eval --compare" in fails(
+        table_main, "significance", result, "--out", out.with_suffix(".csv")
+    )
     comparison = compare(models[:1] + models[3:4], tmp_path / "c.json", samples=10)
     assert "no result among the files" in fails(table_main, "summary", comparison, "--out", tmp_path / "t.csv")
     comparison.write_text(comparison.read_text().replace('"vsepp"', '"vse++"'))

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from vse.eval.cli import table_main
-from vse.eval.tables.summary import summary, write_summary, write_table
+from vse.eval.tables.summary import SummaryTable, summary
+from vse.eval.tables.table import write_table
 
 NAMES = ("r1", "r5", "r10", "medr", "meanr")
 S2S = [f"s2s_{name}" for name in NAMES]
@@ -108,13 +109,13 @@ def test_a_changed_setting_changes_the_name(
     (row,) = table.to_dict("records")
     assert (row["experiment"], row["method"], row["feature"], row["settings"]) == (experiment, method, feature, settings)
     assert row["run"] == "runs/demo_vsepp/seed-0"
-    assert f"{method.replace('_', chr(92) + '_')} & " in write_summary(table, tmp_path / "t.tex").read_text()
+    assert f"{method.replace('_', chr(92) + '_')} & " in SummaryTable("summary").write(table, tmp_path / "t.tex").read_text()
 
 
 def test_two_runs_of_one_experiment_are_told_apart(tmp_path: Path) -> None:
     files = [trained(tmp_path / "a.json"), trained(tmp_path / "b.json", changed_settings=CHANGED)]
     assert list(summary(files)["experiment"]) == ["vsepp", "vsepp[margin=0.1]"]
-    text = write_summary(summary(files), tmp_path / "t.tex").read_text()
+    text = SummaryTable("summary").write(summary(files), tmp_path / "t.tex").read_text()
     assert "method & R@1" in text
     assert "VSE++ (1C)[margin=0.1] & 20.0" in text
 
@@ -160,7 +161,7 @@ def test_cells_without_figures_are_blank(tmp_path: Path) -> None:
     assert lines[1].endswith(",290.00,,,,,")
     assert lines[2] == "demo,1,test,sentence,2000,10000,1,1" + 15 * "," + "30.00,50.00,75.00,3.00,9.50"
     assert pd.read_csv(tmp_path / "t.csv")["protocol"].tolist() == ["full", "sentence"]
-    text = write_summary(summary(files), tmp_path / "t.tex").read_text()
+    text = SummaryTable("summary").write(summary(files), tmp_path / "t.tex").read_text()
     assert "\\multicolumn{4}{c}{sentence to sentence}" in text
     assert " & 290.0 &  &  &  &  \\\\" in text
     assert "nan" not in text.lower()

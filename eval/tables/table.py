@@ -1,0 +1,182 @@
+"""The base class of tables, and tables as text, as LaTeX and as CSV."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import pandas as pd
+
+from vse.eval.ranking.metrics import DIRECTIONS, metric_name
+from vse.pipeline.errors import UserError, csv_cell, printable
+from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, text_kind
+from vse.pipeline.files.writing import write_text
+
+MARKER = "made by vse-table"  # in LaTeX tables and charts
+_LONG = 30  # characters of a text that stays in one line
+_SCALED = "\\resizebox{\\ifdim\\width>\\linewidth\\linewidth\\else\\width\\fi}{!}{%"
+
+
+@dataclass(frozen=True)
+class TableRequest:
+    """The input of a table.
+
+    results : result files, or comparisons
+    dataset : for a published table, the data set whose results are taken; None: that of each row
+    cost : for a ladder, the cost that is weighed against rsum; None: ``total_s``
+    """
+
+    results: Sequence[Path]
+    dataset: str | None = None
+    cost: str | None = None
+
+
+NO_REQUEST = TableRequest(())
+
+
+class BuiltTable(NamedTuple):
+    """A table: all of it as a ``frame``, and the part that people read as ``cells``."""
+
+    frame: pd.DataFrame
+    cells: Cells
+
+
+class TableKind(ABC):
+    """A kind of table. A new kind is one file with a subclass, and one line in :data:`vse.eval.tables.TABLES`.
+
+    columns : the first columns of its CSV, by which an existing file is recognised
+    suffixes : of the files that it can be written as
+    options : the fields of :class:`TableRequest` that it takes besides ``results``
+    needs_results : whether a table without result files is refused
+    """
+
+    columns: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tex")
+    options: ClassVar[frozenset[str]] = frozenset()
+    needs_results: ClassVar[bool] = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @abstractmethod
+    def frame(self, request: TableRequest) -> pd.DataFrame:
+        """Return the complete table, as its CSV has it."""
+
+    @abstractmethod
+    def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
+        """Return the part of the table that people read."""
+
+    def write(self, frame: pd.DataFrame, out: Path, request: TableRequest = NO_REQUEST) -> Path:
+        """Write the table by the suffix of ``out``: all of it as ``.csv``, or its cells as ``.tex``; returns ``out``."""
+        if out.suffix == ".tex":
+            return write_text(out, as_latex(self.cells(frame, request)))
+        return write_table(frame, out)
+
+    def output_kind(self, out: Path) -> OutputKind:
+        """Return the kind of file that ``out`` may replace."""
+        if out.suffix == ".csv":
+            return csv_kind(f"a table {self.name!r} of vse-table", *self.columns)
+        return text_kind("a table or chart of vse-table", MARKER)
+
+    def build(self, request: TableRequest, out: Path | None = None) -> BuiltTable:
+        """Compute the table, and write it to ``out`` unless that is None.
+
+        Raises UserError if the request lacks files or has an option that this table does not take, or if ``out`` may not be
+        replaced.
+        """
+        self._check(request)
+        if out is not None:
+            check_out(out, self.output_kind(out), request.results)
+            if out.suffix not in self.suffixes:
+                raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.suffixes)}")
+        frame = self.frame(request)
+        if out is not None:
+            self.write(frame, out, request)
+        return BuiltTable(frame, self.cells(frame, request))
+
+    def _check(self, request: TableRequest) -> None:
+        """Raise UserError if the table takes no such option, or needs result files."""
+        for option in ("dataset", "cost"):
+            if getattr(request, option) is not None and option not in self.options:
+                raise UserError(f"--{option}: the table {self.name} has no such option; leave it out")
+        if self.needs_results and not request.results:
+            raise UserError(f"the table {self.name} needs result files")
+
+
+def write_table(table: pd.DataFrame, out: Path) -> Path:
+    """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
+    if out.suffix != ".csv":
+        raise UserError(f"{out}: a table is written as .csv or .tex")
+    texts = {str(name): column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
+
+
+class Cells(NamedTuple):
+    """A table as people read it.
+
+    Attributes
+    ----------
+    lines : of cells; the first ``n_texts`` columns are texts, the others numbers
+    titles : of each column a group (blank: none) and a name
+    notes : on the whole table
+    """
+
+    lines: Sequence[Sequence[object]]
+    titles: Sequence[tuple[str, str]]
+    n_texts: int
+    notes: Sequence[str]
+
+
+def as_text(cells: Cells) -> str:
+    """A table for a terminal, which is Markdown, too; the notes stand below."""
+    short = {title: direction for direction, title in DIRECTIONS.items()}
+    header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
+    lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    texts = [True] * cells.n_texts + [False] * (len(header) - cells.n_texts)
+    lines.insert(1, ["-" * width if text else "-" * (width - 1) + ":" for width, text in zip(widths, texts, strict=True)])
+    rows = [
+        " | ".join(cell.ljust(n) if text else cell.rjust(n) for cell, n, text in zip(line, widths, texts, strict=True))
+        for line in lines
+    ]
+    notes = [printable(note) for note in cells.notes if note]
+    return "\n".join([*(f"| {row} |" for row in rows), *([""] if notes else []), *notes])
+
+
+def as_latex(cells: Cells) -> str:
+    """A table for booktabs, under two rows of titles, or one if no column has a group; the notes become comments above.
+
+    A table wider than the text is scaled to it; texts of more than 30 characters are broken. Texts may come from data: each
+    stays on its line, and is escaped.
+    """
+    lines, titles, n_texts, notes = cells
+    lines = [[printable(cell) if isinstance(cell, str) else cell for cell in line] for line in lines]
+    titles = [(printable(group), printable(title)) for group, title in titles]
+    grouped = any(group for group, _ in titles)
+    columns = pd.MultiIndex.from_tuples(titles) if grouped else pd.Index([title for _, title in titles])
+    frame = pd.DataFrame(lines, columns=columns)
+    long = [max(len(str(line[column])) for line in lines) > _LONG if lines else False for column in range(n_texts)]
+    aligned = "".join("p{4.5cm}" if is_long else "l" for is_long in long) + "r" * (len(titles) - n_texts)
+    text = frame.to_latex(index=False, escape=True, multicolumn_format="c", column_format=aligned, float_format="%.1f")
+    comments = [f"% {printable(note)}" for note in notes if note]
+    for sign, latex in (("±", "$\\pm$"), ("−", "$-$"), ("<", "$<$")):
+        text = text.replace(sign, latex)
+    return "\n".join(["% \\usepackage{booktabs,graphicx}", f"% {MARKER}", *comments, _SCALED, text.rstrip("\n") + "}", ""])
+
+
+def title_of(metric: str) -> tuple[str, str]:
+    """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
+    direction, _, name = metric.partition("_")
+    return (DIRECTIONS[direction], metric_name(name)) if direction in DIRECTIONS else ("", metric_name(metric))
+
+
+def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:
+    """A metric as a table prints it, blank if it is NaN; ``±`` and ``−`` become LaTeX's in :func:`as_latex`."""
+    if math.isnan(value):
+        return ""
+    text = f"{value:{sign}.{digits}f}".replace("-", "−")
+    return text if math.isnan(deviation) else f"{text} ± {deviation:.{digits}f}"
