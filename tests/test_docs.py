@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,24 +30,12 @@ SKIPPED = {
     "pytest -n auto": "these tests; .ci/run runs them as the README says",
     "cp results/tables/summary_f8k.csv": "copies what the line before it makes, which is a dry run here",
 }
-# What README.md's blocks would say of themselves in a comment, by how they begin.
-README = {
-    "snakemake --cores all results/f30k_vsepp.json": "dry-run: full-size training",
-}
 # Pages whose python blocks, and those of the docstrings in them, are the cells of one notebook; elsewhere each is a program.
 NOTEBOOKS = ("docs/notebook.md", "docs/python.md")
 EXAMPLES = re.compile(r"`(vse-[a-z]+(?: [^`]*)?)`")
 
 
-def read(page: str) -> list[Block]:
-    found = blocks(page)
-    if page == "README.md":
-        said = [next((what for start, what in README.items() if block.text.startswith(start)), None) for block in found]
-        return [replace(block, directives=(what,)) if what else block for block, what in zip(found, said, strict=True)]
-    return found
-
-
-ALL = [block for page in pages() for block in read(page)]
+ALL = [block for page in pages() for block in blocks(page)]
 
 
 def command(script: str) -> click.Command:
@@ -81,7 +68,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 @pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page_run(page: str, world: World) -> None:
     world.begin()
-    there = read(page)
+    there = blocks(page)
     cells = [block for block in there if page in NOTEBOOKS and block.language == "python" and not block.title]
     if page in NOTEBOOKS:
         assert cells
@@ -134,8 +121,6 @@ def test_what_is_not_run_is_still_there() -> None:
     typed = [block for block in ALL if block.language in ("sh", "console")]
     for start in SKIPPED:
         assert any(block_starts(block, start) for block in typed), f"nothing begins with {start!r} any more"
-    for start in README:
-        assert any(block.page == "README.md" and block.text.startswith(start) for block in ALL), start
     for block in ALL:
         if block.says("dry-run: ") is not None:
             assert any(line.startswith("snakemake ") for line in block.commands), f"{block.page}:{block.line}"
