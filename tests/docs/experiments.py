@@ -13,10 +13,21 @@ PAGE = ROOT / "docs" / "experiments.md"
 INTRODUCTION = """\
 # Experiments
 
-All experiments that ship, file by file of `config/experiments/`. Each changes what it says of the preset that it extends; rows
-are those of [published tables](tables.md). `vse-train --experiment NAME` trains one; [Training](training.md) explains their
-settings, and [Add an experiment](howto/experiment.md) how to write your own. An ensemble is not trained itself: the workflow
-trains its members, or [you do](evaluation.md#ensembles).
+This page lists all experiments of the package, with a section for each file of `config/experiments/`. The command
+`vse-train --experiment NAME` trains one of them. [Training](training.md) explains their settings, and
+[Add an experiment](howto/experiment.md) shows how to write your own.
+
+| column | meaning |
+|---|---|
+| experiment | the name of the preset |
+| what it is | one sentence, which `vse-train --help` prints too |
+| extends | the preset from which it takes all settings that it does not change |
+| rows | the rows of [published tables](tables.md) that it reproduces |
+
+An ensemble averages the scores of other experiments and is not trained itself. The workflow trains its members, or you do
+([Ensembles](evaluation.md#ensembles)). Experiments whose names end in `_effnet` read EfficientNet-Lite0, a small network, and
+are not rows of a paper. The abbreviations 1C, 10C, RC, rV and FT are explained at [vsepp.yaml](#vseppyaml), losses and hinges
+in [Training](training.md#losses), and features of captions such as HGLMM and MiniLM in [Features](features.md).
 """
 
 
