@@ -18,8 +18,8 @@ from pathlib import Path
 from common import report, seconds
 from training import make_up
 
-from vse.features.cache import open_cache
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import load_experiment
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder

@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 from common import report
 
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.dataset_columns import columns_file
+from vse.pipeline.dataset.columns import columns_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 EACH, WORDS, TEST = 5, 10, 5000
 

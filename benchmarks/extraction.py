@@ -29,14 +29,13 @@ import torch
 from common import report
 from PIL import Image
 
-from vse.features.backbones import autocast, load_backbone
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.crops import crops_of, normalized
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.read_ahead import read_ahead
-from vse.features.rows import Item
+from vse.features.backbones.networks import autocast, load_backbone
+from vse.features.cache.rows import Item
+from vse.features.extractors.cnn import CnnExtractor, crops_of, normalized
+from vse.features.extractors.images import read_ahead
+from vse.features.settings.images import CnnConfig
 from vse.pipeline.demo import make_demo
-from vse.pipeline.image_files import decode
+from vse.pipeline.files.images import decode
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:

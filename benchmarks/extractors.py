@@ -17,10 +17,10 @@ from pathlib import Path
 
 from common import report
 
-from vse.features.cache import open_cache
-from vse.features.feature_presets import load_feature
-from vse.features.shards import shards_folder
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.shards import shards_folder
+from vse.features.settings.presets import load_feature
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 
 def measure(spec: str, dataset: Path, out: Path, threads: int) -> dict[str, object]:

@@ -38,11 +38,11 @@ from training import make_up
 from vse.eval.ranking.ranks import ScoreBlocks, ranks_from_blocks
 from vse.eval.search.exact import exact_search
 from vse.eval.search.gpu import use_device
-from vse.features.backbones import autocast
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.hardware import describe_device, pick_device
-from vse.features.rows import Item
+from vse.features.backbones.device import describe_device, pick_device
+from vse.features.backbones.networks import autocast
+from vse.features.cache.rows import Item
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.images import CnnConfig
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.solvers.encode import TILE_IMAGES, PairScores
 from vse.train.training import train

@@ -44,7 +44,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
 from vse.eval.search.exact import exact_search
 from vse.features.feature_job import FeatureRequest, extract_feature
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import make_demo
 from vse.train.experiment import load_experiment
 from vse.train.training import train

@@ -34,10 +34,10 @@ from threadpoolctl import threadpool_limits
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
-from vse.features.extractors.hglmm import HglmmConfig, MixtureKind
-from vse.features.hglmm_encoder import HglmmEncoder
-from vse.features.mixture import first_mixture, fisher_vectors, fit_mixture
-from vse.features.words import WordVectors
+from vse.features.extractors.hglmm import HglmmEncoder
+from vse.features.extractors.mixture import first_mixture, fisher_vectors, fit_mixture
+from vse.features.extractors.words import WordVectors
+from vse.features.settings.texts import HglmmConfig, MixtureKind
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from common import report, seconds
 
-from vse.features.extractors.hglmm import HglmmConfig
-from vse.features.hglmm_encoder import HglmmEncoder
-from vse.features.words import WordVectors
+from vse.features.extractors.hglmm import HglmmEncoder
+from vse.features.extractors.words import WordVectors
+from vse.features.settings.texts import HglmmConfig
 
 WORDS, DIM = 300_000, 300
 

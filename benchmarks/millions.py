@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from vse.features.plan import TargetPlan, estimated
-from vse.features.plan_rates import load_rates
-from vse.pipeline.workflow_jobs import PlannedFile
+from vse.features.plan import TargetPlan, estimated, load_rates
+from vse.pipeline.workflow import PlannedFile
 
 FEATURE, EXPERIMENT, DIM, EACH = "effnet", "vsepp_effnet", 1024, 5
 JOB_HOURS, AT_ONCE = 1, 100  # hours of a shard's job on a cluster; number of jobs that run at once

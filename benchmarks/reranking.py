@@ -25,8 +25,8 @@ import torch
 from common import report
 
 from vse.eval.files.embeddings import read_embeddings
+from vse.eval.search.approximate import reranked_metrics
 from vse.eval.search.exact import exact_search
-from vse.eval.search.reranking import reranked_metrics
 from vse.train.kinds import Packed, packed
 from vse.train.solvers.encode import (
     TILE_IMAGES,
@@ -37,7 +37,7 @@ from vse.train.solvers.encode import (
     pooled,
 )
 from vse.train.use.embed import TrainedRun, load_run
-from vse.train.use.opened_run import RunPlaces
+from vse.train.use.trained_run import RunPlaces
 
 KS = (20, 50, 100, 200, 500)
 QUERIES = 20

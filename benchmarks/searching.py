@@ -28,10 +28,10 @@ import numpy as np
 from common import report
 from startup import ROOT, command_line, cpu_seconds
 
-from vse.features.cache import merge_shards
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import merge_shards
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import load_experiment
 from vse.train.training import train
 

@@ -31,17 +31,17 @@ from common import report, seconds
 
 from vse.eval.search.index import Built, StoredRows, build_index
 from vse.eval.search.top_k import search
-from vse.features.cache import merge_shards
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import merge_shards
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import load_experiment
+from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import create_app
-from vse.train.serve.served import ServedRuns
 from vse.train.serve.server import PageServer
 from vse.train.training import train
-from vse.train.use.opened_run import RunPlaces
 from vse.train.use.searcher import SearchOptions
+from vse.train.use.trained_run import RunPlaces
 
 TRAINED_ON, REGIONS, FEATURE = 256, 36, 32
 WORDS = ["a", "red", "blue", "green", "large", "small", "circle", "square", "star", "above", "below", "two", "man", "dog"]

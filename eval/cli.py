@@ -20,10 +20,9 @@ from vse.eval.defaults import (
     TREC_DEPTH,
     published_tables,
 )
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.pipeline.command import FORCE, entry_point
-from vse.pipeline.errors import UserError
-from vse.pipeline.plain_text import printable
+from vse.pipeline.errors import UserError, printable
 
 _FILE = click.Path(path_type=Path)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.settings import FeatureSettings, Option
+from vse.features.settings import EXTRACTORS
+from vse.features.settings.base import FeatureSettings, Option
 from vse.pipeline.command import FORCE, THREADS, entry_point
 
 _FILE = click.Path(path_type=Path)
@@ -133,10 +133,10 @@ def fit_command(
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     """Join finished shards to a cache."""
     from vse.features import extraction
-    from vse.features.cache_out import cache_kind
+    from vse.features.cache.shards import cache_kind
     from vse.features.feature_job import default_shards
-    from vse.pipeline.dataset import load_dataset_file
-    from vse.pipeline.outputs import check_out
+    from vse.pipeline.dataset.dataset import load_dataset_file
+    from vse.pipeline.files.outputs import check_out
 
     loaded = load_dataset_file(dataset)
     check_out(out, cache_kind(out), [dataset])

@@ -65,8 +65,8 @@ def import_command(
     Tables are CSV, JSON lines or parquet: a row has a file and a caption, or several, and perhaps a split and ids. Splits that
     are not given are drawn by image.
     """
-    from vse.features.import_formats import Import, import_data
-    from vse.pipeline.imported_rows import import_settings
+    from vse.features.exchange.formats import Import, import_data
+    from vse.pipeline.imports.rows import import_settings
 
     settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
     for path in import_data(Import(sources, settings, captions, images, out_features, key_until), format_name):
@@ -92,7 +92,7 @@ def import_precomp_command(
     tokeniser: str | None,
 ) -> None:
     """Import <split>_ims.npy, <split>_caps.txt and <split>_ids.txt, the layout of VSE++ and SCAN."""
-    from vse.features.precomp import import_precomp
+    from vse.features.exchange.precomp import import_precomp
 
     click.echo(import_precomp(folder, dataset, out_features, out_data, captions_per_image, test, tokeniser))
 
@@ -105,7 +105,7 @@ def import_precomp_command(
 @FORCE
 def export_precomp_command(features: Path, out: Path, captions: Path | None, repeat: int | None) -> None:
     """Write a cache and its captions in the layout of VSE++ and SCAN."""
-    from vse.features.precomp_export import export_precomp
+    from vse.features.exchange.precomp_export import export_precomp
 
     click.echo(export_precomp(features, out, captions, repeat))
 
@@ -121,7 +121,7 @@ def import_npy_command(
     features: Path, dataset: Path, out_features: Path, ids: Path | None, kind: Literal["image", "text"]
 ) -> None:
     """Import a .npy file with ids, or a .npz file with the arrays features and ids."""
-    from vse.features.imported import import_arrays
+    from vse.features.exchange.arrays import import_arrays
 
     click.echo(import_arrays(features, ids, dataset, out_features, kind))
 
@@ -134,7 +134,7 @@ def import_npy_command(
 @FORCE
 def import_tsv_command(files: tuple[Path, ...], dataset: Path, out_features: Path, match: str | None) -> None:
     """Import regions from bottom-up-attention TSV files."""
-    from vse.features.imported import import_tsv
+    from vse.features.exchange.arrays import import_tsv
 
     click.echo(import_tsv(files, dataset, out_features, match))
 
@@ -150,7 +150,7 @@ def pack_command(features: tuple[Path, ...], out: Path, with_dataset: bool, note
 
     Each file is listed in bundle.json with its SHA-256. The SHA-256 of that list, which is printed, names the bundle.
     """
-    from vse.features.bundles import pack
+    from vse.features.exchange.bundles import pack
 
     click.echo(f"{out}: {pack(features, out, with_dataset, notes).described()}")
 
@@ -167,7 +167,7 @@ def fetch_features_command(source: str, out: Path, out_data: Path | None, sha256
 
     Every file is checked by its SHA-256. What was interrupted is continued when the command is run again.
     """
-    from vse.features.bundle_fetch import check_bundle, fetch_features
+    from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 
     if checking:
         click.echo(f"{source}: {check_bundle(source, sha256).described()}")

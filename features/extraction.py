@@ -1,30 +1,150 @@
-"""Making a cache: shards that are made once, joined at the end, and refused when their sources changed."""
+"""Making a cache: shards that are made once, joined at the end, and refused when their sources changed.
+
+What no ranking of an image's boxes can exceed: the share of phrases of which a box overlaps the ground truth enough.
+
+The state of a data set's images, by which a workflow notices that some were replaced.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float
 from numpy.typing import NDArray
 
-from vse.features import cache, shards
-from vse.features.backbone_cache import backbone_of
-from vse.features.cache_data import source_differences
-from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.extractor import Extractor
-from vse.features.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
-from vse.features.truth_boxes import SOURCE, boxes_sha256, holds_truths, truth_boxes
-from vse.features.upper_bound import bounds_of_shards, described_bounds
-from vse.pipeline.data_at_hand import COMPARED_PHOTOS, photos_at_hand
-from vse.pipeline.data_identity import DataIdentity, data_differences
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.features.cache import feature_cache as cache
+from vse.features.cache import shards
+from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
+from vse.features.cache.shards import read_record, read_rows, shard_path, shard_slice
+from vse.features.data_checks import source_differences
+from vse.features.exchange.embeddings import backbone_of
+from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
+from vse.features.settings import EXTRACTORS
+from vse.features.settings.base import Extractor
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
+from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, photos_at_hand
+from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import BadImage
-from vse.pipeline.locks import only_writer
+from vse.pipeline.files.hdf5 import open_hdf5
+from vse.pipeline.files.images import BadImage
+from vse.pipeline.files.writing import only_writer
+
+IOU = 0.5
+"""What an overlap has to be, as the evaluation of Flickr30K Entities has it."""
+
+
+def bounds_of_splits(
+    dataset: Dataset,
+    ids: Ids,
+    offsets: Ids,
+    boxes: Float[np.ndarray, "n_boxes 4"],
+    of_images: Collection[int] | None = None,
+    threshold: float = IOU,
+) -> dict[str, dict[str, int]]:
+    """How many phrases with a box each split has, and how many of these have a candidate whose IoU is the ``threshold``.
+
+    The box of a phrase is the one around all of its boxes. Image ``ids[k]`` has the candidates
+    ``boxes[offsets[k]:offsets[k + 1]]``; the phrases of an image without any count, too, and are not covered. ``of_images``
+    are the images whose phrases are looked at; none: all. Splits without such phrases are left out.
+    """
+    rows = {int(identity): k for k, identity in enumerate(ids)}
+    counts: dict[str, dict[str, int]] = {}
+    for image_id, of_image in _with_truth(dataset).items():
+        if of_images is not None and image_id not in of_images:
+            continue
+        truths = np.asarray([mention.phrase.truth for mention in of_image], np.float64)
+        row = rows.get(image_id)
+        candidates = boxes[:0] if row is None else boxes[offsets[row] : offsets[row + 1]]
+        covered = (iou(truths, candidates) >= threshold).any(axis=1).sum()
+        of_split = counts.setdefault(of_image[0].image.split, {"phrases": 0, "covered": 0})
+        of_split["phrases"] += len(truths)
+        of_split["covered"] += int(covered)
+    return counts
+
+
+def bounds_of_shards(dataset: Dataset, shards: Sequence[Path], of_images: Collection[int] | None = None) -> dict[str, Any]:
+    """What a cache's provenance says of the boxes in its ``shards``: ``upper_bound``, with the share for each split.
+
+    Empty where there are no boxes, or no phrases with boxes. ``of_images`` as :func:`bounds_of_splits` takes it.
+    """
+    with open_hdf5(shards[0], "a readable shard") as first:
+        if not {"boxes", "offsets"} <= first.keys():
+            return {}
+    ids, counts, boxes = zip(*(_of_shard(path) for path in shards), strict=True)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts), dtype=np.int64)])
+    splits = bounds_of_splits(dataset, np.concatenate(ids), offsets, np.concatenate(boxes), of_images)
+    shares = {name: {**of_split, "share": of_split["covered"] / of_split["phrases"]} for name, of_split in splits.items()}
+    return {"upper_bound": {"iou": IOU, "splits": shares}} if splits else {}
+
+
+def described_bounds(bound: Mapping[str, Any]) -> str:
+    """The ``upper_bound`` of a provenance for a person: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
+    splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
+    return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
+
+
+def _with_truth(dataset: Dataset) -> dict[int, list[Mention]]:
+    """The phrases with a box, by their image."""
+    by_image: dict[int, list[Mention]] = defaultdict(list)
+    for mention in mentions(dataset):
+        if mention.phrase.boxes:
+            by_image[mention.image.imgid].append(mention)
+    return by_image
+
+
+def _of_shard(path: Path) -> tuple[Ids, Ids, NDArray[np.float32]]:
+    """Ids, number of boxes of each, and boxes."""
+    ids, offsets, boxes = read_rows(path, "ids", "offsets", "boxes")
+    return ids, np.diff(offsets), boxes
+
+
+def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
+    """SHA-256 of the images of a shard, of their bytes in order.
+
+    An image that has not changed since the shard was written (by the times of both files) is not read again, because the
+    shard holds its SHA-256. Empty if there is no data set yet.
+    """
+    if not dataset_file.is_file():
+        return ""
+    status = dataset_file.stat()
+    items = _items(dataset_file, status.st_mtime_ns, status.st_size)
+    shard = shard_path(cache, index, n_shards)
+    known: dict[int, bytes] = {}
+    written = 0
+    if read_record(shard) is not None:
+        ids, sources = read_rows(shard, "ids", "sources")
+        known = {identity: source.tobytes() for identity, source in zip(ids.tolist(), sources, strict=True)}
+        written = shard.stat().st_mtime_ns
+    digest = hashlib.sha256()
+    for item in items[shard_slice(len(items), index, n_shards)]:
+        digest.update(_source(item, known, written))
+    return digest.hexdigest()
+
+
+def _source(item: Item, known: dict[int, bytes], written: int) -> bytes:
+    """SHA-256 of an image, from the shard if it has not changed since."""
+    assert item.path is not None
+    try:
+        if item.id in known and item.path.stat().st_ctime_ns < written:
+            return known[item.id]
+        return item.source().tobytes()
+    except (OSError, BadImage):
+        return bytes(32)
+
+
+@lru_cache(maxsize=4)
+def _items(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
+    """The images of a data set; a changed file is read again."""
+    return items_of(load_dataset_file(dataset_file), "image")
+
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +223,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
 
 
 def verify(path: Path, write: bool = False) -> cache.FeatureCache:
-    """Check a cache as :func:`vse.features.cache.verify_cache` does; nobody else writes it meanwhile if ``write`` is given."""
+    """Check a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it meanwhile."""
     if not write:
         return cache.verify_cache(path)
     with only_writer(path):

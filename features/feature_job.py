@@ -12,13 +12,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.settings import CaptionSettings, FeatureSettings, Job, Option
-from vse.features.feature_presets import load_feature
-from vse.pipeline import presets
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.features.settings import EXTRACTORS
+from vse.features.settings.base import FeatureSettings, Job, Option
+from vse.features.settings.captions import CaptionSettings
+from vse.features.settings.presets import load_feature
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.locks import only_writer
+from vse.pipeline.files.writing import only_writer
+from vse.pipeline.presets import presets
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
     weights_dir, words = (_path_given(asked, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
-    from vse.features.hardware import use_threads
+    from vse.features.backbones.device import use_threads
 
     use_threads(asked.threads)
     _check_out(dataset, config, out, words)
@@ -101,8 +102,8 @@ def fit_feature(asked: FeatureRequest) -> Path:
         fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
         raise UserError(f"feature {asked.feature!r} has no encoder to fit{did_you_mean(asked.feature, fitted)}")
 
-    from vse.features.caption_extractor import encoder_path, fit_encoder
-    from vse.features.hardware import use_threads
+    from vse.features.backbones.device import use_threads
+    from vse.features.extractors.captions import encoder_path, fit_encoder
 
     use_threads(asked.threads)
     _check_out(dataset, config, out, asked.words)
@@ -129,7 +130,7 @@ def _resolved(asked: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings,
 
 def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
     """The settings that another cache was made with, and where the cache of this data set goes."""
-    from vse.features.cache import open_cache
+    from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
     made = cache.provenance
@@ -146,7 +147,7 @@ def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[F
 
 def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path | None) -> None:
     """Nothing that the feature is made from may be written over."""
-    from vse.features.cache_out import check_cache_out
+    from vse.features.cache.shards import check_cache_out
 
     word_file = config.word_file(words)
     inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]

@@ -1,22 +1,70 @@
-"""How much a target of the workflow downloads and stores, and how long it takes, before anything starts."""
+"""How much a target of the workflow downloads and stores, and how long it takes, before anything starts.
+
+Sizes and measured rates of networks, features and trainings, by which :mod:`vse.features.plan` estimates.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
-from vse.features.extractors.settings import FeatureSettings
-from vse.features.feature_presets import load_feature
-from vse.features.plan_rates import Rates, load_rates, measured_here
-from vse.pipeline.config import DatasetConfig
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.presets import known_presets, load_dataset, load_plan
-from vse.pipeline.sources import source_folder
-from vse.pipeline.targets import dataset_pattern
-from vse.pipeline.workflow_jobs import PlannedFile, planned_files
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from vse.features.settings.base import FeatureSettings
+from vse.features.settings.presets import load_feature
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.sources import source_folder
+from vse.pipeline.presets.preset_files import read_yaml
+from vse.pipeline.presets.presets import known_presets, load_dataset, load_plan, merged, validated
+from vse.pipeline.presets.schema import DatasetConfig, Settings
+from vse.pipeline.workflow import PlannedFile, dataset_pattern, planned_files
+
+
+class NetworkRates(Settings):
+    """What is known of a network; what is not is left out."""
+
+    numbers: dict[str, PositiveInt] = Field(default_factory=dict, description="of a vector, by the layer; text: of a caption")
+    weights_mb: NonNegativeFloat | None = None
+    per_s: dict[str, PositiveFloat] = Field(default_factory=dict, description="crops or captions a second, by precision")
+
+
+class Rates(Settings):
+    """All that is known of a machine, see ``config/rates.yaml``."""
+
+    machine: str
+    networks: dict[str, NetworkRates] = Field(default_factory=dict)
+    features: dict[str, PositiveFloat] = Field(default_factory=dict, description="rows a second, by the preset's name")
+    training: dict[str, PositiveFloat] = Field(default_factory=dict, description="pairs a second, by the experiment's name")
+
+
+def load_rates(own: Path | None = None) -> Rates:
+    """The rates that ship, with those of a file of the same form on top; its ``machine`` is named beside the other one's."""
+    shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
+    if own is None:
+        return validated(Rates, "rates", "rates.yaml", shipped)
+    content = read_yaml(own)
+    content = content if isinstance(content, Mapping) else {"machine": content}
+    named = content.get("machine", f"that of {own}")
+    both = {**merged(shipped, content), "machine": f"{named}; where {own.name} has none: {shipped['machine']}"}
+    return validated(Rates, "rates", str(own), both)
+
+
+def measured_here(runs: Path = Path("runs")) -> dict[str, float]:
+    """Pairs a second of each experiment that was trained in a folder of runs, the last that finished."""
+    rates: dict[str, float] = {}
+    for file in sorted(runs.glob("*/seed-*/run.json"), key=lambda path: path.stat().st_mtime):
+        with suppress(OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            record = json.loads(file.read_text(encoding="utf-8"))
+            if record["state"] == "finished":
+                rates[str(record["experiment"])] = record["n_train_pairs"] * record["epochs"] / record["train_seconds"]
+    return rates
+
 
 EPOCHS = 30  # of an experiment that names none
 _BYTES = {"float16": 2, "float32": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, sha256_json
+from vse.pipeline.files.writing import sha256_file, sha256_json
 
 
 def dictionary_of(table: Path) -> Path | None:

@@ -51,8 +51,8 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
     Files are checked by their SHA-256. An interrupted download resumes when the command is run again. Where images must be
     requested from their owners, it prints where to get them.
     """
-    from vse.pipeline.downloads import fetch_dataset
-    from vse.pipeline.sources import published_dataset
+    from vse.pipeline.dataset.downloads import fetch_dataset
+    from vse.pipeline.dataset.sources import published_dataset
 
     click.echo(fetch_dataset(published_dataset(name), out or Path("data", name), base_url, images))
 
@@ -64,7 +64,7 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @FORCE
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.sources import prepare_dataset, published_dataset, source_folder
+    from vse.pipeline.dataset.sources import prepare_dataset, published_dataset, source_folder
 
     click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
 
@@ -91,7 +91,7 @@ def add_phrases_command(
     Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay. With --chunker
     the noun phrases of any captions are marked instead, without boxes.
     """
-    from vse.pipeline.sources import add_phrases
+    from vse.pipeline.dataset.sources import add_phrases
 
     if (entities is None) == (chunker is None):
         raise UserError("phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them")
@@ -105,7 +105,7 @@ def add_phrases_command(
 @FORCE
 def album_command(photos: Path, out: Path, name: str | None) -> None:
     """Make a data set of a folder of photos without captions, which vse-search can then search."""
-    from vse.pipeline.album import make_album
+    from vse.pipeline.dataset.sources import make_album
 
     click.echo(make_album(photos, out, name))
 
@@ -114,7 +114,7 @@ def album_command(photos: Path, out: Path, name: str | None) -> None:
 @click.argument("dataset", type=_FILE)
 def check_command(dataset: Path) -> None:
     """Validate a dataset.json and its image files; print counts per split."""
-    from vse.pipeline.sources import check_dataset
+    from vse.pipeline.dataset.sources import check_dataset
 
     click.echo(check_dataset(dataset))
 
@@ -131,7 +131,7 @@ def audit_command(dataset: Path, against: Path | None, look_alikes: bool) -> Non
     Images of two data sets are the same if their numbers on Flickr or in MS-COCO are, or the bytes of their files. Of the
     published data sets those are looked at whose dataset.json lies in data/.
     """
-    from vse.pipeline.leaks import audit_dataset
+    from vse.pipeline.dataset.duplicates import audit_dataset
 
     click.echo(audit_dataset(dataset, against, look_alikes))
 

@@ -1,23 +1,93 @@
-"""Entry points of the commands: one clear line and exit code 2 for a user's mistake, log on stderr."""
+"""Entry points of the commands: one clear line and exit code 2 for a user's mistake, log on stderr.
+
+Where a file comes from: the code that made it, the command, and the date.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import click
 
-import vse
+from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
-from vse.pipeline.errors import Interrupted, UserError
-from vse.pipeline.input_files import changes_named, reason_of
-from vse.pipeline.outputs import replacing_others
-from vse.pipeline.plain_text import printable
-from vse.pipeline.provenance import running
+from vse.pipeline.errors import Interrupted, UserError, printable
+from vse.pipeline.files.inputs import changes_named, reason_of
+from vse.pipeline.files.outputs import replacing_others
+
+_command: ContextVar[str | None] = ContextVar("_command", default=None)
+
+
+def running(name: str, arguments: Sequence[str]) -> AbstractContextManager[None]:
+    """In this block files say that they were made by this command."""
+    return making(shlex.join([name, *arguments]))
+
+
+@contextmanager
+def making(command: str) -> Iterator[None]:
+    """In this block files say that they were made by what is typed as ``command``, in a shell or in Python."""
+    token = _command.set(command)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def made() -> dict[str, Any]:
+    """What a file says of its making: ``date`` (UTC), ``command`` (None if Python code called a function that is not
+    public), ``code``.
+
+    It differs from one making to the next, so it is part of no key and of nothing that is compared.
+    """
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code())}
+
+
+@cache
+def code(root: Path | None = None) -> dict[str, Any]:
+    """The ``version`` of this package and, in a checkout, its ``commit`` and whether files were ``changed`` since.
+
+    ``root`` is the folder that holds the package's folders; by default the one that this file was imported from.
+    """
+    root = Path(__file__).resolve().parents[1] if root is None else root
+    version = {"version": __version__}
+    top = _git(root, "rev-parse", "--show-toplevel")
+    # An installed copy may lie in the repository of something else.
+    if top is None or Path(top).resolve() != root.resolve():
+        return version
+    commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
+    if commit is None or status is None:
+        return version
+    return {**version, "commit": commit, "changed": bool(status)}
+
+
+def described_code(made_by: object) -> str | None:
+    """``vse 0.1.0, commit 0123456789ab (changed)`` for a person; None if what a file says of its code is something else."""
+    if not isinstance(made_by, dict) or not isinstance(made_by.get("version"), str):
+        return None
+    commit = f", commit {str(made_by['commit'])[:12]}" if "commit" in made_by else ""
+    return f"vse {made_by['version']}{commit}{' (changed)' if made_by.get('changed') else ''}"
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", "--no-optional-locks", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False, env=environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
 
 _LONGEST = 1500  # characters of an error, a few lines of a terminal
 
@@ -40,7 +110,7 @@ THREADS = click.option("--threads", type=click.IntRange(1), help="Processor core
 
 def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
     if allowed:
-        from vse.pipeline.own_code import code_allowed
+        from vse.pipeline.presets.own_code import code_allowed
 
         context.with_resource(code_allowed())
 
@@ -76,7 +146,7 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
     SIGTERM where a command handles it. Every command has ``--version``.
     """
     if not any(parameter.name == "version" for parameter in command.params):
-        click.version_option(vse.__version__, message="%(prog)s %(version)s")(command)
+        click.version_option(__version__, message="%(prog)s %(version)s")(command)
 
     def main(arguments: Sequence[str] | None = None) -> None:
         set_up_openmp(os.environ, may_spin=may_spin)

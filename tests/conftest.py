@@ -27,7 +27,7 @@ from tests import hostile  # noqa: E402
 from tests.docs.pages import console_scripts  # noqa: E402
 from tests.faults.suite import Suite  # noqa: E402
 from tests.forked import SNAKEMAKE, Scripts  # noqa: E402
-from vse.features.extractors.cnn import CnnConfig  # noqa: E402
+from vse.features.settings.images import CnnConfig  # noqa: E402
 from vse.pipeline.demo import make_demo  # noqa: E402
 
 settings.register_profile(
@@ -91,8 +91,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def cache(demo: Path) -> Path:
     """A cache of small features of the demo, in three shards. Read only."""
-    from vse.features.cnn_extractor import CnnExtractor
     from vse.features.extraction import extract_shards, merge
+    from vse.features.extractors.cnn import CnnExtractor
 
     out = demo.parent.parent / "features" / "demo_tiny.h5"
     extract_shards(demo, CnnExtractor(TINY_FEATURE), out, 3)

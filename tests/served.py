@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from vse.pipeline import downloads
+from vse.pipeline.dataset import downloads
 
 
 @dataclass

@@ -12,11 +12,11 @@ from tests.conftest import TINY_FEATURE
 from tests.train.conftest import experiment, table, weights
 from vse.eval.search.exact import exact_search
 from vse.eval.search.gpu import use_device
-from vse.features.box_extractor import BoxesExtractor
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.rows import items_of
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.rows import items_of
+from vse.features.extractors.boxes import BoxesExtractor
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.images import BoxesConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 from vse.train.use.embed import embed_split

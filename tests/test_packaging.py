@@ -17,7 +17,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from vse.pipeline.archives import unpack
+from vse.pipeline.files.archives import unpack
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "_vse" / "vse"

@@ -8,8 +8,8 @@ import click
 
 from vse.eval.defaults import QUERIES
 from vse.pipeline.command import ALLOW_CODE, FORCE, SEED, THREADS, entry_point
-from vse.pipeline.plain_text import printable
-from vse.pipeline.preset_files import described_presets
+from vse.pipeline.errors import printable
+from vse.pipeline.presets.preset_files import described_presets
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -146,9 +146,9 @@ def embed_command(
     model was trained on are refused. With --as-features, RUN may be embeddings files of any program instead, one for each
     split.
     """
-    from vse.features.hardware import use_threads
-    from vse.train.use.asked_of_run import embed_runs
-    from vse.train.use.opened_run import RunPlaces
+    from vse.features.backbones.device import use_threads
+    from vse.train.use.commands import embed_runs
+    from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)
@@ -208,9 +208,9 @@ def search_command(
     dataset.json knows no more. With --image, QUERY is a phrase and the results are boxes of that photo: rank, score and
     corners (x1, y1, x2, y2 in its pixels).
     """
-    from vse.features.hardware import use_threads
-    from vse.train.use.asked_of_run import AskedSearch, find_phrase, search_run
-    from vse.train.use.opened_run import RunPlaces
+    from vse.features.backbones.device import use_threads
+    from vse.train.use.commands import AskedSearch, find_phrase, search_run
+    from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(features, captions, caption_features, weights_dir)

@@ -8,12 +8,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
-from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.errors import UserError
-from vse.pipeline.own_code import CodeRefused, code_named
-from vse.pipeline.parts import part_of
-from vse.pipeline.preset_files import parse_yaml
-from vse.pipeline.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
+from vse.pipeline.presets.own_code import CodeRefused, code_named
+from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.preset_files import parse_yaml
+from vse.pipeline.presets.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
+from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.adversaries import ADVERSARIES
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.images import ImagesConfig
@@ -112,7 +112,7 @@ class ExperimentConfig(ExperimentPlan):
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
     """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top.
 
-    Code of a user's own runs if it is named in ``sets``, or if everything is allowed (:mod:`vse.pipeline.own_code`).
+    Code of a user's own runs if it is named in ``sets``, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
     :class:`UserError` if it is an ensemble, of which nothing is trained.
     """
     with code_named(list(_values(sets))):

@@ -6,29 +6,26 @@ import logging
 
 import torch
 
-from vse.features.backbone_cache import backbone_of
-from vse.features.cache import FeatureCache
-from vse.features.cnn_extractor import cnn_config, rebuild_extractor
-from vse.features.reader import FeatureReader
-from vse.features.transformer import Transformer
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.features.exchange.embeddings import backbone_of
+from vse.features.extractors.cnn import cnn_config, rebuild_extractor
+from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.pipeline.vocabulary import Vocabulary
-from vse.train.data.cached import CachedFeatures
-from vse.train.data.captions import CaptionInputs, WordNumbers
-from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
+from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
+from vse.train.data.images import CachedFeatures, CachedImages, EvaluationImages, TrainingImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.data.tokens import TokenNumbers
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
 from vse.train.models.encoders.identity import IdentitySettings
 from vse.train.models.trainable_cnn import TrainableCnn
-from vse.train.phrases.phrase_task import PhraseSettings, PhraseTask, check_phrase_inputs, training_split, validation_split
-from vse.train.phrases.region_features import input_length
+from vse.train.phrases.regions import input_length
+from vse.train.phrases.task import PhraseSettings, PhraseTask, check_phrase_inputs, training_split, validation_split
 from vse.train.run.folder import RunFolder
-from vse.train.run.inputs import Inputs
+from vse.train.run.inputs import Inputs, start_words
 from vse.train.run.processes import Processes
-from vse.train.run.word_start import start_words
 from vse.train.solvers.base import RetrievalTask, Task
 from vse.train.solvers.negatives import HardNegatives
 

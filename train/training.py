@@ -14,24 +14,22 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-import vse
-from vse.features.backbone_cache import backbone_of
-from vse.features.cache import open_cache
-from vse.features.precision import precision_on
-from vse.features.rows import TextRows
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.backbones.precision import precision_on
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.rows import TextRows
+from vse.features.exchange.embeddings import backbone_of
+from vse.pipeline import __version__
+from vse.pipeline.command import made
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file, write_json
-from vse.pipeline.input_files import reading
-from vse.pipeline.locks import only_writer
-from vse.pipeline.provenance import made
-from vse.pipeline.vocabulary import Vocabulary
+from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.writing import only_writer, sha256_file, write_json
 from vse.train.experiment import ExperimentConfig
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths, Inputs, open_inputs
-from vse.train.run.interruption import TrainingFailed
-from vse.train.run.processes import Processes, join_processes
+from vse.train.run.processes import Processes, TrainingFailed, join_processes
 from vse.train.run.resume import Existing, Extras, action_on
 from vse.train.solvers.base import Progress, Solver
 
@@ -221,7 +219,7 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
         "n_words": len(vocabulary),
         "n_train_pairs": solver.n_pairs,
         "log_negatives": extras.log_negatives,
-        "versions": {"vse": vse.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"vse": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "threads": torch.get_num_threads(),
         "processes": solver.processes.size,
         "device": str(solver.device),

@@ -10,8 +10,14 @@ What is listed in ``__all__`` is the public Python interface (docs/python.md). I
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from vse.pipeline import __version__
+
 if TYPE_CHECKING:
     from vse.embedded_split import EmbeddedSplit as EmbeddedSplit
+    from vse.handles import ImportedData as ImportedData
+    from vse.handles import OpenDataset as OpenDataset
+    from vse.handles import OpenFeatures as OpenFeatures
+    from vse.handles import Run as Run
     from vse.interface import embed as embed
     from vse.interface import search as search
     from vse.interface import train as train
@@ -24,27 +30,22 @@ if TYPE_CHECKING:
     from vse.interface_eval import evaluate as evaluate
     from vse.interface_eval import report as report
     from vse.interface_eval import table as table
-    from vse.opened import ImportedData as ImportedData
-    from vse.opened import OpenDataset as OpenDataset
-    from vse.opened import OpenFeatures as OpenFeatures
-    from vse.opened import Run as Run
     from vse.pipeline.errors import Interrupted as Interrupted
     from vse.pipeline.errors import UserError as UserError
-    from vse.shown import Evaluation as Evaluation
-    from vse.shown import HtmlReport as HtmlReport
-    from vse.shown import ModelComparison as ModelComparison
-    from vse.shown import SearchResults as SearchResults
-    from vse.shown import ShownTable as ShownTable
+    from vse.results import Evaluation as Evaluation
+    from vse.results import HtmlReport as HtmlReport
+    from vse.results import ModelComparison as ModelComparison
+    from vse.results import SearchResults as SearchResults
+    from vse.results import ShownTable as ShownTable
 
-__version__ = "0.1.0"
 
 _PUBLIC = {
     "vse.interface_data": ("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
     "vse.interface": ("train", "embed", "search"),
     "vse.interface_eval": ("evaluate", "compare", "report", "table"),
-    "vse.opened": ("OpenDataset", "OpenFeatures", "Run", "ImportedData"),
+    "vse.handles": ("OpenDataset", "OpenFeatures", "Run", "ImportedData"),
     "vse.embedded_split": ("EmbeddedSplit",),
-    "vse.shown": ("Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
+    "vse.results": ("Evaluation", "ModelComparison", "SearchResults", "HtmlReport", "ShownTable"),
     "vse.pipeline.errors": ("UserError", "Interrupted"),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.arguments import StrPath, checked
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores
-from vse.opened import OpenFile
+from vse.handles import OpenFile
 from vse.pipeline.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,11 +5,23 @@ from __future__ import annotations
 import os
 from typing import Literal, overload
 
-from vse.arguments import From0, From1, Paths, Query, Sets, StrPath
-from vse.calls import as_path, as_paths, as_sets, device_of, public, weights_dir_of
+from vse.arguments import (
+    From0,
+    From1,
+    Paths,
+    Query,
+    Sets,
+    StrPath,
+    as_path,
+    as_paths,
+    as_sets,
+    device_of,
+    public,
+    weights_dir_of,
+)
 from vse.embedded_split import EmbeddedSplit
-from vse.opened import OpenFeatures, Run
-from vse.shown import SearchResults
+from vse.handles import OpenFeatures, Run
+from vse.results import SearchResults
 
 
 @public
@@ -100,7 +112,7 @@ def train(
     run.frame[["epoch", "loss", "rsum"]]
     ```
     """
-    from vse.pipeline.own_code import code_allowed
+    from vse.pipeline.presets.own_code import code_allowed
     from vse.train.named_experiment import train_experiment
     from vse.train.run.inputs import InputPaths
     from vse.train.run.resume import Existing, Extras
@@ -233,10 +245,10 @@ def embed(
     embedded.images @ embedded.captions[0]
     ```
     """
-    from vse.features.hardware import use_threads
-    from vse.pipeline.own_code import code_allowed
-    from vse.train.use.asked_of_run import embed_runs
-    from vse.train.use.opened_run import RunPlaces
+    from vse.features.backbones.device import use_threads
+    from vse.pipeline.presets.own_code import code_allowed
+    from vse.train.use.commands import embed_runs
+    from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
@@ -329,10 +341,10 @@ def search(
     hits.frame[["rank", "score", "file"]]
     ```
     """
-    from vse.features.hardware import use_threads
-    from vse.pipeline.own_code import code_allowed
-    from vse.train.use.asked_of_run import AskedSearch, find_phrase, search_run
-    from vse.train.use.opened_run import RunPlaces
+    from vse.features.backbones.device import use_threads
+    from vse.pipeline.presets.own_code import code_allowed
+    from vse.train.use.commands import AskedSearch, find_phrase, search_run
+    from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))

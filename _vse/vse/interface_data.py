@@ -5,9 +5,8 @@ They have the names, defaults and checks of the commands, and call the same plai
 
 from __future__ import annotations
 
-from vse.arguments import Columns, From0, From1, Paths, Sets, Share, StrPath
-from vse.calls import as_path, as_paths, as_sets, device_of, public
-from vse.opened import ImportedData, OpenDataset, OpenFeatures
+from vse.arguments import Columns, From0, From1, Paths, Sets, Share, StrPath, as_path, as_paths, as_sets, device_of, public
+from vse.handles import ImportedData, OpenDataset, OpenFeatures
 from vse.pipeline.errors import UserError
 
 
@@ -171,9 +170,9 @@ def import_data(
     birds.dataset.splits
     ```
     """
-    from vse.features.import_formats import Import
-    from vse.features.import_formats import import_data as import_sources
-    from vse.pipeline.imported_rows import import_settings
+    from vse.features.exchange.formats import Import
+    from vse.features.exchange.formats import import_data as import_sources
+    from vse.pipeline.imports.rows import import_settings
 
     pairs = [(field, columns) for field, columns in (columns or {}).items()]
     given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]

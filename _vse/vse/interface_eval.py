@@ -9,11 +9,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.arguments import Array, From0, ListFrom1, ListOfPaths, Names, Paths, Share, StrPath
-from vse.calls import as_path, as_paths, device_of, public
+from vse.arguments import (
+    Array,
+    From0,
+    ListFrom1,
+    ListOfPaths,
+    Names,
+    Paths,
+    Share,
+    StrPath,
+    as_path,
+    as_paths,
+    device_of,
+    public,
+)
 from vse.eval.defaults import COMPARED, CROSS_CHECKED, QUERIES, SAMPLES
 from vse.pipeline.errors import UserError
-from vse.shown import Evaluation, HtmlReport, ModelComparison, ShownTable
+from vse.results import Evaluation, HtmlReport, ModelComparison, ShownTable
 
 if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
@@ -141,10 +153,10 @@ def evaluate(
     ```
     """
     from vse.eval.protocols.evaluate import evaluated_run
-    from vse.eval.protocols.evaluation_options import EvaluationOptions
+    from vse.eval.protocols.options import EvaluationOptions
     from vse.eval.protocols.phrase_evaluation import evaluate_files
     from vse.eval.search.gpu import use_device
-    from vse.pipeline.files import write_json
+    from vse.pipeline.files.writing import write_json
 
     arrays = {
         **{"images": images, "captions": captions, "scores": scores},
@@ -291,7 +303,7 @@ def report(
     ```
     """
     from vse.eval.report.report import write_report
-    from vse.pipeline.own_code import code_allowed
+    from vse.pipeline.presets.own_code import code_allowed
     from vse.train.use.attention import attention_of_run
 
     given = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.extra_packages import extra_package
-from vse.pipeline.files import parse_json
-from vse.pipeline.input_files import reading
-from vse.pipeline.parquet_files import parquet_batches
-from vse.pipeline.read_once import ReadFiles, ReadOnce
+from vse.pipeline.errors import UserError, did_you_mean, extra_package
+from vse.pipeline.files.inputs import ReadFiles, ReadOnce, reading
+from vse.pipeline.files.parquet import parquet_batches
+from vse.pipeline.files.writing import parse_json
 
 ABOUT = "about.json"
 _TABLES = {

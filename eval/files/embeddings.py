@@ -20,18 +20,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.array_folder import HELD_BYTES, read_array_folder
-from vse.eval.files.content_sum import SUM, ArraySum, array_sum, content_sum
-from vse.eval.files.file_fields import Described, stored_attribute, stored_hashes, stored_ids
-from vse.eval.files.split_embeddings import MATRICES, POOLED, SCORES, VECTORS, Embeddings
+from vse.eval.files.hdf5_fields import (
+    SUM,
+    ArraySum,
+    Described,
+    array_sum,
+    content_sum,
+    stored_attribute,
+    stored_hashes,
+    stored_ids,
+)
+from vse.eval.files.split import MATRICES, POOLED, SCORES, VECTORS, Embeddings
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix
 from vse.eval.ranking.scores import SIMILARITIES
-from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
+from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import write_bytes, written
-from vse.pipeline.hdf5_files import own_data
-from vse.pipeline.input_files import reading
-from vse.pipeline.outputs import hdf5_kind
-from vse.pipeline.read_once import ReadFiles, ReadOnce
+from vse.pipeline.files.hdf5 import own_data
+from vse.pipeline.files.inputs import ReadFiles, ReadOnce, reading
+from vse.pipeline.files.outputs import hdf5_kind
+from vse.pipeline.files.writing import write_bytes, written
 
 __all__ = [
     "EMBEDDINGS",

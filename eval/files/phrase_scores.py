@@ -16,15 +16,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.content_sum import SUM, array_sum, content_sum
-from vse.eval.files.file_fields import stored_attribute, stored_hashes, stored_ids
-from vse.pipeline.data_identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
+from vse.eval.files.hdf5_fields import SUM, array_sum, content_sum, stored_attribute, stored_hashes, stored_ids
+from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_bytes
-from vse.pipeline.hdf5_files import own_data
-from vse.pipeline.input_files import reading
-from vse.pipeline.outputs import hdf5_kind
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.files.hdf5 import own_data
+from vse.pipeline.files.inputs import ReadOnce, reading
+from vse.pipeline.files.outputs import hdf5_kind
+from vse.pipeline.files.writing import write_bytes
 
 FORMAT, VERSION = "vse-phrase-scores", 1
 PHRASE_SCORES = hdf5_kind("a file of phrase scores", lambda file: file.attrs.get("format") == FORMAT)
@@ -47,7 +45,7 @@ class PhraseScores:
     ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is where the phrase is, NaN where it has no box. Boxes are
     x1, y1, x2, y2 in pixels of the original image, x2 and y2 exclusive. ``types`` (n_phrases,) are texts such as ``people``,
     several of a phrase joined by ``/``. ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are those of
-    :class:`vse.pipeline.data_identity.DataIdentity` for the image and the caption of each phrase, if they are known. The
+    :class:`vse.pipeline.dataset.identity.DataIdentity` for the image and the caption of each phrase, if they are known. The
     attributes are those of :class:`vse.eval.files.embeddings.Embeddings`.
     """
 

@@ -14,12 +14,12 @@ from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
 from vse.eval.defaults import FOLD
-from vse.eval.files.file_fields import Described
-from vse.eval.files.split_identity import SplitIdentity
-from vse.pipeline.data_identity import DataSums
+from vse.eval.files.hdf5_fields import Described
+from vse.eval.files.split import SplitIdentity
+from vse.pipeline.dataset.identity import DataSums
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import read_json, sha256_json
-from vse.pipeline.outputs import json_kind
+from vse.pipeline.files.outputs import json_kind
+from vse.pipeline.files.writing import read_json, sha256_json
 
 log = logging.getLogger(__name__)
 RESULT = json_kind("a result of vse-eval", "version", "dataset", "split", "seeds", "protocols")
@@ -112,7 +112,7 @@ class Member(BaseModel):
 
 
 class Combination(BaseModel):
-    """How an image-sentence model and a phrase model were combined (see :mod:`vse.eval.protocols.combination`).
+    """How an image-sentence model and a phrase model were combined (see :mod:`vse.eval.protocols.ensemble`).
 
     ``rsum_val`` is the rsum on the validation split of each ``alpha`` that was tried there.
     """

@@ -5,17 +5,32 @@ al., EACL 2021). ``eccv``: mAP@R, R-Precision and R@1 of ECCV Caption (Chun et a
 annotates. Both need whole rankings, and take the answers from the package eccv-caption, which names images by ``cocoid``
 and captions by their number in COCO, which is the ``sentid`` of the Karpathy split. Its captions, five of each image, are
 the candidates; a sixth or seventh is left out.
+
+Pairs of images and pairs of captions that people judged: the files of Crisscrossed Captions (CxC).
+
+Parekh et al., "Crisscrossed Captions: Extended Intramodal and Intermodal Semantic Similarity Judgments for MS-COCO", EACL
+2021.
+
+Image-to-image and text-to-text retrieval on COCO's test set, by the judgements of Crisscrossed Captions (CxC).
+
+An image queries all other test images; right are those that people judged to be as similar as
+:mod:`vse.eval.protocols.coco` asks for, and an image without any is no query. A caption queries all other captions;
+right are those judged so, and the other captions of its image. A judgement counts in both directions. Both sides are compared
+by the cosine of their embeddings, and nothing is a candidate for itself. These are the rules by which VSE-infinity was
+evaluated (Chen et al., CVPR 2021), which compares by the inner product of unit vectors.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.resources import files
 from importlib.util import find_spec
 from io import BytesIO
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +38,124 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.defaults import RECALLS
-from vse.eval.ranking.best_answers import BestAnswers
-from vse.eval.ranking.list_metrics import list_metrics
-from vse.eval.ranking.metrics import Fold, Queries
-from vse.eval.ranking.ranks import ScoreBlocks, scores_of_captions
+from vse.eval.files.embeddings import Embeddings
+from vse.eval.ranking.answers import BestAnswers
+from vse.eval.ranking.metrics import Fold, Queries, list_metrics
+from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, scores_of_captions, shared_tensor
+from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import ReadOnce, reading
+
+IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
+IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # the score, of 0 to 5, from which on a pair is right
+_NUMBER = re.compile(r"(?:.*[_:])?(\d{1,18})(?:\.jpg)?")
+
+
+class JudgedPairs(NamedTuple):
+    """Pairs (n, 2) of COCO's numbers that are right, each in one order, and the SHA-256 of the files that they are from."""
+
+    images: NDArray[np.int64]
+    captions: NDArray[np.int64]
+    files: dict[str, str]
+
+
+def read_judged_pairs(folder: Path) -> JudgedPairs:
+    """The right pairs of ``sis_test.csv`` (images) and ``sts_test.csv`` (captions), which CxC publishes.
+
+    A pair of images is right from a score of 2.5 on, one of captions from 3. Something paired with itself is left out.
+    :class:`UserError` names a file that is missing, or a row that is none of theirs.
+    """
+    images, captions = ReadOnce(folder / IMAGE_FILE), ReadOnce(folder / CAPTION_FILE)
+    return JudgedPairs(
+        _pairs(images, ("image1", "image2"), IMAGE_THRESHOLD),
+        _pairs(captions, ("caption1", "caption2"), CAPTION_THRESHOLD),
+        {IMAGE_FILE: images.sha256, CAPTION_FILE: captions.sha256},
+    )
+
+
+def _pairs(file: ReadOnce, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+    import pandas as pd
+
+    with reading(file.path, "a CSV file with a header"):
+        table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, index_col=False)
+    lacking = [column for column in (*columns, "agg_score") if column not in table]
+    if lacking:
+        raise UserError(f"{file.path}: has no column {' and no '.join(lacking)}; it is no file of CxC")
+    pairs = []
+    for row, (first, second, score) in enumerate(zip(*(table[name] for name in (*columns, "agg_score")), strict=True), 1):
+        one, other = _NUMBER.fullmatch(first), _NUMBER.fullmatch(second)
+        if one is None or other is None or not re.fullmatch(r"\d+(\.\d*)?", score):
+            said = ", ".join(cell[:40] for cell in (first, second, score))
+            raise UserError(f"{file.path}: row {row}: {said}: not two numbers of COCO and a score")
+        if float(score) >= threshold and one[1] != other[1]:
+            pairs.append((int(one[1]), int(other[1])))
+    return np.array(pairs, np.int64).reshape(-1, 2)
+
+
+def intramodal_fold(run: Embeddings, coco_ids: Rows, pairs: JudgedPairs, ks: Sequence[int]) -> Fold:
+    """The queries of both tasks, ``i2i`` and ``t2t``, with their best answers in rows of ``run``.
+
+    Ties count against the model.
+
+    ``coco_ids`` (n_images,) are the images' numbers in COCO, ``ks`` the K of R@K. :class:`UserError` if the run has no
+    embeddings of images and captions, or if no pair is of test images.
+    """
+    if run.images is None or run.captions is None:
+        raise UserError("the pairs of CxC need embeddings of images and of captions, and the file has none")
+    numbers = coco_test_images()
+    images = rows_of(rows_by_id(coco_ids), numbers, "image")
+    right = _right(rows_by_id(numbers), pairs.images)
+    i2i = _searched(run.images[images], right)
+    if not i2i:
+        raise UserError("no pair of images of CxC is of two test images of COCO: these are not the files of its test set")
+    asked = images[np.array(sorted(i2i))]
+
+    numbers = coco_test_captions()
+    captions = rows_of(rows_by_id(run.caption_ids), numbers, "caption")
+    of_caption = run.image_of_caption()[captions]
+    right = _right(rows_by_id(numbers), pairs.captions)
+    order = np.argsort(of_caption, kind="stable")
+    for own in np.split(order, np.flatnonzero(np.diff(of_caption[order])) + 1):
+        for caption in own.tolist():
+            right.setdefault(caption, set()).update(set(own.tolist()) - {caption})
+    t2t = _searched(run.captions[captions], {caption: some for caption, some in right.items() if some})
+    return {
+        "i2i": _queries(i2i, asked, asked, images, ks),
+        "t2t": _queries(t2t, captions[np.array(sorted(t2t))], of_caption[np.array(sorted(t2t))], captions, ks),
+    }
+
+
+def _right(places: dict[int, int], pairs: NDArray[np.int64]) -> dict[int, set[int]]:
+    """For each candidate the others that were judged to be right, in both directions; other numbers are left out."""
+    right: dict[int, set[int]] = {}
+    for one, other in pairs.tolist():
+        if one in places and other in places:
+            right.setdefault(places[one], set()).add(places[other])
+            right.setdefault(places[other], set()).add(places[one])
+    return right
+
+
+def _searched(vectors: NDArray[np.float32], right: dict[int, set[int]]) -> dict[int, AnsweredQuery]:
+    """What those of some vectors (n, dim) that have right answers get among all others, a block of rows at a time."""
+    check_finite("embeddings", shared_tensor(vectors))
+    units = unit_rows(shared_tensor(vectors))
+    blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
+    found = {}
+    for start in range(0, len(units), blocks.rows):
+        rows = range(start, min(start + blocks.rows, len(units)))
+        asked = [row for row in rows if row in right]
+        scores = blocks.score(slice(rows.start, rows.stop), None).numpy() if asked else None
+        for row in asked:
+            assert scores is not None
+            of_query = scores[row - start].copy()
+            of_query[row] = -np.inf
+            found[row] = answered_query(of_query, np.array(sorted(right[row])))
+    return found
+
+
+def _queries(found: dict[int, AnsweredQuery], asked: Rows, images: Rows, candidates: Rows, ks: Sequence[int]) -> Queries:
+    return ranked_queries([found[row] for row in sorted(found)], asked, images, candidates, ks)
+
 
 Rows = NDArray[np.int64]
 

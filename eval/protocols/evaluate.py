@@ -15,19 +15,25 @@ import faiss
 import numpy as np
 import torch
 
-import vse
 from vse.eval.defaults import RECALLS, TREC_DEPTH
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
-from vse.eval.files.file_fields import Described
-from vse.eval.files.judged_pairs import read_judged_pairs
-from vse.eval.files.per_query import FoldAnswers, check_per_query, write_per_query
+from vse.eval.files.hdf5_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores
+from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
 from vse.eval.files.results import RESULT, VERSION, content_sha256, file_reference
-from vse.eval.files.split_identity import split_identity
-from vse.eval.files.trec import check_trec, write_trec
-from vse.eval.protocols.combination import Share, phrases_of, share_of_phrases
-from vse.eval.protocols.ensemble import Members, ensemble, ensemble_plan, members_by_seed, save_ensemble
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.files.split import split_identity
+from vse.eval.protocols.coco import read_judged_pairs
+from vse.eval.protocols.ensemble import (
+    Members,
+    Share,
+    ensemble,
+    ensemble_plan,
+    members_by_seed,
+    phrases_of,
+    save_ensemble,
+    share_of_phrases,
+)
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.protocols.protocols import (
     NOTHING_MORE,
     AskedOfQueries,
@@ -38,13 +44,13 @@ from vse.eval.protocols.protocols import (
 )
 from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
-from vse.eval.search.approximate import approximate_recalls
-from vse.eval.search.reranking import reranked_metrics
-from vse.pipeline.data_identity import check_all_same_data
+from vse.eval.search.approximate import approximate_recalls, reranked_metrics
+from vse.pipeline import __version__
+from vse.pipeline.command import made
+from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
-from vse.pipeline.outputs import check_out
-from vse.pipeline.provenance import made
+from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.writing import write_json
 
 log = logging.getLogger(__name__)
 _Run = TypeVar("_Run", Embeddings, PhraseScores)
@@ -373,7 +379,7 @@ def over_seeds(results: Sequence[Any]) -> Any:
 
 def _provenance(run: Described) -> dict[str, Any]:
     versions = {
-        "vse": vse.__version__,
+        "vse": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "faiss": faiss.__version__,

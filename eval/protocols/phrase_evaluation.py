@@ -11,17 +11,15 @@ import numpy as np
 from vse.eval.defaults import IOU, PHRASE, RECALLS, SAMPLES
 from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
 from vse.eval.files.results import RESULT, Metric, ProtocolMetrics, Result, mean_and_std
-from vse.eval.files.split_identity import identity_of
+from vse.eval.files.split import identity_of
 from vse.eval.protocols.evaluate import as_one_model, evaluated, over_seeds, signed_result, unfinished_runs
-from vse.eval.protocols.evaluation_options import EvaluationOptions
-from vse.eval.protocols.result_lines import combination_line, index_line, rerank_line, summary_line
+from vse.eval.protocols.options import EvaluationOptions, combination_line, index_line, rerank_line, summary_line
 from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import localised
-from vse.eval.ranking.metric_names import NAMES
-from vse.eval.ranking.metrics import Fold, fold_metrics
+from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
-from vse.pipeline.outputs import check_out
+from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.writing import write_json
 
 _OF_TYPE = "type "  # before the name of a type, so that it is no other key
 _COMPARED_OF_TYPE = "r1"  # what is compared of each type

@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECKED, FOLD, FOLDED, PROTOCOLS, RECALLS
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.files.judged_pairs import JudgedPairs
-from vse.eval.protocols.coco import coco_fold, is_coco_test
-from vse.eval.protocols.crisscrossed import intramodal_fold
-from vse.eval.ranking.best_answers import best_answers
+from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
+from vse.eval.ranking.answers import best_answers
 from vse.eval.ranking.metrics import Fold, Queries, fold_of
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.ranking.sentences import sentence_ranks

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.best_answers import BestAnswers
+from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.ranks import blocks_from_embeddings, check_finite
 from vse.pipeline.errors import UserError
 

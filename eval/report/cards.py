@@ -12,15 +12,14 @@ import pandas as pd
 
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.attended import Attended, Pair
-from vse.eval.report.drawings import Drawing, DrawnWord, drawn
+from vse.eval.report.drawings import Attended, Drawing, DrawnWord, Pair, drawn
 from vse.eval.report.gallery import NEAR, Candidate, Direction, Retrieved, retrieved, select_queries, select_queries_of_two
-from vse.eval.report.html_page import thumbnail
-from vse.eval.search.hits import Attention
-from vse.pipeline.data_at_hand import check_data_of
-from vse.pipeline.dataset import Dataset, Image
+from vse.eval.report.pages import thumbnail
+from vse.eval.search.top_k import Attention
+from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.dataset.identity import check_data_of
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import BadImage
+from vse.pipeline.files.images import BadImage
 
 log = logging.getLogger(__name__)
 _SIDE = 208  # pixels of the longer side of a photo

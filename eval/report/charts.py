@@ -2,6 +2,8 @@
 
 All words in them are ours. What a user named (an experiment, a data set) stands in the HTML around them, where it is
 escaped; here a series is known by its colour.
+
+What a model that knows nothing reaches: the metrics of a random order of candidates.
 """
 
 from __future__ import annotations
@@ -19,7 +21,33 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from vse.eval.report.chance import first_within
+from vse.eval.defaults import RECALLS
+
+
+def first_within(k: int, n_candidates: int, n_right: int = 1) -> float:
+    """How probable it is that, in a random order, the first of ``n_right`` right answers is among the first ``k``."""
+    missed = 1.0
+    for drawn in range(n_right):
+        missed *= max(0, n_candidates - k - drawn) / max(1, n_candidates - drawn)
+    return 1.0 - missed
+
+
+def captions_each(n_images: int, n_captions: int) -> int:
+    """How many captions an image has, in whole numbers."""
+    return max(1, round(n_captions / max(1, n_images)))
+
+
+def chance_recall(direction: str, k: int, n_images: int, n_captions: int) -> float:
+    """R@``k`` in percent of the direction ``i2t`` or ``t2i`` in a random order."""
+    if direction == "t2i":
+        return 100.0 * first_within(k, n_images)
+    return 100.0 * first_within(k, n_captions, captions_each(n_images, n_captions))
+
+
+def chance_rsum(n_images: int, n_captions: int) -> float:
+    """The sum of R@1, 5 and 10 in both directions in a random order."""
+    return sum(chance_recall(direction, k, n_images, n_captions) for direction in ("i2t", "t2i") for k in RECALLS)
+
 
 COLOURS = ("#2a6f97", "#d9731a")  # of the first and the second result, as in templates/report.html
 _QUIET, _AXIS, _GRID, _INK = "#4a5560", "#8a949e", "#e6e9ed", "#1d2733"

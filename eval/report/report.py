@@ -13,24 +13,22 @@ from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, QUERIES
 from vse.eval.files.results import Member, Result
-from vse.eval.protocols.result_lines import combination_line
-from vse.eval.ranking.metric_names import DIRECTIONS
+from vse.eval.protocols.options import combination_line
+from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.report.attended import Attended, AttentionOfRun
 from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives
-from vse.eval.report.chance import captions_each, chance_rsum
-from vse.eval.report.charts import COLOURS, Curve, rank_histogram, training_curves
-from vse.eval.report.drawings import BRACKETS, SAID
+from vse.eval.report.charts import COLOURS, Curve, captions_each, chance_rsum, rank_histogram, training_curves
+from vse.eval.report.drawings import BRACKETS, SAID, Attended, AttentionOfRun
 from vse.eval.report.gallery import all_ranks
-from vse.eval.report.html_page import page_kind, write_page
-from vse.eval.report.phrase_part import is_of_phrases, phrase_paired_differences, phrase_part
-from vse.eval.report.reported import ReportedResult, on_the_same_queries, read_reported
-from vse.eval.report.result_metrics import ShownDifference, headline, paired_differences, sections
-from vse.pipeline.dataset import load_dataset_file
+from vse.eval.report.metrics_section import ShownDifference, headline, paired_differences, sections
+from vse.eval.report.pages import page_kind, write_page
+from vse.eval.report.phrases import is_of_phrases, phrase_paired_differences, phrase_part
+from vse.eval.report.report_inputs import ReportedResult, on_the_same_queries, read_reported
+from vse.pipeline.command import described_code
+from vse.pipeline.dataset.columns import caption_counts
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_arrays import caption_counts
-from vse.pipeline.outputs import check_out
-from vse.pipeline.provenance import described_code
+from vse.pipeline.files.outputs import check_out
 
 _SETTINGS = {
     "backbone": "backbone",

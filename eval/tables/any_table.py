@@ -11,10 +11,10 @@ import pandas as pd
 
 from vse.eval.defaults import TABLES, published_tables
 from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
-from vse.eval.tables.published_table import compared, compared_cells, write_compared
+from vse.eval.tables.published import compared, compared_cells, write_compared
 from vse.eval.tables.summary import MARKER, Cells, summary, summary_cells, write_summary
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.outputs import OutputKind, check_out, csv_kind, text_kind
+from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, text_kind
 
 _COLUMNS = {
     "summary": ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds"),

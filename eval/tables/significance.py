@@ -13,7 +13,7 @@ import pandas as pd
 
 from vse.eval.defaults import COMPARED, CROSS_CHECKED, IOU, PHRASE
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
-from vse.eval.files.file_fields import Described
+from vse.eval.files.hdf5_fields import Described
 from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
 from vse.eval.files.results import (
     COMPARISON,
@@ -37,12 +37,12 @@ from vse.eval.protocols.phrase_evaluation import (
 )
 from vse.eval.protocols.protocols import AskedOfQueries
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metric_names import metric_name
+from vse.eval.ranking.metrics import metric_name
 from vse.eval.tables.summary import Cells, as_latex, metric_cell, write_table
+from vse.pipeline.command import made
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json, write_text
-from vse.pipeline.outputs import check_out
-from vse.pipeline.provenance import made
+from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.writing import write_json, write_text
 
 
 def compare_files(
@@ -79,7 +79,7 @@ def compare(
     their order. See
     :func:`vse.eval.ranking.bootstrap.differences` for what is computed of each metric. ``out`` is
     ``results/<dataset>_<a>_vs_<b>.json`` unless it is given. ``unfinished`` and ``cross_checked``: see
-    :class:`vse.eval.protocols.evaluation_options.EvaluationOptions`.
+    :class:`vse.eval.protocols.options.EvaluationOptions`.
     """
     _check_samples(samples)
     sides = _sides(files, read_embeddings)

@@ -1,92 +1,217 @@
-"""Settings of ``vse-extract boxes``; the code is in :mod:`vse.features.box_extractor`."""
+"""Vectors of given or proposed boxes, by ROI-align on a CNN (two-branch paper, section 4.3)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
 
-from pydantic import Field, PositiveInt, model_validator
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
 
-from vse.features.extractors.settings import WEIGHT_SUFFIXES, Job, LayerSettings
+from vse.features.backbones.device import moved
+from vse.features.backbones.networks import LayerOutput, autocast, load_backbone, module_named, weights_sha256
+from vse.features.data_checks import check_boxes_of
+from vse.features.extractors.cnn import as_tensor, normalized, scaled
+from vse.features.extractors.images import NetworkExtractor, Vectors
+from vse.features.extractors.proposals import (
+    EdgeModel,
+    Floats,
+    boxes_sha256,
+    edge_boxes,
+    inside,
+    opencv,
+    read_boxes,
+    selective_search,
+    truth_boxes,
+)
+from vse.features.extractors.regions import load_detector, propose
+from vse.features.settings.base import Job
+from vse.features.settings.images import BoxesConfig, RegionsConfig
+from vse.features.vision import torchvision
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import read_by_name
+from vse.pipeline.files.writing import sha256_json
 
-if TYPE_CHECKING:
-    from vse.features.extractors.extractor import Extractor
 
+@dataclass(frozen=True)
+class ImageWithBoxes:
+    """An image (3, height, width) uint8, scaled for the network, and its boxes in pixels of the original.
 
-class BoxesConfig(LayerSettings):
-    """Vectors of given or proposed boxes of images, by ROI-align on a CNN.
-
-    Two-branch paper, section 4.3: 200 EdgeBoxes per image, layer fc7 of a VGG that was fine-tuned as a Fast R-CNN on the
-    trainval sets of PASCAL VOC 2007 and 2012.
+    ``original`` is the image before, for the proposal network that has yet to find the boxes, ``at_most`` so many.
     """
 
-    memory_mb: ClassVar[int] = 12_000  # hundreds of boxes with thousands of numbers each are held at once
+    pixels: Tensor
+    boxes: Floats
+    scores: Floats
+    size: tuple[int, int]
+    original: Tensor | None = None
+    at_most: int | None = None
 
-    extractor: Literal["boxes"] = "boxes"
-    boxes: str = Field(
-        "edge_boxes",
-        description="edge_boxes, selective_search, rpn, phrases (the ground-truth boxes of the data set's phrases), or a "
-        ".json or .h5 file with boxes of the images",
-    )
-    n_boxes: PositiveInt = Field(
-        200, description="the best so many proposals of an image; those of a file or of phrases are all taken"
-    )
-    train_boxes: PositiveInt | None = Field(
-        None, description="of a training image the first so many boxes, those of a file, too; none: as of any other image"
-    )
-    edge_model: str | None = Field(None, description="structured-edge model (model.yml.gz) for edge_boxes; none: plain edges")
-    thin_edges: bool = Field(
-        False, description="edge_boxes on the ridges of plain edges: many times faster; a model's edges are ridges anyhow"
-    )
-    proposer: str = Field("fasterrcnn_resnet50_fpn", description="the Faster R-CNN whose proposals rpn takes")
-    proposer_weights: str = Field("pretrained", description="its weights, as weights")
-    shorter: PositiveInt = Field(600, description="the shorter side is scaled to this")
-    longer: PositiveInt = Field(1000, description="unless the longer side would then be more than this")
-    map: str = Field(description="the layer on whose output boxes are pooled; the layers after it run on each box")
-    pool: PositiveInt = Field(14, description="side of a pooled box; what the map has for the network's own input size")
-    chunk: PositiveInt = Field(256, description="boxes that run through the layers after the map at once")
+
+class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
+    """A CNN that reads a whole image up to the layer ``map``, and from there on each of its boxes.
+
+    Boxes are pooled on the map (ROI-align) to ``pool`` x ``pool``, the size that the map has for an image of the
+    network's own input size, so the layers after it see what they were trained on: with VGG19 conv5_4's output, 14 x 14,
+    then the last pooling and fc6, fc7. Images run one by one, so a box's vector depends on its image alone.
+    """
+
+    config: BoxesConfig
 
     @classmethod
-    def how(cls) -> set[str]:
-        """Files are known by their hashes."""
-        return super().how() | {"chunk", "proposer_weights", "edge_model"}
+    def from_job(cls, config: BoxesConfig, job: Job) -> Self:
+        """Return the extractor with the network's weights and the boxes of the job's data set."""
+        return cls(config, job.weights_dir, job.device, job.dataset)
 
-    @property
-    def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """The boxes of an image."""
-        return "sets"
+    def __init__(
+        self, config: BoxesConfig, weights_dir: Path | None = None, device: str = "auto", dataset: Path | None = None
+    ) -> None:
+        super().__init__(config, device)
+        backbone = load_backbone(config, weights_dir, notes=self.notes)
+        self.weights_sha256 = weights_sha256(backbone)
+        self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
+        module_named(backbone, config.map).register_forward_hook(lambda _, __, output: self._pooled(output))
+        self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
+        self._given: dict[int, Floats] | None = None
+        self._edge_model: EdgeModel | None = None
+        self._detector: nn.Module | None = None
+        self._truths, self._few = False, frozenset[int]()
+        self.extra = self._open_source(weights_dir, dataset)
+        if config.boxes in ("edge_boxes", "selective_search"):
+            self.notes = {**self.notes, "opencv": opencv().__version__}
+        self._try_once()
 
-    @property
-    def most_vectors(self) -> int | None:
-        """None if all boxes of a file or of phrases are taken."""
-        return None if self.from_file or self.boxes == "phrases" else self.n_boxes
+    def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
+        """The image, scaled, and its boxes, unless the network finds them."""
+        boxes, scores = self._boxes(image, image_id)
+        size = scaled(image.size, self.config.shorter, self.config.longer)
+        small = as_tensor(image.resize(size, Image.Resampling.BILINEAR))
+        original = as_tensor(image) if self._detector is not None else None
+        return ImageWithBoxes(small, boxes, scores, image.size, original, self._at_most(image_id))
 
-    @property
-    def from_file(self) -> bool:
-        """Whether ``boxes`` names a file."""
-        return self.boxes.endswith((".json", ".h5"))
+    def compute(self, batch: Sequence[ImageWithBoxes]) -> list[Vectors]:
+        """The vectors of each image's boxes."""
+        return [self._vectors(self._proposed(item) if self._detector is not None else item) for item in batch]
 
-    def content(self) -> dict[str, Any]:
-        """A file of boxes is known by its hash, not by its place; features made before some settings stay what they are."""
-        content = {**super().content(), **({"boxes": "file"} if self.from_file else {})}
-        return {name: value for name, value in content.items() if name not in ("train_boxes", "thin_edges") or value}
+    def _open_source(self, weights_dir: Path | None, dataset: Path | None) -> dict[str, str]:
+        """Read what says where boxes are, of which images how many; returns the hashes of what was read."""
+        config = self.config
+        if config.from_file and dataset is not None:
+            check_boxes_of(Path(config.boxes), load_dataset_file(dataset))
+        if config.boxes != "phrases" and config.train_boxes is None:
+            return self._open_proposals(weights_dir)
+        if dataset is None:
+            raise ValueError("which boxes are read depends on the data set, which is not given")
+        loaded = load_dataset_file(dataset)
+        if config.boxes == "phrases":
+            self._given, self._truths = truth_boxes(loaded), True
+            return {"boxes_sha256": boxes_sha256(self._given)}
+        self._few = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
+        return {"train_ids_sha256": sha256_json(sorted(self._few)), **self._open_proposals(weights_dir)}
 
-    def files(self) -> list[str]:
-        """Weights of both networks, boxes and the edge model, where they are files."""
-        proposer = [self.proposer_weights] if self.proposer_weights.endswith(WEIGHT_SUFFIXES) else []
-        edge_model = [self.edge_model] if self.edge_model is not None else []
-        return [*super().files(), *([self.boxes] if self.from_file else []), *proposer, *edge_model]
+    def _open_proposals(self, weights_dir: Path | None) -> dict[str, str]:
+        """Read what says where boxes are, other than a data set; returns the hashes of what was read."""
+        config = self.config
+        if config.from_file:
+            self._given, sha256 = read_by_name(Path(config.boxes), read_boxes)
+            return {"boxes_sha256": sha256}
+        if config.boxes == "edge_boxes" and config.edge_model is not None:
+            self._edge_model, sha256 = read_by_name(Path(config.edge_model), EdgeModel)
+            return {"edge_model_sha256": sha256}
+        if config.boxes == "rpn":
+            proposer = RegionsConfig(
+                name=config.name, model=config.proposer, weights=config.proposer_weights, seed=config.seed,
+                shorter=config.shorter, longer=config.longer, proposals=config.n_boxes,
+            )  # fmt: skip
+            detector = load_detector(proposer, weights_dir)
+            digest = weights_sha256(detector)
+            self._detector = detector.to(self.device)
+            return {"proposer_sha256": digest}
+        return {}
 
-    @model_validator(mode="after")
-    def _known(self) -> BoxesConfig:
-        sources = ("edge_boxes", "selective_search", "rpn", "phrases")
-        if not self.from_file and self.boxes not in sources:
-            raise ValueError(f"boxes: {self.boxes!r} is not {', '.join(sources)}, or a .json or .h5 file")
-        if self.boxes == "phrases" and self.train_boxes is not None:
-            raise ValueError("train_boxes: every ground-truth box is needed, so it does not go with boxes: phrases")
-        return self
+    def _boxes(self, image: Image.Image, image_id: int) -> tuple[Floats, Floats]:
+        """Boxes and scores; ground-truth boxes as the data set has them, all others cut off at the image's edges."""
+        config, pixels = self.config, np.asarray(image)
+        n_boxes = self._at_most(image_id)
+        if self._given is not None:
+            given = self._given.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
+            boxes = inside(given, image.size, f"{config.boxes}: image {image_id}")
+            return given if self._truths else boxes, np.ones(len(boxes), np.float32)
+        if config.boxes == "edge_boxes":
+            boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model, config.thin_edges)
+        elif config.boxes == "selective_search":
+            boxes, scores = selective_search(pixels, config.n_boxes)
+        else:
+            return np.empty((0, 4), np.float32), np.empty(0, np.float32)
+        return inside(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
-    def build(self, job: Job) -> Extractor:
-        """The CNN with its weights, and what proposes boxes."""
-        from vse.features.box_extractor import BoxesExtractor
+    def _at_most(self, image_id: int) -> int | None:
+        """How many boxes of an image are taken; None: all that there are."""
+        return self.config.train_boxes if image_id in self._few else None
 
-        return BoxesExtractor(self, job.weights_dir, job.device, job.dataset)
+    def _proposed(self, item: ImageWithBoxes) -> ImageWithBoxes:
+        """The same image with the boxes that the region-proposal network finds."""
+        assert item.original is not None
+        with torch.inference_mode():
+            proposals = propose(self._detector, moved(item.original, self.device))
+        height, width = proposals.size
+        boxes = proposals.boxes.cpu().numpy() * np.asarray([item.size[0] / width, item.size[1] / height] * 2, np.float32)
+        boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
+        if not len(boxes):
+            boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
+        return replace(item, boxes=boxes[: item.at_most], scores=scores[: item.at_most], original=None)
+
+    def _vectors(self, item: ImageWithBoxes) -> Vectors:
+        config = self.config
+        if not len(item.boxes):
+            return Vectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
+        images = normalized(item.pixels[None], config.mean, config.std, self.device)
+        self._input = (images.shape[2], images.shape[3])
+        relative = (item.boxes / np.asarray(item.size * 2, np.float32)).clip(0, 1)
+        parts = []
+        for k in range(0, len(relative), config.chunk):
+            self._rois = torch.from_numpy(relative[k : k + config.chunk]).to(self.device)
+            with torch.inference_mode(), autocast(config.precision, self.device):
+                parts.append(self.network(images).float())
+        features = torch.cat(parts)
+        if len(features) != len(relative):
+            raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}")
+        features = nn.functional.normalize(features, dim=1) if config.normalize else features
+        return Vectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
+
+    def _pooled(self, output: Tensor) -> Tensor:
+        """What the layers after the map read instead of it: the boxes, which are given as parts of the image's sides."""
+        if output.ndim != 4:
+            raise UserError(f"map {self.config.map!r} gives {output.ndim} axes; a layer with height and width is needed")
+        (rows, columns), (height, width) = output.shape[2:], self._input
+        down, across = cells_per_pixel(rows, height) * height, cells_per_pixel(columns, width) * width
+        boxes = self._rois * self._rois.new_tensor([across, down, across, down])
+        pooled: Tensor = torchvision.ops.roi_align(output.float(), [boxes], self.config.pool, aligned=True)
+        return pooled.to(output.dtype)
+
+    def _try_once(self) -> None:
+        """Run a blank image with two boxes through, so that layers that do not fit are refused at once."""
+        config, side = self.config, self.config.shorter
+        boxes = np.asarray([[0, 0, side, side], [0, 0, side / 2, side / 2]], np.float32)
+        try:
+            blank = ImageWithBoxes(torch.zeros(3, side, side, dtype=torch.uint8), boxes, boxes[:, 0], (side, side))
+            self._dim = self._vectors(blank).features.shape[1]
+        except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise UserError(f"{config.model}, map {config.map!r}, layer {config.layer!r}: cannot be used ({reason})") from None
+
+
+def cells_per_pixel(cells: int, pixels: int) -> float:
+    """How many cells of a map an input pixel is: one over the map's stride.
+
+    Strides are powers of two, but a map of 600 pixels at stride 16 has 37 cells, not 37.5: so the nearest power of two is
+    taken, unless it is far off.
+    """
+    stride = 2.0 ** round(math.log2(pixels / cells))
+    return 1 / stride if abs(pixels / cells / stride - 1) < 0.2 else cells / pixels

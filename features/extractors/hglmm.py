@@ -1,85 +1,229 @@
-"""Settings of ``vse-extract hglmm``; the code is in :mod:`vse.features.hglmm_encoder`."""
+"""Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures."""
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, PositiveInt, model_validator
+import numpy as np
+import scipy.linalg
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from sklearn.decomposition import FastICA
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+from torch.nn.functional import normalize
 
-from vse.features.extractors.settings import WordSettings
+from vse.features.backbones.device import pick_device
+from vse.features.extractors.mixture import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
+from vse.features.extractors.words import WordVectors, vectors_of
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
+from vse.features.settings.texts import HglmmConfig
 from vse.pipeline.errors import UserError
+from vse.pipeline.progress import progress_bar
 
-if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder, TokenLists
-
-MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
+log = logging.getLogger(__name__)
 
 
-class HglmmConfig(WordSettings):
-    """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures.
+@dataclass(frozen=True)
+class MixturePart:
+    """What one mixture adds to a caption's vector: its Fisher vectors less ``centre``, on the axes ``components``.
 
-    Two-branch paper, section 4.3; Klein et al., CVPR 2015. Several mixtures are, e.g., the GMM+HGLMM in the tables of both
-    papers. Neither paper says how the two are combined: here each is reduced by principal components of its own, and they
-    stand side by side. The code of Klein et al. puts the whole Fisher vectors side by side (pca: null) and, for COCO, draws
-    20,000 of their 36,000 numbers at random.
+    Without the two, the Fisher vectors stay whole.
     """
 
-    extractor: Literal["hglmm"] = "hglmm"
-    ica: bool = Field(True, description="independent components of the word vectors first")
-    ica_words: PositiveInt = Field(300_000, description="words drawn for the fit of the components and of the mixture")
-    ica_iterations: PositiveInt = 200
-    scale: float = Field(10.0, gt=0, description="length of a word's vector before the mixture")
-    mixtures: list[MixtureKind] = Field(
-        default=["hybrid"],
-        min_length=1,
-        description="one is fitted per entry, and their vectors stand side by side in this order; hybrid: each dimension of a "
-        "cluster is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all are",
-    )
-    centres: PositiveInt = Field(30, description="of each mixture")
-    iterations: PositiveInt = Field(10, description="steps of expectation maximisation")
-    pca: PositiveInt | None = Field(6000, description="principal components of each mixture; none: the whole Fisher vector")
-    pca_captions: PositiveInt | None = Field(None, description="training captions drawn for the components; none: all")
-    normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
+    mixture: Mixture
+    centre: Float[Tensor, " two_K_D"] | None = None
+    components: Float[Tensor, "n_components two_K_D"] | None = None
 
-    def content(self) -> dict[str, Any]:
-        """A hybrid mixture alone is not named: features made before there were others stay what they are."""
-        content = super().content()
-        if self.mixtures == ["hybrid"]:
-            del content["mixtures"]
-        return content
+    @property
+    def dim(self) -> int:
+        """How many numbers it adds."""
+        return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
 
-    @model_validator(mode="after")
-    def _once(self) -> HglmmConfig:
-        if len(set(self.mixtures)) < len(self.mixtures):
-            raise ValueError(f"mixtures {', '.join(self.mixtures)}: a kind can be there once")
-        return self
+    def to(self, like: Tensor) -> MixturePart:
+        """The same part in the type and on the device of ``like``."""
+        learnt = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
+        return MixturePart(self.mixture.to(like), *learnt)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Mixture and principal components."""
+        tensors = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
+        optional = {"centre": self.centre, "components": self.components}
+        return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     @classmethod
-    def encoder_class(cls) -> type[CaptionEncoder]:
-        """Its code."""
-        from vse.features.hglmm_encoder import HglmmEncoder
+    def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
+        """The part whose :meth:`tensors` these are, ``prefix`` before their names."""
+        mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
+        return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
-        return HglmmEncoder
 
-    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Components and mixtures of a sample of the words, then principal components of the training captions."""
-        from vse.features.hardware import pick_device
-        from vse.features.hglmm_encoder import HglmmEncoder
-        from vse.features.words import vectors_of
+class HglmmEncoder(CaptionEncoder):
+    """Fisher vectors of the words on a mixture, signed square root, unit length, principal components.
 
-        kept, sample = vectors_of(corpus, self, words, self.ica_words)
+    Word vectors are set to unit length, turned by the independent components (whose mean is not subtracted, as in the
+    authors' code), set to unit length again, and made ``scale`` long. Several mixtures are fitted to the same words; what
+    they give, each after its own principal components, stands side by side (see :class:`HglmmConfig`).
+    """
+
+    def __init__(
+        self,
+        words: WordVectors,
+        unmixing: Float[Tensor, "D dim"] | None,
+        scale: float,
+        parts: Sequence[MixturePart],
+        normalized: bool,
+        device: torch.device,
+    ) -> None:
+        self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
+        self.dim = sum(part.dim for part in parts)
+        self._table = _prepared(words, unmixing, scale).float().to(device)
+        self._parts = [part.to(self._table) for part in parts]
+
+    @classmethod
+    def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> HglmmEncoder:
+        """Fit components and mixtures to a sample of the words, then principal components to the training captions.
+
+        For phrases, principal components are fitted to each different text once. Otherwise they would describe the few
+        phrases that every other caption has, such as *a man*.
+        """
+        kept, sample = vectors_of(corpus, config, words, config.ica_words)
         n_sampled, dim = sample.vectors.shape
         if n_sampled <= dim:
             raise UserError(
                 f"{n_sampled} words with vectors of {dim} numbers are too few for a mixture: "
                 "take shorter vectors (trained_dim) or a file of more words (--words)"
             )
-        return HglmmEncoder.fit(kept, self._texts(corpus), self, pick_device(device), sample)
+        texts = list(dict.fromkeys(map(tuple, corpus.training))) if config.of == "phrases" else corpus.training
+        return cls.fit(kept, texts, config, pick_device(device), sample)
 
-    def _texts(self, corpus: CaptionCorpus) -> TokenLists:
-        """What principal components are of: the training captions; of phrases each text once, however often it is there.
+    @classmethod
+    def fit(
+        cls, words: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
+    ) -> HglmmEncoder:
+        """Independent components and mixtures of the words ``sample``, principal components of the ``captions``."""
+        unmixing = _independent_components(sample.vectors, config) if config.ica else None
+        samples = _prepared(sample, unmixing, config.scale).double().to(device)
+        parts = []
+        for kind in config.mixtures:
+            log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
+            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
+        whole = cls(words, unmixing, config.scale, parts, False, device)
+        if config.pca is None:
+            return whole
+        rng = np.random.default_rng(config.seed)
+        if config.pca_captions is not None and config.pca_captions < len(captions):
+            captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
+        parts = [
+            MixturePart(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
+            for part in parts
+        ]
+        return cls(words, unmixing, config.scale, parts, config.normalize, device)
 
-        Otherwise the components would be those of the few phrases that every other caption has, such as *a man*.
-        """
-        return list(dict.fromkeys(map(tuple, corpus.training))) if self.of == "phrases" else corpus.training
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        """Vectors of captions."""
+        rows, lengths = self.words.flat(captions)
+        vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
+        vectors[lengths.to(vectors.device) == 0] = 0
+        return vectors.cpu()
+
+    def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
+        """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
+        table = self._table
+        return power_normalized(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
+
+    def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
+        """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
+        for k in range(0, len(captions), chunk):
+            rows, lengths = self.words.flat(captions[k : k + chunk])
+            yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
+
+    def _reduced(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+        vectors = self.fisher_vectors(part.mixture, rows, lengths)
+        if part.centre is None or part.components is None:
+            return vectors
+        vectors = (vectors - part.centre) @ part.components.T
+        return normalize(vectors) if self.normalized else vectors
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Word vectors, independent components, and each mixture with its principal components."""
+        tensors = self.words.tensors()
+        tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
+        tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
+        for k, part in enumerate(self.parts):
+            tensors |= {_prefix(k) + name: tensor for name, tensor in part.tensors().items()}
+        return tensors
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
+        """The encoder whose :meth:`tensors` these are."""
+        n_parts = sum(name.endswith("mixture.priors") for name in tensors)
+        parts = [MixturePart.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
+        scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
+        return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
+
+
+def principal_components(
+    encoder: HglmmEncoder, mixture: Mixture, captions: TokenLists, n_components: int, chunk: int
+) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
+    """Mean and principal axes of the captions' Fisher vectors on one mixture.
+
+    Streamed: one pass for the mean, one for the covariance. The memory is that of the covariance (18,000 x 18,000 float32
+    is 1.3 GB), of the axes and of one chunk, however many captions there are. Each axis points where its largest
+    coordinate is positive.
+    """
+    device, dim = encoder._table.device, 2 * mixture.mean.numel()
+    total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
+    for block in encoder.fisher_blocks(mixture, captions, chunk):
+        total += block.sum(0, dtype=torch.float64)
+        count += len(block)
+    if count < 2:
+        raise UserError("fewer than two training captions have a known word: no principal components to fit")
+    centre = (total / count).float()
+    covariance = torch.zeros(dim, dim, device=device)
+    blocks = encoder.fisher_blocks(mixture, captions, chunk)
+    for block in progress_bar(blocks, desc="covariance", total=-(-len(captions) // chunk)):
+        block -= centre
+        covariance.addmm_(block.T, block, alpha=1 / (count - 1))
+    n_components = min(n_components, dim, count - 1)
+    log.info("computing %d principal components of %d x %d", n_components, dim, dim)
+    _, axes = scipy.linalg.eigh(
+        covariance.cpu().numpy().T,  # column-major, as LAPACK wants it, so that it is overwritten and not copied
+        subset_by_index=(dim - n_components, dim - 1),
+        overwrite_a=True,
+        check_finite=False,
+        driver="evr",
+    )
+    components = torch.from_numpy(np.ascontiguousarray(axes.T[::-1]))
+    largest = components.gather(1, components.abs().argmax(1, keepdim=True))
+    return centre.cpu(), components * largest.sign()
+
+
+def _independent_components(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
+    """The unmixing matrix of FastICA on unit-length word vectors."""
+    unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
+    log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
+    ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        ica.fit(unit)
+    if ica.n_iter_ >= config.ica_iterations:
+        log.info("the independent components still moved after %d iterations", config.ica_iterations)
+    return torch.from_numpy(np.asarray(ica.components_, np.float32))
+
+
+def _prepared(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+    """Word vectors as the mixture reads them."""
+    vectors = normalize(torch.from_numpy(words.vectors))
+    return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
+
+
+def _prefix(k: int) -> str:
+    """What the names of part ``k``'s tensors begin with: nothing for the first, so that one mixture's file has plain names."""
+    return f"{k}." if k else ""

@@ -1,35 +1,98 @@
-"""Settings of ``vse-extract tfidf``; the code is in :mod:`vse.features.tfidf_encoder`."""
+"""TF-IDF vectors of captions.
+
+Means of the captions' word vectors.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, PositiveInt
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor
+from torch.nn.functional import normalize
 
-from vse.features.extractors.settings import CaptionSettings
+from vse.features.extractors.words import WordVectors, vectors_of
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists, tensor_text, text_tensor
+from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
+from vse.pipeline.errors import UserError
 
-if TYPE_CHECKING:
-    from vse.features.caption_encoders import CaptionCorpus, CaptionEncoder
 
+class TfidfEncoder(CaptionEncoder):
+    """Word counts times the logarithm of the words' rarity, unit length (scikit-learn's TfidfVectorizer)."""
 
-class TfidfConfig(CaptionSettings):
-    """TF-IDF vectors of captions: words weighted by their rarity, unit length (scikit-learn)."""
-
-    extractor: Literal["tfidf"] = "tfidf"
-    min_count: PositiveInt = Field(4, description="a word needs this many training captions")
-    max_words: PositiveInt | None = Field(None, description="the most frequent so many words; none: all")
-    sublinear: bool = Field(False, description="1 + log of a word's count in its caption instead of the count")
+    def __init__(self, words: Sequence[str], rarity: NDArray[np.float64], sublinear: bool) -> None:
+        self.words, self.rarity, self.sublinear, self.dim = words, rarity, sublinear, len(words)
+        self._vectorizer = _vectorizer(sublinear, vocabulary={word: k for k, word in enumerate(words)})
+        self._vectorizer.idf_ = rarity
 
     @classmethod
-    def encoder_class(cls) -> type[CaptionEncoder]:
-        """Its code."""
-        from vse.features.tfidf_encoder import TfidfEncoder
+    def fit_to_corpus(cls, config: TfidfConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> TfidfEncoder:
+        """Return the encoder of the training captions' words; ``words`` and ``device`` are not used."""
+        return cls.fit(corpus.training, config)
 
-        return TfidfEncoder
+    @classmethod
+    def fit(cls, captions: TokenLists, config: TfidfConfig) -> TfidfEncoder:
+        """Words that are in ``config.min_count`` captions, the most frequent ``config.max_words`` of them."""
+        vectorizer = _vectorizer(config.sublinear, min_df=config.min_count, max_features=config.max_words)
+        try:
+            vectorizer.fit(captions)
+        except ValueError as error:
+            raise UserError(f"no word is in {config.min_count} training captions ({error})") from None
+        return cls(list(vectorizer.get_feature_names_out()), vectorizer.idf_, config.sublinear)
 
-    def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
-        """Count the words of the training captions."""
-        from vse.features.tfidf_encoder import TfidfEncoder
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        """Vectors of captions."""
+        return torch.from_numpy(self._vectorizer.transform(captions).astype(np.float32).toarray())
 
-        return TfidfEncoder.fit(corpus.training, self)
+    def tensors(self) -> dict[str, Tensor]:
+        """The words and their rarity."""
+        rarity = torch.from_numpy(np.asarray(self.rarity))
+        return {"words": text_tensor(self.words), "rarity": rarity, "sublinear": torch.tensor(self.sublinear)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> TfidfEncoder:
+        """The encoder whose :meth:`tensors` these are."""
+        return cls(tensor_text(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
+
+
+def _vectorizer(sublinear: bool, **options: object) -> TfidfVectorizer:
+    return TfidfVectorizer(analyzer=_words_of, sublinear_tf=sublinear, **options)
+
+
+def _words_of(caption: Sequence[str]) -> Sequence[str]:
+    return caption
+
+
+class MeanVectorEncoder(CaptionEncoder):
+    """The mean of the word vectors, unit length."""
+
+    @classmethod
+    def fit_to_corpus(
+        cls, config: MeanVectorConfig, corpus: CaptionCorpus, words: Path | None, device: str
+    ) -> MeanVectorEncoder:
+        """Return the encoder that keeps the word vectors of the corpus; ``device`` is not used."""
+        kept, _ = vectors_of(corpus, config, words, n_sampled=0)
+        return cls(kept)
+
+    def __init__(self, words: WordVectors) -> None:
+        self.words, self.dim = words, words.vectors.shape[1]
+
+    def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
+        """Vectors of captions."""
+        rows, lengths = self.words.flat(captions)
+        starts = lengths.cumsum(0) - lengths
+        return normalize(torch.nn.functional.embedding_bag(rows, torch.from_numpy(self.words.vectors), starts, mode="mean"))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The word vectors."""
+        return self.words.tensors()
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> MeanVectorEncoder:
+        """The encoder whose :meth:`tensors` these are."""
+        return cls(WordVectors.from_tensors(tensors))

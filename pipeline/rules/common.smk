@@ -1,4 +1,4 @@
-# Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.
+# Settings and helper functions of the rules. The rules call commands; what a name means is decided in vse.pipeline.presets.presets.
 import functools
 import json
 import os
@@ -6,14 +6,15 @@ import sys
 
 from snakemake.exceptions import WorkflowError
 
-from vse.eval.tables import printed as published
-from vse.features.feature_presets import load_feature
-from vse.features.image_state import images_sha256
-from vse.pipeline import presets, sources
+from vse.eval.tables import published
+from vse.features.settings.presets import load_feature
+from vse.features.extraction import images_sha256
+from vse.pipeline.presets import presets
+from vse.pipeline.dataset import sources
 from vse.pipeline.errors import UserError
-from vse.pipeline.own_code import code_sums
-from vse.pipeline.targets import check_targets, dataset_pattern
-from vse.pipeline.workflow_jobs import PLANNING
+from vse.pipeline.presets.own_code import code_sums
+from vse.pipeline.workflow import check_targets, dataset_pattern
+from vse.pipeline.workflow import PLANNING
 
 try:
     SETTINGS = presets.load_workflow(config)
@@ -193,7 +194,7 @@ def _phrase_models(wildcards):
 @functools.cache
 def ladder_experiments(dataset):
     """The experiments of a ladder, composed of those that fit together; what does not is said once."""
-    from vse.train.ladder_fit import fitting  # it reads what models take, and imports torch for that
+    from vse.train.named_experiment import fitting  # it reads what models take, and imports torch for that
 
     fits, misfits = resolved(fitting, SETTINGS.ladder or dataset, dataset)
     for name, why in misfits.items():

@@ -9,8 +9,7 @@ import numpy as np
 
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.ranking.localisation import pairwise_iou
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.phrase_lists import mentions
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 
 TYPES = ["people", "clothing", "people/other", "scene"]
 

@@ -16,9 +16,9 @@ import pytest
 from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import Suite
 from tests.train.conftest import COMMAND, assert_same, experiment, state
-from vse.features.cache import open_cache
+from vse.features.cache.feature_cache import open_cache
 from vse.features.cli import main as extract_main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import embed_main, train_main
 from vse.train.run.folder import RunFolder

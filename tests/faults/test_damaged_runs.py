@@ -16,8 +16,8 @@ from tests.faults.damages import DAMAGES, damage, record_use
 from tests.faults.suite import Suite
 from tests.train.adversaries.conftest import SCAN
 from tests.train.conftest import experiment
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnExtractor
 from vse.train.cli import embed_main
 from vse.train.training import train
 

@@ -23,10 +23,10 @@ from tests.hostile import refused
 from tests.pipeline.imported_made import write_photos
 from tests.pipeline.test_import_table import imported
 from vse.features.data_cli import main
-from vse.features.words import read_words
-from vse.pipeline.decoded_limit import check_zip, decoded_stream
+from vse.features.extractors.words import read_words
 from vse.pipeline.errors import UserError
-from vse.pipeline.hdf5_files import open_hdf5, required_data
+from vse.pipeline.files.decoded_limit import check_zip, decoded_stream
+from vse.pipeline.files.hdf5 import open_hdf5, required_data
 
 SMALL = "0.01"  # GB
 N_BYTES = 50_000_000

@@ -20,10 +20,10 @@ from tests.faults.suite import Suite
 from tests.features.test_bundles import files_in
 from tests.features.test_cache import make
 from tests.hostile import LONGEST, hanging_is_an_error
-from vse.features.bundle_fetch import check_bundle, fetch_features
-from vse.features.bundles import pack
-from vse.pipeline import downloads
-from vse.pipeline.downloads import download
+from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
+from vse.features.exchange.bundles import pack
+from vse.pipeline.dataset import downloads
+from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
 
 CHUNK = 1 << 16

@@ -16,9 +16,9 @@ from tests.conftest import TINY_FEATURE
 from tests.faults.suite import Suite
 from vse.eval.cli import eval_main, table_main
 from vse.features.cli import main as extract_main
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.data_cli import main as data_main
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnExtractor
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.pipeline.demo import make_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
@@ -200,8 +200,8 @@ def test_captions_of_another_data_set_are_not_those_of_the_cache_of_the_run(ours
 
 def made_with_encoder_of(ours: Data, theirs: Data, folder: Path) -> Path:
     """A cache of the captions of the other data set by the encoder that was fitted on ours."""
-    from vse.features.caption_extractor import CaptionExtractor, encoder_path
-    from vse.features.extractors.tfidf import TfidfConfig
+    from vse.features.extractors.captions import CaptionExtractor, encoder_path
+    from vse.features.settings.texts import TfidfConfig
 
     out = folder / "demo_tfidf.h5"
     shutil.copy(encoder_path(ours.tfidf), encoder_path(out))

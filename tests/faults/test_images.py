@@ -18,9 +18,9 @@ from tests.hostile import hanging_is_an_error, refused
 from tests.pipeline.imported_made import write_table
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.image_files import BadImage, decode, image_size
-from vse.pipeline.image_hash import perceptual_hash
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.duplicates import perceptual_hash
+from vse.pipeline.files.images import BadImage, decode, image_size
 
 Start = Callable[[str, int], Suite]
 LONG = 30_000

@@ -12,10 +12,9 @@ import numpy as np
 
 from tests.faults.suite import Suite
 from tests.pipeline.imported_made import photo_bytes
-from vse.eval.search.index import build_index, search_index
-from vse.eval.search.index_file import Indexed, ids_sha256, note_file, read_index, write_index
+from vse.eval.search.index import Indexed, build_index, ids_sha256, note_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files.writing import sha256_file
 
 FACTORIES = ("Flat", "IVF4,Flat", "HNSW8", "PCA4,IVF4,SQ8", "PQ4x4", "IVF4,PQ4x4")
 CORPUS = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
@@ -29,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from tests.faults.test_index_files import CORPUS, INDEXED
 from vse.eval.search.index import search_index
-from vse.eval.search.index_file import read_index
+from vse.eval.search.index import read_index
 from vse.pipeline.errors import UserError
 
 for name in sys.argv[1:]:

@@ -29,7 +29,7 @@ MAIN = "vse.features.data_cli:main"
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     libraries = ["datasets"] if find_spec("datasets") else []
-    forks = Forks(["vse.features.data_cli", "vse.features.import_formats", *libraries])
+    forks = Forks(["vse.features.data_cli", "vse.features.exchange.formats", *libraries])
     yield forks
     forks.close()
 

@@ -17,11 +17,11 @@ import torch
 
 from tests.faults.suite import Outcome, Suite
 from tests.features.tiny_text import pooling_module, tiny_bert, with_modules
-from vse.features.backbones import load_backbone
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.text_backbones import load_text_backbone
-from vse.features.transformer import read_transformer
+from vse.features.backbones.networks import load_backbone
+from vse.features.backbones.texts import load_text_backbone
+from vse.features.backbones.transformer import read_transformer
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
 
 CANARY = """

@@ -24,9 +24,9 @@ from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.significance import compare
-from vse.features.extractors import EXTRACTORS
+from vse.features.settings import EXTRACTORS
 from vse.train.training import train
 from vse.train.use.embed import embed_split
 

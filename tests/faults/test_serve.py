@@ -22,7 +22,7 @@ from tests.train.serve.conftest import vectors_run as vectors_run
 # Imports are made once, and each server is a fork. Its address, and then its exit code, are lines of the standard output.
 FORKS = """
 import json, os, sys
-import vse.train.serve.app, vse.train.serve.served, vse.train.serve.server, vse.features.hardware
+import vse.train.serve.app, vse.train.serve.answers, vse.train.serve.server, vse.features.backbones.device
 from vse.train.serve.cli import serve_main
 for line in sys.stdin:
     process = os.fork()

@@ -15,7 +15,7 @@ from tests.hostile import refused_or_done
 from tests.pipeline.imported_made import write_photos
 from tests.pipeline.test_import_table import failures
 from vse.features.data_cli import main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 StartSuite = Callable[[str, int], Suite]
 Row = tuple[str, str, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vse.features.mixture import FLOOR, Mixture
+from vse.features.extractors.mixture import FLOOR, Mixture
 
 
 def as_lists(mixture: Mixture) -> dict:

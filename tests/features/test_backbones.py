@@ -9,10 +9,10 @@ import torch
 import torchvision
 
 from tests.conftest import TINY_FEATURE
-from vse.features.backbones import LayerOutput, load_backbone, weights_sha256
-from vse.features.extractors.cnn import CnnConfig
+from vse.features.backbones.networks import LayerOutput, load_backbone, weights_sha256
+from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files.writing import sha256_file
 
 IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vse.features.batch_norms import fold_batch_norms
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.rows import items_of
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.backbones.networks import fold_batch_norms
+from vse.features.cache.rows import items_of
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -13,20 +13,20 @@ import torch
 from PIL import Image
 from torchvision.ops import roi_align
 
-from vse.features import box_extractor
-from vse.features.backbones import LayerOutput, load_backbone
-from vse.features.box_extractor import BoxesExtractor, cells_per_pixel
-from vse.features.cache import open_cache, verify_cache
+from vse.features.backbones.model_folder import tensors_sha256
+from vse.features.backbones.networks import LayerOutput, load_backbone
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import items_of
 from vse.features.cli import main
-from vse.features.crops import normalized
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.feature_presets import load_feature
-from vse.features.proposals import edge_boxes, read_boxes, ridges, selective_search
-from vse.features.reader import FeatureReader
-from vse.features.rows import items_of
-from vse.features.tensor_hash import tensors_sha256
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
+from vse.features.extractors.cnn import normalized
+from vse.features.extractors.proposals import edge_boxes, read_boxes, ridges, selective_search
+from vse.features.settings import boxes as box_extractor
+from vse.features.settings.images import BoxesConfig
+from vse.features.settings.presets import load_feature
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 VGG = BoxesConfig(

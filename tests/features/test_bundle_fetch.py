@@ -14,12 +14,12 @@ import pytest
 from tests.features.test_bundles import files_in
 from tests.features.test_cache import make
 from tests.served import Server, served
-from vse.features.bundle_fetch import DamagedBundle, check_bundle, fetch_features
-from vse.features.bundles import pack
-from vse.features.cache import open_cache, verify_cache
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.rows import Identity
 from vse.features.data_cli import main
+from vse.features.exchange.bundle_fetch import DamagedBundle, check_bundle, fetch_features
+from vse.features.exchange.bundles import pack
 from vse.features.extraction import verify_sources
-from vse.features.rows import Identity
 from vse.pipeline.errors import UserError
 
 SHARD = "demo_tiny.shards/shard-00001-of-00003.h5"
@@ -210,8 +210,8 @@ def test_several_caches_of_one_data_set_are_one_bundle(tmp_path: Path) -> None:
 
 def renamed(cache: Path, folder: Path) -> Path:
     """A cache made again under the name of its feature."""
-    from vse.features.cache import merge_shards
-    from vse.features.shards import shards_folder
+    from vse.features.cache.feature_cache import merge_shards
+    from vse.features.cache.shards import shards_folder
 
     out = folder / "demo_wide.h5"
     shutil.copytree(shards_folder(cache), shards_folder(out))
@@ -324,7 +324,7 @@ def test_a_server_that_says_no_length_is_not_trusted_with_an_archive(server: Ser
 
 
 def test_a_list_of_gigabytes_is_not_read(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vse.features import bundle_fetch
+    from vse.features.exchange import bundle_fetch
 
     monkeypatch.setattr(bundle_fetch, "_MOST_BYTES", 100)
     with pytest.raises(UserError, match="bytes, and no more than 100 are expected"):

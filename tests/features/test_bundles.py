@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.features.test_cache import make
-from vse.features.bundles import BundleList, pack, read_list
-from vse.features.cache import open_cache
+from vse.features.cache.feature_cache import open_cache
 from vse.features.data_cli import main
+from vse.features.exchange.bundles import BundleList, pack, read_list
 from vse.pipeline.errors import UserError
 
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_packed_is_one_line_and_leaves_nothing(
 
 
 def test_caches_of_several_data_sets_are_no_bundle(made_cache: Path, tmp_path: Path) -> None:
-    from vse.features.rows import Identity
+    from vse.features.cache.rows import Identity
 
     other = make(tmp_path / "x", identity=Identity("birds", "tiny", "image", {}))
     with pytest.raises(UserError, match="is of 'birds', .* of 'demo'; a bundle is of one data set"):
@@ -209,7 +209,7 @@ def test_a_file_that_changes_while_it_is_packed_is_noticed(
     made_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the hashing and the copying, when the progress of the second begins."""
-    from vse.features import bundles
+    from vse.features.exchange import bundles
 
     shard = sorted(made_cache.with_suffix(".shards").glob("*.h5"))[0]
     progress = bundles.progress_bar

@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 import pytest
 
-from vse.features.cache import merge_shards, open_cache, verify_cache
+from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
+from vse.features.cache.rows import Identity, Rows, sha256_bytes
+from vse.features.cache.shards import finished_shard, shard_path, shards_folder, write_shard
 from vse.features.cli import main
-from vse.features.rows import Identity, Rows, sha256_bytes
-from vse.features.shards import finished_shard, shard_path, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 IDENTITY = Identity("demo", "tiny", "image", {"crops": "1c", "seed": 0})

@@ -10,20 +10,18 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from vse.features.cache import open_cache, verify_cache
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import items_of
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.hglmm import HglmmConfig
-from vse.features.extractors.mean_vector import MeanVectorConfig
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.feature_presets import load_feature
-from vse.features.hglmm_encoder import HglmmEncoder, principal_components
-from vse.features.reader import FeatureReader
-from vse.features.rows import items_of
-from vse.features.tfidf_encoder import TfidfEncoder
-from vse.features.words import WordVectors
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.extractors.hglmm import HglmmEncoder, principal_components
+from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.extractors.words import WordVectors
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TfidfConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1}
@@ -67,7 +65,7 @@ def test_tfidf_is_scikit_learn_s_on_the_training_captions(demo: Path, tmp_path: 
 
 
 def test_the_mean_vector_is_a_mean() -> None:
-    from vse.features.mean_vector_encoder import MeanVectorEncoder
+    from vse.features.extractors.tfidf import MeanVectorEncoder
 
     encoder = MeanVectorEncoder(WordVectors(("a", "b"), np.array([[3, 0], [1, 4]], np.float32)))
     found = encoder.encode([["a", "b"], ["b", "x"], ["x"]])

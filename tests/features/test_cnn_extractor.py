@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import failures_path, open_cache
+from vse.features.cache.feature_cache import failures_path, open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import items_of
 from vse.features.cli import main
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.reader import FeatureReader
-from vse.features.rows import items_of
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 SETTINGS = ["model=squeezenet1_1", "layer=features.2", "grid=2", "resize=32", "crop=32", "batch_size=8"]

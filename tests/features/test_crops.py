@@ -6,8 +6,8 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.crops import crops_of, normalized
-from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.cnn import crops_of, normalized
+from vse.features.settings.images import CnnConfig
 
 
 def config(**changes: object) -> CnnConfig:

@@ -13,13 +13,13 @@ import torchvision
 from PIL import Image
 from torchvision.ops import FrozenBatchNorm2d, box_iou
 
-from vse.features.cache import open_cache, verify_cache
-from vse.features.detector import RegionsExtractor, detect, fix_scales, load_detector
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import items_of
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.regions import RegionsConfig
-from vse.features.reader import FeatureReader
-from vse.features.rows import items_of
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.regions import RegionsExtractor, detect, fix_scales, load_detector
+from vse.features.settings.images import RegionsConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 SMALL = RegionsConfig(

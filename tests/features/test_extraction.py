@@ -12,25 +12,20 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import open_cache, verify_cache
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.shards import finished_shard, read_record, shard_path, shards_folder
 from vse.features.cli import main
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors import EXTRACTORS
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.extractor import Extractor
-from vse.features.extractors.hglmm import HglmmConfig
-from vse.features.extractors.mean_vector import MeanVectorConfig
-from vse.features.extractors.regions import RegionsConfig
-from vse.features.extractors.settings import FeatureSettings
-from vse.features.extractors.text import TextConfig
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.shards import finished_shard, read_record, shard_path, shards_folder
-from vse.pipeline import dataset as dataset_module
-from vse.pipeline import input_files, progress
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings import EXTRACTORS
+from vse.features.settings.base import Extractor, FeatureSettings
+from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
+from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
+from vse.pipeline import progress
+from vse.pipeline.dataset import dataset as dataset_module
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import inputs as input_files
 
 CONFIGS: dict[str, FeatureSettings] = {
     "cnn": TINY_FEATURE,

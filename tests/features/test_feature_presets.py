@@ -8,13 +8,13 @@ import timm
 import torch
 from PIL import Image
 
-from vse.features.crops import crops_of, normalized
-from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.cnn import crops_of, normalized
 from vse.features.feature_job import FeatureRequest, extract_feature
-from vse.features.feature_presets import leaves_precision_open, load_feature
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.presets import leaves_precision_open, load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_json
-from vse.pipeline.presets import known_presets
+from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.presets.presets import known_presets
 
 # SHA-256 of the settings that are part of a cache's key: another one would make every such cache of a user stale.
 CONTENT = {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vse.features.gpu_leases import GpuLeases
+from vse.features.backbones.device import GpuLeases
 
 UUIDS = ["a", "b", "c"]
 

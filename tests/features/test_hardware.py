@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vse.features import hardware
-from vse.features.hardware import describe_device, memory_guard, moved, pick_device, use_threads
+from vse.features.backbones import device as hardware
+from vse.features.backbones.device import describe_device, memory_guard, moved, pick_device, use_threads
 from vse.pipeline.errors import UserError
 
 

@@ -27,9 +27,9 @@ from tests.hostile import (
     spoilt_json,
 )
 from vse.features.cli import main
-from vse.features.proposals import read_boxes
+from vse.features.extractors.proposals import read_boxes
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import write_json
+from vse.pipeline.files.writing import write_json
 
 SUITE = "hostile caches"
 

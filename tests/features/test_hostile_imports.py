@@ -21,11 +21,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refused, refused_or_done, spoilt_json
-from vse.features.caption_extractor import encoder_path
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
-from vse.features.words import read_words
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.captions import encoder_path
+from vse.features.extractors.words import read_words
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 SUITE = "hostile imports"

@@ -12,16 +12,16 @@ import torch
 from huggingface_hub import constants
 
 from tests.features.tiny_text import add_tiny_clip, tiny_bert
-from vse.features.backbones import load_backbone, weights_sha256
-from vse.features.cache import open_cache
+from vse.features.backbones.model_folder import download
+from vse.features.backbones.networks import load_backbone, weights_sha256
+from vse.features.backbones.texts import load_text_backbone
+from vse.features.backbones.transformer import read_transformer
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.hub import download
-from vse.features.new_captions import caption_reader
-from vse.features.rows import Item
-from vse.features.text_backbones import load_text_backbone
-from vse.features.transformer import read_transformer
+from vse.features.extractors.text import caption_reader
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
 
 OLD, NEW = "1" * 40, "ab" * 20

@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from vse.features.image_state import images_sha256
+from vse.features.extraction import images_sha256
 
 
 def states(cache: Path) -> list[str]:

@@ -10,10 +10,10 @@ import pytest
 
 from tests.pipeline.imported_made import write_photos, write_table
 from tests.pipeline.test_import_table import failures
-from vse.features.cache import open_cache, verify_cache
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
 from vse.features.data_cli import main
-from vse.features.reader import FeatureReader
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 Fails = Callable[..., str]
 KINDS = ["jsonl", "csv", *(["parquet"] if find_spec("pyarrow") else [])]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vse.features.cache import verify_cache
+from vse.features.cache.feature_cache import verify_cache
+from vse.features.cache.reader import FeatureReader
 from vse.features.data_cli import main
-from vse.features.imported import import_arrays, import_tsv
-from vse.features.reader import FeatureReader
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.exchange.arrays import import_arrays, import_tsv
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 

@@ -13,8 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.mixture import GaussianMixture
 
 from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_gaussian_fisher_vector, slow_step
-from vse.features.extractors.hglmm import MixtureKind
-from vse.features.mixture import (
+from vse.features.extractors.mixture import (
     FLOOR,
     Mixture,
     first_mixture,
@@ -23,6 +22,7 @@ from vse.features.mixture import (
     posteriors,
     power_normalized,
 )
+from vse.features.settings.texts import MixtureKind
 
 
 def samples(n: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -149,7 +149,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     start = first_mixture(data, 3, seed=0)
     whole = fit_mixture(data, start, 4)
     for block in ("_BLOCK", "_MEDIAN_BLOCK", "_RUN"):
-        monkeypatch.setattr(f"vse.features.mixture.{block}", 7)
+        monkeypatch.setattr(f"vse.features.extractors.mixture.{block}", 7)
     assert_same(fit_mixture(data, start, 4), as_lists(whole))
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.features.phrase_words import STOP_WORDS, phrase_words
+from vse.features.settings.captions import STOP_WORDS, phrase_words
 
 
 @pytest.mark.parametrize(

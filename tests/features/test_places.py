@@ -12,15 +12,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.crops import crops_of
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.places import Places
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor, Places, crops_of
+from vse.features.settings.images import CnnConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 SIZES = [(90, 60), (61, 120), (64, 64)]

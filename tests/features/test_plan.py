@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from vse.features.data_cli import main
-from vse.features.plan import EPOCHS, estimated
-from vse.features.plan_rates import load_rates, measured_here
-from vse.pipeline.workflow_jobs import PlannedFile
+from vse.features.plan import EPOCHS, estimated, load_rates, measured_here
+from vse.pipeline.workflow import PlannedFile
 from vse.train.solvers.base import TrainConfig
 
 ROOT = Path(__file__).parents[2]

@@ -20,20 +20,20 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.docs.pages import ROOT
 from tests.features.tiny_text import tiny_bert
-from vse.features.cache import FeatureCache, open_cache, verify_cache
+from vse.features.backbones.precision import has_bf16, instructions_of, precision_on
+from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cli import main
-from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.feature_presets import load_feature
-from vse.features.precision import has_bf16, instructions_of, precision_on
-from vse.features.text_extractor import TextExtractor, rebuild_text_extractor
-from vse.pipeline.presets import known_presets
+from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
+from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.presets.presets import known_presets
 
 CPU = torch.device("cpu")
 AUTO: dict[str, Any] = {**TINY_FEATURE.model_dump(exclude={"name"}), "precision": "auto"}
-ASKED = "import torch; from vse.features.precision import has_bf16; print(has_bf16(torch.device('cpu')))"
+ASKED = "import torch; from vse.features.backbones.precision import has_bf16; print(has_bf16(torch.device('cpu')))"
 needs_bf16 = pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no bf16")
 
 

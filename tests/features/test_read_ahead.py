@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from vse.features.read_ahead import read_ahead
+from vse.features.extractors.images import read_ahead
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.train.data.caches import drop_checksums
-from vse.features.cache import merge_shards, open_cache, verify_cache
-from vse.features.reader import FeatureReader, Regions
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, shard_slice, shards_folder, write_shard
+from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader, Regions
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, shard_slice, shards_folder, write_shard
 from vse.pipeline.errors import UserError
 
 

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.reader import FeatureReader
-from vse.features.region_boxes import RegionBoxes
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
+from vse.features.cache.reader import FeatureReader, RegionBoxes
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.errors import UserError
 
 COUNTS = [3, 0, 2, 5, 1]

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.rows import Kind, TextRows, items_of, row_ids
-from vse.features.shards import shard_slice
-from vse.pipeline import dataset as dataset_module
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.rows import Kind, TextRows, items_of, row_ids
+from vse.features.cache.shards import shard_slice
+from vse.pipeline.dataset import dataset as dataset_module
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 KINDS: list[tuple[Kind, bool, TextRows]] = [
     ("image", False, "captions"),

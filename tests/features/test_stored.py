@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from tests.train.data.caches import drop_checksums
-from vse.features.cache import FeatureCache, merge_shards, open_cache, verify_cache
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
 from vse.features.cli import main
-from vse.features.reader import FeatureReader
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
 from vse.pipeline.errors import UserError
 
 N, DIM = 8, 200_000  # rows of 400,000 bytes: a block holds 2.6 of them

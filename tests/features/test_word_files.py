@@ -7,7 +7,7 @@ import pytest
 
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files.writing import sha256_file
 
 
 def test_a_file_is_known_by_its_bytes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.words import WordVectors, read_words, train_words
+from vse.features.extractors.words import WordVectors, read_words, train_words
 from vse.pipeline.errors import UserError
 
 WORDS = ("a", "dog", "Café", "don't")

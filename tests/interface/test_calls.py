@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import vse
-from vse.calls import as_paths, as_sets, in_python
-from vse.pipeline.presets import with_sets
+from vse.arguments import as_paths, as_sets, in_python
+from vse.pipeline.presets.presets import with_sets
 from vse.train.experiment import ExperimentConfig
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import vse
-from vse.features.cache import open_cache
-from vse.features.reader import FeatureReader
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
 
 
 def slow_rows(file: Path, ids: list[int]) -> list[np.ndarray]:

@@ -19,8 +19,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import changed_bytes
-from vse.pipeline.archives import unpack
 from vse.pipeline.errors import UserError
+from vse.pipeline.files.archives import unpack
 
 GOOD = {"pictures/a.jpg": b"a" * 1000, "pictures/deep/b.jpg": b"b" * 500, "readme.txt": b"not wanted"}
 
@@ -186,7 +186,7 @@ def test_what_a_killed_run_left_is_cleared(tmp_path: Path) -> None:
 ON_A_SMALL_DISK = """
 import resource, sys
 from pathlib import Path
-from vse.pipeline.archives import unpack
+from vse.pipeline.files.archives import unpack
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
 unpack(Path("a.zip"), "pictures", Path("images"), 10**6)
 """

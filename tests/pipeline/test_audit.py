@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image as Picture
 
-from vse.pipeline.audit import published_id
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import Image
+from vse.pipeline.dataset.dataset import Image
+from vse.pipeline.dataset.duplicates import published_id
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.caption_text import letters, matched, moved_spans
-from vse.pipeline.vocabulary import tokenize
+from vse.pipeline.dataset.captions import letters, matched, moved_spans, tokenize
 
 words = st.lists(st.text("ab1-'.", min_size=1, max_size=3), min_size=1, max_size=8)
 

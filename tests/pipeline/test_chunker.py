@@ -12,7 +12,7 @@ import spacy
 from spacy.training import Example
 
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 
 # Words with their parts of speech, the number of each word's head, and how it depends on it.
 PARSED = [

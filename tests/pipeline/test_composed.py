@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.composed import Composed, composed_of
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import is_experiment, load_plan
+from vse.pipeline.presets.presets import is_experiment, load_plan
+from vse.pipeline.presets.schema import Composed, composed_of
 
 WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
 

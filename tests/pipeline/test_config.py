@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from vse.pipeline.config import ExperimentPlan, Settings, SourceFile
+from vse.pipeline.presets.schema import ExperimentPlan, Settings, SourceFile
 
 
 def test_settings_can_neither_be_changed_nor_extended() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from vse.pipeline import cli, input_files
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline import cli
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.sources import check_dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.sources import check_dataset
+from vse.pipeline.files import inputs as input_files
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline import dataset as module
-from vse.pipeline.dataset import SPLITS, Dataset, load_dataset_file
-from vse.pipeline.dataset_columns import columns_file, read_columns, write_columns
-from vse.pipeline.image_arrays import caption_counts, caption_ids, coco_ids, image_ids, images_where
+from vse.pipeline.dataset import dataset as module
+from vse.pipeline.dataset.columns import (
+    caption_counts,
+    caption_ids,
+    coco_ids,
+    columns_file,
+    image_ids,
+    images_where,
+    read_columns,
+    write_columns,
+)
+from vse.pipeline.dataset.dataset import SPLITS, Dataset, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
 

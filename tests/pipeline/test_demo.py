@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vse.pipeline.cli import demo_command
-from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
-from vse.pipeline.demo_captions import SYNONYMS, write_captions
+from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.demo import DEFAULT_IMAGES, SYNONYMS, make_demo, write_captions
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
-from vse.pipeline.vocabulary import tokenize
 
 SEEDS = st.integers(0, 2**32)
 

@@ -21,13 +21,13 @@ from PIL import Image
 
 from tests.pipeline.entities_made import annotation, thing, write_photo
 from tests.served import Server, served
-from vse.pipeline import downloads
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.downloads import download
+from vse.pipeline.dataset import downloads
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
-from vse.pipeline.locks import PLACE
-from vse.pipeline.presets import load_dataset
+from vse.pipeline.files.writing import PLACE
+from vse.pipeline.presets.presets import load_dataset
 
 CHUNK = 1 << 16
 CONTENT = random.Random(0).randbytes(10 * CHUNK + 17)

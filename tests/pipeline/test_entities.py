@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.pipeline.entities_made import annotation, thing
-from vse.pipeline.entities import (
+from vse.pipeline.dataset.entities import (
     MarkedCaption,
     MarkedPhrase,
     read_annotation,

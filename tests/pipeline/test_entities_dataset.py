@@ -11,9 +11,9 @@ import pytest
 
 from tests.pipeline.entities_made import annotation, thing, write_entities, write_photo
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrases import Phrase
 
 CAPTIONS = {
     "11": "[/EN#7/people Two dogs] run .\n[/EN#0/notvisual It] is [/EN#8/scene a t-shirt 's sea] .",
@@ -295,7 +295,7 @@ def test_sources_that_are_not_there_are_said_with_where_to_get_them(tmp_path: Pa
 
 
 def test_a_drawn_data_set_has_no_sources() -> None:
-    from vse.pipeline.sources import published_dataset
+    from vse.pipeline.dataset.sources import published_dataset
 
     with pytest.raises(UserError, match="'demo' has no published files"):
         published_dataset("demo")

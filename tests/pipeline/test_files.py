@@ -16,8 +16,8 @@ import pytest
 
 from vse.pipeline.demo import make_demo
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import clear_temporaries, read_json, write_bytes, write_json
-from vse.pipeline.outputs import OutputKind, check_out
+from vse.pipeline.files.outputs import OutputKind, check_out
+from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_json
 
 ANYTHING = OutputKind("anything", lambda _: True)
 
@@ -62,7 +62,7 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from vse.pipeline.files import written
+from vse.pipeline.files.writing import written
 with written(Path(sys.argv[1]), sync=sys.argv[2] == "sync") as stream:
     stream.write(b"half")
     stream.flush()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.id_rows import IdRows
+from vse.pipeline.dataset.columns import IdRows
 
 IDS = st.integers(-(2**63), 2**63 - 1)
 

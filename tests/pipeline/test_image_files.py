@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vse.pipeline.image_files import BadImage, decode, image_size
+from vse.pipeline.files.images import BadImage, decode, image_size
 
 
 def noise(width: int, height: int) -> Image.Image:

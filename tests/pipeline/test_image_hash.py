@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFilter
 
 from tests.hostile import NOT_FILES
-from vse.pipeline import image_hash
-from vse.pipeline.image_files import BadImage
-from vse.pipeline.image_hash import N_BITS, NEAR, near_pairs, perceptual_hash
+from vse.pipeline.dataset import duplicates as image_hash
+from vse.pipeline.dataset.duplicates import N_BITS, NEAR, near_pairs, perceptual_hash
+from vse.pipeline.files.images import BadImage
 
 
 def photo(seed: int, size: tuple[int, int] = (300, 200)) -> Image.Image:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
 from vse.features.data_cli import main
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.imported_rows import GatheredRows, ImportedRow, ImportSettings
+from vse.pipeline.imports.rows import GatheredRows, ImportedRow, ImportSettings
 
 Fails = Callable[..., str]
 FORMATS = ["csv", "tsv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])]

@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.imported_made import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
-from vse.pipeline.locks import PLACE
+from vse.pipeline.files.writing import PLACE
 
 Fails = Callable[..., str]
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from tests.conftest import TINY_FEATURE
 from tests.hostile import refused
 from vse.features.cli import main as extract_main
-from vse.pipeline.image_files import BadImage, decode
+from vse.pipeline.files.images import BadImage, decode
 
 JPEG: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("RGB", {}),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import known_presets, load_ladder
+from vse.pipeline.presets.presets import known_presets, load_ladder
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import Caption, Dataset, Image
-from vse.pipeline.leaks import caption_report
+from vse.pipeline.dataset.dataset import Caption, Dataset, Image
+from vse.pipeline.dataset.duplicates import caption_report
 
 
 def data(folder: Path, images: Mapping[str, tuple[str, Sequence[str]]], name: str = "mine") -> Path:

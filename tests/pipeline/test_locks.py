@@ -17,17 +17,17 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import COMMAND
+from vse.features.cache.shards import shard_path
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
-from vse.features.shards import shard_path
 from vse.pipeline.errors import UserError
-from vse.pipeline.locks import only_writer
+from vse.pipeline.files.writing import only_writer
 from vse.train.cli import train_main
 
 HOLD = """
 import sys
 from pathlib import Path
-from vse.pipeline.locks import only_writer
+from vse.pipeline.files.writing import only_writer
 with only_writer(Path(sys.argv[1]), folder=sys.argv[2] == "folder"):
     print("held", flush=True)
     sys.stdin.read()

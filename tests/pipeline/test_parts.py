@@ -6,8 +6,8 @@ import pytest
 from pydantic import SerializeAsAny, ValidationError
 
 from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
-from vse.pipeline.config import Settings
-from vse.pipeline.parts import Registry, default_part, group_of, part_of, registry_of
+from vse.pipeline.presets.parts import Registry, default_part, group_of, part_of, registry_of
+from vse.pipeline.presets.schema import Settings
 
 
 def test_a_part_is_given_by_its_name_by_its_settings_or_as_itself() -> None:

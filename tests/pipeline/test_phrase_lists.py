@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.phrase_lists import mentions, phrase_texts
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrases import Phrase
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 PHRASE = {"first_token": 1, "n_tokens": 2, "chain": "1147", "types": ["people"], "boxes": [[0, 2, 30.5, 40]]}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.plain_text import csv_cell, printable
+from vse.pipeline.errors import csv_cell, printable
 
 
 @given(text=st.text() | st.text(alphabet="\x1b[]0123456789;mHJK\x07\x9b\\ \t\r\nab"))

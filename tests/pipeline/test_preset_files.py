@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.preset_files import described_presets, known_presets, preset_layers, read_yaml
-from vse.pipeline.presets import load_plan, read_preset
+from vse.pipeline.presets.preset_files import described_presets, known_presets, preset_layers, read_yaml
+from vse.pipeline.presets.presets import load_plan, read_preset
 
 Write = Callable[[str, str], Path]
 FAMILY = """

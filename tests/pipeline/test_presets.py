@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import Field, SerializeAsAny
 
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
-from vse.pipeline import presets
-from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
-from vse.pipeline.parts import part_of
+from vse.pipeline.presets import presets
+from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.schema import Settings
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
 NAMES, VALUES = st.sampled_from(list(DRINKS)), st.integers(1, 9)

@@ -15,7 +15,7 @@ import pytest
 import vse
 from tests.train.conftest import COMMAND
 from vse.eval.cli import eval_main
-from vse.pipeline.provenance import code, described_code, made
+from vse.pipeline.command import code, described_code, made
 from vse.train.cli import embed_main, report_main, search_main, train_main
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

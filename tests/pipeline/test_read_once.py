@@ -14,11 +14,11 @@ import pytest
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols import evaluate
-from vse.features import shards
-from vse.features.imported import import_arrays
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache import shards
+from vse.features.exchange.arrays import import_arrays
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import ReadOnce, Watched, read_by_name
+from vse.pipeline.files.inputs import ReadOnce, Watched, read_by_name
 
 RNG = np.random.default_rng(0)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.targets import check_targets
+from vse.pipeline.workflow import check_targets
 
 
 @pytest.mark.parametrize(

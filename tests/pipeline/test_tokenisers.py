@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vse.pipeline.cli import main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.captions import TOKENISERS, nltk_words, tokenize, unicode_words
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.tokenisers import TOKENISERS, nltk_words, unicode_words
-from vse.pipeline.vocabulary import tokenize
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 HERE = [name for name in TOKENISERS if name != "nltk" or find_spec("nltk")]

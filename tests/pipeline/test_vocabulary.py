@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vse.pipeline.dataset.captions import END, START, UNKNOWN, Vocabulary, tokenize
 from vse.pipeline.errors import UserError
-from vse.pipeline.vocabulary import END, START, UNKNOWN, Vocabulary, tokenize
 
 WORDS = st.lists(st.lists(st.sampled_from(["dog", "cat", "a", "the", "<unk>", "élan"]), max_size=6), max_size=12)
 

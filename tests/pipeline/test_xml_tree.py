@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vse.pipeline.dataset.entities import DEEPEST, LARGEST, Element, read_xml
 from vse.pipeline.errors import UserError
-from vse.pipeline.xml_tree import DEEPEST, LARGEST, Element, read_xml
 
 LAUGHS = '<!DOCTYPE a [<!ENTITY l0 "ha">{}]><a>&l9;</a>'.format(
     "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 10))

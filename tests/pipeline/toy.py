@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from vse.pipeline.config import Settings
-from vse.pipeline.parts import Registry, part_of
+from vse.pipeline.presets.parts import Registry, part_of
+from vse.pipeline.presets.schema import Settings
 
 
 class Drink(Settings):

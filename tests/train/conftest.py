@@ -15,13 +15,13 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.train.phrases.some_regions import Caches, make_caches, small
-from vse.features.cache import merge_shards
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.cache.feature_cache import merge_shards
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.texts import TfidfConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
@@ -84,7 +84,7 @@ def regions(demo: Path) -> Path:
 @pytest.fixture(scope="session")
 def tfidf(demo: Path, cache: Path) -> Path:
     """A cache of TF-IDF vectors of the demo's captions, beside that of its images. Read only."""
-    from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
+    from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 
     config = TfidfConfig(name="tfidf", min_count=2)
     out = cache.with_name("demo_tfidf.h5")

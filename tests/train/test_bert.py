@@ -22,10 +22,10 @@ from tests.train.run.test_processes import assert_close
 from tests.train.use.searching import printed
 from tests.transformers_made import make_bert, word_pieces
 from vse.eval.cli import eval_main
-from vse.features.transformer import read_transformer
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.backbones.transformer import read_transformer
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, train_main
-from vse.train.data.tokens import TokenNumbers
+from vse.train.data.captions import TokenNumbers
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from tests.train.conftest import COMMAND
 from vse.eval.cli import eval_main, table_main
-from vse.features.shards import shards_folder
-from vse.pipeline.preset_files import described_presets
+from vse.features.cache.shards import shards_folder
+from vse.pipeline.presets.preset_files import described_presets
 from vse.train.cli import embed_main, train_command, train_main
 
 

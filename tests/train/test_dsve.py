@@ -13,10 +13,10 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import assert_same, experiment, state, weights
 from vse.eval.files.embeddings import read_embeddings
-from vse.features.cache import open_cache
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import changed_fields, known_presets, load_plan
+from vse.pipeline.presets.presets import changed_fields, known_presets, load_plan
 from vse.train.experiment import load_experiment
 
 CCA = ["solver=cca", "model.image_encoder=branch", "model.image_encoder.widths=[4]", "caption_feature=tfidf"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import SETS
-from vse.features.feature_presets import load_feature
-from vse.pipeline.composed import composed_of
+from vse.features.settings.presets import load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import known_presets, load_ladder
+from vse.pipeline.presets.presets import known_presets, load_ladder
+from vse.pipeline.presets.schema import composed_of
 from vse.train.experiment import load_experiment
-from vse.train.ladder_fit import fitting, misfit
+from vse.train.named_experiment import fitting, misfit
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 

@@ -15,9 +15,9 @@ import torch
 import yaml
 
 from tests.train.conftest import COMMAND, experiment
-from vse.pipeline import own_code
 from vse.pipeline.errors import UserError
-from vse.pipeline.own_code import CodeRefused, code_allowed
+from vse.pipeline.presets import own_code
+from vse.pipeline.presets.own_code import CodeRefused, code_allowed
 from vse.train.cli import embed_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.max_of_hinges import MaxOfHinges

@@ -12,9 +12,9 @@ import yaml
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.backbones.precision import has_bf16
 from vse.features.extraction import extract_shards, merge
-from vse.features.precision import has_bf16
+from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
 from vse.train.cli import train_main
 from vse.train.experiment import changed_settings, load_experiment
@@ -22,7 +22,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.training import train
-from vse.train.use.opened_run import RunPlaces, open_run
+from vse.train.use.trained_run import RunPlaces, open_run
 
 AUTO, SHORT = "train.precision=auto", "train.epochs=1"
 needs_bf16 = pytest.mark.skipif(not has_bf16(torch.device("cpu")), reason="this processor has no bf16")

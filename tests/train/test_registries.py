@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.adversaries import ADVERSARIES
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.samplers import SAMPLERS

@@ -13,10 +13,10 @@ from tests.eval.slow_ranks import slow_ranks
 from tests.train.adversaries.conftest import SCAN
 from tests.train.conftest import experiment
 from tests.train.models.similarities.test_scan import slow_score
-from vse.features.cache import merge_shards
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import merge_shards
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.models.similarities.scan import ScanSettings
 from vse.train.run.folder import RunFolder

@@ -17,7 +17,7 @@ from tests.train.conftest import SETS, assert_same, experiment, state, weights
 from tests.train.solvers.test_resume import train_with_stops
 from tests.train.use.searching import printed
 from vse.eval.cli import eval_main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.models.similarities.todnet import TodNetSettings

@@ -15,7 +15,7 @@ import pytest
 from tests.train.conftest import SETS, assert_same, state, table
 from tests.train.toy_similarity import ToySettings
 from vse.eval.cli import eval_main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment

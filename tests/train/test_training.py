@@ -22,7 +22,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing, Extras
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
-from vse.train.solvers.negatives import COLUMNS
+from vse.train.solvers.epochs import COLUMNS
 from vse.train.training import train
 from vse.train.use.embed import load_run
 

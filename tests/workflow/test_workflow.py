@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
-from vse.features.cache import open_cache
-from vse.features.precision import has_bf16
-from vse.features.truth_boxes import check_truths
+from vse.features.backbones.precision import has_bf16
+from vse.features.cache.feature_cache import open_cache
+from vse.features.extractors.proposals import check_truths
 
 ROOT = Path(__file__).parents[2]
 DEMO = """

@@ -6,7 +6,7 @@ returns a network that makes the batches of a task harder and is trained against
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.adversaries.base import AdversarySettings
 
 ADVERSARIES: Registry[AdversarySettings] = Registry(

@@ -12,11 +12,21 @@ from jaxtyping import Bool, Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.features.backbones import autocast
-from vse.features.hardware import moved
+from vse.features.backbones.device import moved
+from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
-from vse.train.adversaries.base import Adversary, Opponent, Round
-from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
+from vse.train.adversaries.base import (
+    Adversary,
+    Baseline,
+    Inference,
+    Opponent,
+    ReinforceSettings,
+    Round,
+    Turn,
+    draw,
+    measured,
+    surrogate,
+)
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.kinds import Encoded, Kind

@@ -10,8 +10,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from vse.pipeline.errors import UserError
-from vse.train.adversaries.base import Adversary, Opponent, Round
-from vse.train.adversaries.reinforce import Baseline, Inference, ReinforceSettings, Turn, draw, measured, surrogate
+from vse.train.adversaries.base import (
+    Adversary,
+    Baseline,
+    Inference,
+    Opponent,
+    ReinforceSettings,
+    Round,
+    Turn,
+    draw,
+    measured,
+    surrogate,
+)
 from vse.train.kinds import Kind
 from vse.train.losses.base import Batch, Cost, Objective, Ranking
 from vse.train.models.build import Model

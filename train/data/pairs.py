@@ -11,10 +11,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache import FeatureCache
-from vse.pipeline.dataset import Caption, Dataset, Image
+from vse.features.cache.feature_cache import FeatureCache
+from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, images_where
+from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_arrays import caption_counts, caption_ids, coco_ids, image_ids, images_where
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import EvaluationImages
 

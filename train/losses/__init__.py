@@ -12,9 +12,9 @@ single pairs derives from :class:`vse.train.losses.pair_loss.PairLoss`.
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.losses.base import Loss
-from vse.train.losses.own_function import loss_of_function
+from vse.train.losses.ranking import loss_of_function
 
 LOSSES: Registry[Loss] = Registry(
     "loss",
@@ -27,6 +27,6 @@ LOSSES: Registry[Loss] = Registry(
         "spectrum": "vse.train.losses.spectrum_of_hinges:SpectrumOfHinges",
         "infonce": "vse.train.losses.infonce:InfoNce",
         "sigmoid": "vse.train.losses.sigmoid:Sigmoid",
-        "logistic": "vse.train.losses.logistic:Logistic",
+        "logistic": "vse.train.losses.pair_loss:Logistic",
     },
 )

@@ -1,22 +1,81 @@
-"""What all losses share: their settings, the batch that they see, and the cost that they give."""
+"""What all losses share: their settings, the batch that they see, and the cost that they give.
+
+The hinge costs that the ranking losses sum up or take the highest of.
+
+The temperature, and the bias, that a loss learns together with the model.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor, nn
 
-from vse.pipeline.config import Settings
+from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded
-from vse.train.losses.learned_scale import LearnedScale
 from vse.train.models.similarities.base import Similarity, SimilaritySettings
+
+
+def hinge_costs(
+    scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"], margin: float
+) -> Float[Tensor, "n m"]:
+    """The cost [margin - s(q, positive) + s(q, c)]+ of every query q (row) and negative c (column), 0 elsewhere."""
+    return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
+
+
+def highest(costs: Float[Tensor, "n m"], settings: Loss) -> Float[Tensor, ""]:
+    """The ``k`` highest costs of each row: their sum, or with the reduction ``mean_topk`` their mean over all rows."""
+    top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
+    return top.mean() if settings.reduction == "mean_topk" else top.sum()
+
+
+class LearnedScale(nn.Module):
+    """Logits exp(log_scale) s + bias of scores s; both numbers are learned, in float32.
+
+    The scale is learned by its logarithm, so that it stays positive (CLIP: Radford et al., 2021, section 2.3; SigLIP: Zhai
+    et al., 2023, Algorithm 1).
+
+    Parameters
+    ----------
+    temperature : 1 / scale at the start
+    bias : at the start; None: there is none
+    least : the temperature is held at this or above; None: it is not held
+    """
+
+    def __init__(self, temperature: float, bias: float | None = None, least: float | None = None) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature), dtype=torch.float32))
+        self.bias = None if bias is None else nn.Parameter(torch.tensor(bias, dtype=torch.float32))
+        self._highest = math.inf if least is None else -math.log(least)
+
+    def forward(self, scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        logits = in_full_precision(scores) * self.log_scale.exp()
+        return logits if self.bias is None else logits + self.bias
+
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Hold the temperature at its least; called after each step."""
+        self.log_scale.clamp_(max=self._highest)
+
+    def values(self) -> dict[str, float]:
+        """The temperature and, if there is one, the bias."""
+        temperature = {"temperature": math.exp(-self.log_scale.item())}
+        return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
+
+
+def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Scores in float32 at least."""
+    return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+
 
 Numbers = NDArray[np.int64]
 

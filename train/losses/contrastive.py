@@ -10,10 +10,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.train.losses.base import Batch, Cost, LossUse, Objective, Ranking
-from vse.train.losses.block_costs import BlockCost, block_costs
-from vse.train.losses.learned_scale import LearnedScale, in_full_precision
-from vse.train.losses.ranking import RankingLoss
+from vse.train.losses.base import Batch, Cost, LearnedScale, LossUse, Objective, Ranking, in_full_precision
+from vse.train.losses.ranking import BlockCost, RankingLoss, block_costs
 from vse.train.models.similarities.base import Similarity
 
 

@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.train.losses.base import Loss
-from vse.train.losses.hinges import highest
+from vse.train.losses.base import Loss, highest
 
 
 def neighbourhood(

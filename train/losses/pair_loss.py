@@ -1,14 +1,18 @@
-"""Losses of single pairs, each positive or negative."""
+"""Losses of single pairs, each positive or negative.
+
+The logistic loss of single pairs, by which the similarity network learns.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from vse.train.losses.base import Batch, Cost, Loss, Numbers, Objective
 from vse.train.models.similarities.base import Similarity
@@ -53,3 +57,12 @@ def balanced_pairs(image_of: Numbers, rng: np.random.Generator) -> tuple[Numbers
     drawn = rng.integers(0, np.maximum(1, n_wrong))[rows]
     wrong = order[drawn + counts[number][rows] * (drawn >= firsts[rows])]
     return np.concatenate([rows, rows]), np.concatenate([rows, wrong])
+
+
+class Logistic(PairLoss):
+    """log(1 + exp(-z p)) of scores p and labels z = +1 (positive pair) or -1 (negative pair) (two-branch paper, Eq. 7)."""
+
+    name: Literal["logistic"] = "logistic"
+
+    def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+        return softplus(-labels * scores).sum()

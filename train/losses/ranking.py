@@ -1,18 +1,99 @@
-"""Losses of rankings: of each query, how its positive scores among its negatives, for images and for captions as queries."""
+"""Losses of rankings: of each query, how its positive scores among its negatives, for images and for captions as queries.
+
+Costs of the scores of all images with all captions of a batch, a block of images at a time, in memory for one block.
+
+A loss from a plain function of a user's own, whose further parameters are its settings.
+"""
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import create_model
 from torch import Tensor, nn
 
+from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, select
 from vse.train.losses.base import Batch, Cost, Loss, Objective, Ranking
 from vse.train.losses.neighbourhood import neighbourhood, related
 from vse.train.models.similarities.base import Scores, Similarity
+
+# What a block costs; a number for each column, or none; and a number that is summed up without gradients.
+BlockCost = tuple[Float[Tensor, ""], Float[Tensor, " m"], Float[Tensor, ""]]
+OfRows = Callable[[Tensor, Tensor, int], BlockCost]
+
+
+class BlockCosts(NamedTuple):
+    """The summed cost of all blocks, what each has for each column, and the sum of the numbers without gradients."""
+
+    cost: Float[Tensor, ""]
+    columns: Float[Tensor, "n_blocks m"]
+    total: Float[Tensor, ""]
+
+
+def block_costs(
+    of_rows: OfRows,
+    size: int,
+    images: Float[Tensor, "n dim"],
+    captions: Float[Tensor, "m dim"],
+    *parameters: nn.Parameter,
+) -> BlockCosts:
+    """Costs of ``size`` images at a time with all captions; the backward pass computes each block again (Chen et al., 2016).
+
+    Parameters
+    ----------
+    of_rows : from some images, all captions and the number of the first of these images to what they cost; it depends on
+        nothing else that has gradients but ``parameters``
+    size : images of a block
+    images, captions : embeddings
+    parameters : what else there are gradients of
+    """
+    return BlockCosts(*_ByBlocks.apply(of_rows, size, images, captions, *parameters))
+
+
+class _ByBlocks(torch.autograd.Function):
+    """No block leaves anything behind but its numbers, in memory that is taken once: what lives on between large blocks that
+    come and go would keep an allocator from using their memory for the next ones.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, of_rows: OfRows, size: int, images: Tensor, captions: Tensor, *parameters: Tensor) -> Any:
+        ctx.save_for_backward(images, captions, *parameters)
+        ctx.of_rows, ctx.size = of_rows, size
+        cost, total = images.new_zeros(()), images.new_zeros(())
+        columns = images.new_empty(0, 0)
+        for number, start in enumerate(range(0, len(images), size)):
+            of_block, of_columns, more = of_rows(images[start : start + size], captions, start)
+            if not number:
+                columns = of_columns.new_empty(-(-len(images) // size), len(of_columns))
+            columns[number] = of_columns
+            cost += of_block
+            total += more
+        ctx.mark_non_differentiable(total)
+        return cost, columns, total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        images, captions, *parameters = ctx.saved_tensors
+        of_cost, of_columns = upstream[:2]
+        gradients = [torch.zeros_like(part) for part in (images, captions, *parameters)]
+        whole = captions.detach().requires_grad_()
+        for number, start in enumerate(range(0, len(images), ctx.size)):
+            rows = slice(start, start + ctx.size)
+            with torch.enable_grad():
+                some = images[rows].detach().requires_grad_()
+                cost, columns, _ = ctx.of_rows(some, whole, start)
+                weighed = of_cost * cost + (of_columns[number] * columns).sum()
+            own, *others = torch.autograd.grad(weighed, [some, whole, *parameters], materialize_grads=True)
+            gradients[0][rows] = own
+            for total, gradient in zip(gradients[1:], others, strict=True):
+                total += gradient
+        return None, None, *gradients
 
 
 class RankingLoss(Loss):
@@ -134,3 +215,49 @@ def _sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tenso
         (loss.lambda4, batch.captions, torch.arange(len(image_of), device=device), image_of),
     ]
     return [side for side in sides if side[0]]
+
+
+_GIVEN = ("scores", "positives", "negatives")
+
+
+class OwnFunction(RankingLoss):
+    """The function of a user's own as the cost of one direction."""
+
+    function: ClassVar[Callable[..., Tensor]]
+    passed: ClassVar[tuple[str, ...]]
+
+    def cost(
+        self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
+    ) -> Float[Tensor, ""]:
+        settings = {name: getattr(self, name) for name in self.passed}
+        return type(self).function(scores, positives, negatives, **settings)
+
+
+def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
+    """The loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
+
+    Each further parameter is a setting: one of every loss, such as ``margin``, or a new one with the default that it has.
+    :class:`UserError` if the function cannot be called so.
+    """
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if inspect.isfunction(function) else "code"
+    parameters = list(inspect.signature(function).parameters.values())
+    plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    further = parameters[len(_GIVEN) :]
+    if len(parameters) < len(_GIVEN) or any(one.kind not in plain for one in further):
+        raise UserError(f"{place}: a loss is a function of {', '.join(_GIVEN)} and of settings by name")
+    fields: dict[str, Any] = {}
+    for one in further:
+        if one.default is not inspect.Parameter.empty:
+            fields[one.name] = (_type_of(function, one), one.default)
+        elif one.name not in Loss.model_fields:
+            raise UserError(f"{place}: the setting {one.name!r} of this loss needs a default")
+    made = create_model(function.__name__, __base__=OwnFunction, __module__=function.__module__, **fields)
+    made.__doc__ = function.__doc__ or OwnFunction.__doc__
+    made.function, made.passed = function, tuple(one.name for one in further)
+    return made
+
+
+def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of a setting: what the function says, else that of its default."""
+    kind = get_type_hints(function).get(parameter.name, type(parameter.default))
+    return float if kind is int and isinstance(parameter.default, float) else kind

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.base import hinge_costs
 from vse.train.losses.ranking import RankingLoss
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.train.losses.hinges import hinge_costs
+from vse.train.losses.base import hinge_costs
 from vse.train.losses.ranking import RankingLoss
 
 

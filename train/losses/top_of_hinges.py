@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vse.train.losses.hinges import highest, hinge_costs
+from vse.train.losses.base import highest, hinge_costs
 from vse.train.losses.ranking import RankingLoss
 
 

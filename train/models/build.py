@@ -9,10 +9,10 @@ from jaxtyping import Float, Int
 from pydantic import Field, PositiveInt, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from vse.features.transformer import Transformer
-from vse.pipeline.config import Settings
+from vse.features.backbones.transformer import Transformer
 from vse.pipeline.errors import UserError
-from vse.pipeline.parts import part_of
+from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind, whole_sets
 from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
 from vse.train.models.encoders.base import EncoderSettings, Sizes, unit_length

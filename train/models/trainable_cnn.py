@@ -9,8 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.cnn_extractor import CnnExtractor
-from vse.features.crops import normalized
+from vse.features.extractors.cnn import CnnExtractor, normalized
 
 
 class TrainableCnn(nn.Module):

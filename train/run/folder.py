@@ -25,16 +25,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
-from vse.features.transformer import Transformer
+from vse.features.backbones.transformer import Transformer
+from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
-from vse.pipeline.input_files import is_path, reading, reason_of
-from vse.pipeline.outputs import OutputKind, check_out, json_kind, text_kind
-from vse.pipeline.own_code import CodeRefused, code_of_run
-from vse.pipeline.parts import own_codes
-from vse.pipeline.preset_files import read_yaml
-from vse.pipeline.read_once import ReadOnce, read_recorded
-from vse.pipeline.vocabulary import Vocabulary
+from vse.pipeline.files.inputs import ReadOnce, is_path, read_recorded, reading, reason_of
+from vse.pipeline.files.outputs import OutputKind, check_out, json_kind, text_kind
+from vse.pipeline.files.writing import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
+from vse.pipeline.presets.own_code import CodeRefused, code_of_run
+from vse.pipeline.presets.parts import own_codes
+from vse.pipeline.presets.preset_files import read_yaml
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
 
@@ -107,7 +106,7 @@ class RunFolder:
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with.
 
-        :class:`vse.pipeline.own_code.CodeRefused` if they name code that may not run, or is not what it was.
+        :class:`vse.pipeline.presets.own_code.CodeRefused` if they name code that may not run, or is not what it was.
         """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")

@@ -1,26 +1,63 @@
-"""What a run is made from: its caches and data set, opened and checked, and how they are recognised later."""
+"""What a run is made from: its caches and data set, opened and checked, and how they are recognised later.
+
+Word embeddings that start from a file of word vectors.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vse.features.backbone_cache import backbone_of, captions_beside
-from vse.features.cache import FeatureCache, open_cache
-from vse.features.cache_data import check_data, check_same_photos, data_sums
-from vse.features.rows import TextRows
-from vse.features.text_rows import check_text_rows
-from vse.features.transformer import Transformer
+import numpy as np
+import torch
+
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache, open_cache
+from vse.features.cache.reader import check_text_rows
+from vse.features.cache.rows import TextRows
+from vse.features.data_checks import check_data, check_same_photos, data_sums
+from vse.features.exchange.embeddings import backbone_of, captions_beside
+from vse.features.extractors.words import read_words
 from vse.features.word_files import word_file_sha256
-from vse.pipeline.config import ExperimentPlan
-from vse.pipeline.dataset import Dataset
+from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
+from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.read_once import ReadOnce
+from vse.pipeline.files.inputs import ReadOnce
+from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.kinds import Kind, kind_of_rows
+from vse.train.models.build import Model
 from vse.train.models.encoders.base import EncoderSettings
+from vse.train.models.encoders.word_reader import WordReader
 from vse.train.run.folder import RunFolder, relative_path
+
+log = logging.getLogger(__name__)
+
+
+def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
+    """The word embeddings of ``model`` start from the vectors of ``file``; says how many words it lacks.
+
+    :class:`UserError` if the model reads no words, if its word embeddings are of another length, or if no word has a vector.
+    """
+    encoder = model.caption_encoder
+    if not isinstance(encoder, WordReader):
+        raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
+    known = read_words(file).only(vocabulary.words, 0)
+    dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
+    if dim != expected:
+        raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")
+    n_words = len(vocabulary) - len(SPECIAL_TOKENS)
+    n_known = len(set(known.words) - set(SPECIAL_TOKENS))
+    if not n_known:
+        raise UserError(f"{file}: not one word of the captions has a vector; is it of this language and case?")
+    vectors, there = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
+    for row, word in enumerate(vocabulary.words):
+        if word in known.rows:
+            vectors[row], there[row] = known.vectors[known.rows[word]], True
+    encoder.start_words(torch.from_numpy(vectors), torch.from_numpy(there))
+    log.info("%s: vectors of %d of %d words; the other %d start at random", file, n_known, n_words, n_words - n_known)
 
 
 @dataclass(frozen=True)

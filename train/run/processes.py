@@ -3,14 +3,20 @@
 Every process computes the loss of the whole batch from the gathered embeddings, so negatives are global, and sends
 gradients back through its own share alone. Summed over processes, these are the gradients of one process with the whole
 batch. Started by ``torchrun``; without it there is one process, and nothing here communicates.
+
+Ctrl-C and SIGTERM end a training after the step at hand, so that a checkpoint can be written first.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -18,9 +24,63 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, distributed, nn
 
-from vse.features.hardware import pick_device
+from vse.features.backbones.device import pick_device
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, padded
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingFailed(UserError):
+    """A training ended before its time; ``state`` is what ``run.json`` says then: ``diverged`` or ``collapsed``."""
+
+    def __init__(self, message: str, state: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class StopNow(Exception):
+    """A signal came where nothing is lost by stopping at once."""
+
+
+class Interruption:
+    """Remembers the first signal; a second one is obeyed at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._at_once = False
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Catch both signals meanwhile. Only a main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """In this block a signal raises :class:`StopNow` at once."""
+        self._at_once = True
+        try:
+            if self.signal is not None:
+                raise StopNow
+            yield
+        finally:
+            self._at_once = False
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        if self._at_once:
+            raise StopNow
+
 
 _CPU = torch.device("cpu")
 _PATIENCE = timedelta(hours=6)  # the others wait while the first one validates

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vse.pipeline.config import ExperimentPlan
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets import changed_fields
-from vse.pipeline.read_once import read_recorded
+from vse.pipeline.files.inputs import read_recorded
+from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.run.folder import RunFolder
 
 log = logging.getLogger(__name__)

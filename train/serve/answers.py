@@ -1,12 +1,70 @@
-"""What several runs find for a query, as JSON for scripts and as columns for the page."""
+"""Runs that answer queries side by side, and the photos of their data set by id.
+
+Decode photographs, and large ones one at a time.
+
+What several runs find for a query, as JSON for scripts and as columns for the page.
+"""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from threading import BoundedSemaphore, Lock
 from typing import Any
 
-from vse.train.serve.served import RunAnswer, ServedRuns
+from PIL import Image
+
+from vse.eval.report.pages import small_jpeg
+from vse.eval.search.top_k import Attention, SearchHit
+from vse.pipeline.dataset.dataset import Dataset
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.images import MAX_PIXELS, BadImage, decode, pixel_count, read_bytes
+from vse.train.use.embed import TrainedRun
 from vse.train.use.queries import Query
+from vse.train.use.search import load_searched
+from vse.train.use.searcher import Searcher, SearchOptions
+from vse.train.use.trained_run import RunPlaces
+
+LARGE = 10_000_000  # pixels
+DECODING = Lock()  # held while a large photograph is decoded
+_places = BoundedSemaphore(2)  # one photograph is decoded and one waits: other threads answer other queries
+
+
+class TooManyLargePhotos(UserError):
+    """A large photograph is decoded already, and another one waits."""
+
+
+def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Return a photograph as :func:`vse.pipeline.files.images.decode` does, and only one large photograph at a time.
+
+    Raises :class:`BadImage` if it is not a readable image, or if its header promises more than ``max_pixels``: then nothing
+    is decoded.
+    """
+    content = read_bytes(path) if content is None else content
+    with DECODING if LARGE < pixel_count(path, content) <= max_pixels else nullcontext():
+        return decode(path, content, max_pixels)
+
+
+def read_upload(content: bytes, max_pixels: int) -> Image.Image:
+    """Return a photograph that a client sent, as :func:`read_photo` does.
+
+    Raises :class:`TooManyLargePhotos` if it is large, one large photograph is decoded already and another one waits.
+    """
+    path = Path("the photograph")
+    if not LARGE < pixel_count(path, content) <= max_pixels:
+        return decode(path, content, max_pixels)
+    if not _places.acquire(blocking=False):
+        raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
+    try:
+        return read_photo(path, content, max_pixels)
+    finally:
+        _places.release()
+
 
 _SHOWN_CAPTIONS = 2  # of an image
 
@@ -70,3 +128,178 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
 def _identity(hit: Any) -> int:
     """The id of what was found: a caption's or an image's."""
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
+
+
+log = logging.getLogger(__name__)
+
+SIDE = 360  # pixels of the longer side of a photo on the page
+_KEPT = 1024  # photos of that size in memory, about 20 KB each
+
+
+class UnknownId(UserError):
+    """There is no run, image or caption of this number."""
+
+
+@dataclass(frozen=True)
+class RunAnswer:
+    """What one run finds for a query, best first, or the line ``error`` that says why it finds nothing.
+
+    ``remark`` is a line on words that the run does not know, ``scored`` how many pairs a model that scores pairs scored, of
+    ``searched`` images or captions.
+    """
+
+    name: str
+    seconds: float
+    searched: int
+    hits: Sequence[SearchHit] = ()
+    remark: str = ""
+    error: str = ""
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A run that is loaded, and whether it reads texts, and photos; ``attends`` says whether it can show where it looked."""
+
+    name: str
+    searcher: Searcher
+    reads_texts: bool
+    reads_photos: bool
+    attends: bool
+    lock: Lock = field(default_factory=Lock)  # a model answers one query at a time
+
+    def reads(self, query: Query) -> bool:
+        """Whether it reads queries of this kind."""
+        return self.reads_texts if isinstance(query, str) else self.reads_photos
+
+
+class ServedRuns:
+    """Runs that search one split of one data set, all of them loaded; :class:`UserError` if they are of several.
+
+    What a run cannot read (a photo, where its features are imported) is a warning and no error, if it reads the other.
+
+    Parameters
+    ----------
+    runs : their folders
+    split : of the data set
+    places : for each run, see :func:`vse.train.use.embed.load_run`
+    options : what is searched, and how thoroughly
+    device : where the models are
+    """
+
+    def __init__(
+        self, runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str = "auto"
+    ) -> None:
+        self.split, self.runs = split, _loaded(runs, split, places, options, device)
+        searchers = [run.searcher for run in self.runs]
+        self.dataset: Dataset = searchers[0].trained.dataset
+        images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
+        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.pictures}
+        self.n_images = len({image.imgid for image in images})
+        self.small_photo = lru_cache(_KEPT)(self._small_photo)
+
+    @property
+    def reads_photos(self) -> bool:
+        """Whether any of the runs reads photos."""
+        return any(run.reads_photos for run in self.runs)
+
+    def answers(self, query: Query, k: int) -> list[RunAnswer]:
+        """The ``k`` best of each run for a text (images) or a photo (captions)."""
+        return [_answer(run, query, k) for run in self.runs]
+
+    def attention(self, number: int, query: Query, identity: int) -> Attention:
+        """What the run of this number looked at in a text and the image of this id, or in a photo and this caption.
+
+        :class:`UserError` if it does not attend, if that cannot be drawn, or if there is no such run, image or caption.
+        """
+        if not 0 <= number < len(self.runs):
+            raise UnknownId(f"there is no run {number}")
+        run, by_photo = self.runs[number], not isinstance(query, str)
+        pairs = run.searcher.trained.split.pairs
+        rows = (pairs.caption_ids if by_photo else pairs.image_ids) == identity
+        if not rows.any():
+            raise UnknownId(f"the split {self.split!r} has no {'caption' if by_photo else 'image'} {identity}")
+        if not (run.attends and run.reads(query)):
+            raise UserError(f"{run.name} cannot show where it looked")
+        with run.lock:
+            (seen,) = run.searcher.attention(query, run.searcher.read(query), [int(rows.argmax())])
+        if seen is None:
+            raise UserError("its photo cannot be read, or it is not known where on it the regions are")
+        return seen
+
+    def _small_photo(self, image_id: int) -> bytes:
+        """A photo of the split as a small JPEG; :class:`UnknownId` if there is none of this id, or none that can be read."""
+        file = self._files.get(image_id)
+        if file is None:
+            raise UnknownId(f"the split {self.split!r} has no photo {image_id}")
+        try:
+            return small_jpeg(read_photo(file), SIDE)
+        except BadImage as error:
+            log.warning("%s", error)
+            raise UnknownId(f"photo {image_id} cannot be read") from None
+
+
+def _loaded(
+    runs: Sequence[Path], split: str, places: Sequence[RunPlaces], options: SearchOptions, device: str
+) -> list[ServedRun]:
+    served: list[ServedRun] = []
+    opened = [load_searched(run, split, place, device) for run, place in zip(runs, places, strict=True)]
+    names = [_name(trained) for trained in opened]
+    for run, place, trained in zip(runs, places, opened, strict=True):
+        if served and trained.dataset.sha256 != served[0].searcher.trained.dataset.sha256:
+            first = served[0].searcher.trained.dataset.path
+            raise UserError(
+                f"{run}: searches {trained.dataset.path}, and {runs[0]} {first}; runs side by side search one file"
+            )
+        searcher = Searcher(trained, split, place.weights_dir, options)
+        texts, photos = (_reads(searcher, by_photo) for by_photo in (False, True))
+        if texts and photos:
+            raise UserError(texts)
+        name = _name(trained) if names.count(_name(trained)) == 1 else f"{_name(trained)} ({run})"
+        for what, error in (("texts", texts), ("photos", photos)):
+            if error:
+                log.warning("%s reads no %s: %s", name, what, error)
+        served.append(ServedRun(name, searcher, not texts, not photos, _attends(searcher)))
+        log.info("%s: %d images, %d captions", name, len(trained.split.pairs.images), len(trained.split.pairs))
+    return served
+
+
+def _name(trained: TrainedRun) -> str:
+    return f"{trained.experiment.name}, seed {trained.record['seed']}"
+
+
+def _reads(searcher: Searcher, by_photo: bool) -> str:
+    """Load what reads photos, or texts; returns the error if there is one."""
+    try:
+        searcher.load(by_photo)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _attends(searcher: Searcher) -> bool:
+    if searcher.trained.experiment.model.similarity.attends is None:
+        return False
+    try:
+        searcher.attention("", searcher.read(searcher.some_text()), [])
+    except UserError as error:
+        log.info("%s; so the page does not show where it looked", error)
+        return False
+    return True
+
+
+def _answer(run: ServedRun, query: Query, k: int) -> RunAnswer:
+    by_photo = not isinstance(query, str)
+    searched = run.searcher.size(by_photo)
+    if not run.reads(query):
+        what = "photos" if by_photo else "texts"
+        return RunAnswer(run.name, 0.0, searched, error=f"It reads no {what} here; the terminal of vse-serve says why.")
+    started = time.perf_counter()
+    try:
+        with run.lock:
+            read = run.searcher.read(query)
+            answer = run.searcher.answer(query, read, k)
+    except UserError as error:
+        return RunAnswer(run.name, time.perf_counter() - started, searched, error=str(error))
+    taken = time.perf_counter() - started
+    return RunAnswer(run.name, taken, searched, answer.hits, read.remark, scored=answer.scored)

@@ -14,14 +14,11 @@ from werkzeug.datastructures import FileStorage
 from werkzeug.exceptions import BadRequest, HTTPException, RequestEntityTooLarge, SecurityError, ServiceUnavailable
 
 from vse.eval.report.drawings import BRACKETS, SAID, drawn
-from vse.eval.report.html_page import filled, jpeg_source, small_jpeg
-from vse.eval.search.hits import Attention
-from vse.pipeline.errors import UserError
-from vse.pipeline.plain_text import printable
-from vse.train.serve.answers import as_json, columns
-from vse.train.serve.channels import REFUSED
-from vse.train.serve.photos import TooManyLargePhotos, read_upload
-from vse.train.serve.served import SIDE, ServedRuns, UnknownId
+from vse.eval.report.pages import filled, jpeg_source, small_jpeg
+from vse.eval.search.top_k import Attention
+from vse.pipeline.errors import UserError, printable
+from vse.train.serve.answers import SIDE, ServedRuns, TooManyLargePhotos, UnknownId, as_json, columns, read_upload
+from vse.train.serve.server import REFUSED
 from vse.train.use.queries import Query
 
 MOST = 100  # results of a query

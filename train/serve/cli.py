@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from vse.pipeline.command import ALLOW_CODE, THREADS, entry_point
-from vse.pipeline.errors import UserError
-from vse.pipeline.extra_packages import extra_package
+from vse.pipeline.errors import UserError, extra_package
 
 if TYPE_CHECKING:
     import flask
 
-    from vse.train.use.opened_run import RunPlaces
+    from vse.train.use.trained_run import RunPlaces
 
 _FILE = click.Path(path_type=Path)
 log = logging.getLogger(__name__)
@@ -93,9 +92,9 @@ def serve_command(
     """
     for package in ("flask", "waitress"):
         extra_package(package, "vse-serve", "serve")
-    from vse.features.hardware import memory_guard, use_threads
+    from vse.features.backbones.device import memory_guard, use_threads
+    from vse.train.serve.answers import ServedRuns
     from vse.train.serve.app import PageSettings, create_app
-    from vse.train.serve.served import ServedRuns
     from vse.train.serve.server import PageServer, is_loopback, trusted_hosts
     from vse.train.use.searcher import SearchOptions
 
@@ -130,7 +129,7 @@ def _places(
     weights_dir: Path | None,
 ) -> list[RunPlaces]:
     """Where each run's files are."""
-    from vse.train.use.opened_run import RunPlaces
+    from vse.train.use.trained_run import RunPlaces
 
     for option, files in (("--features", features), ("--caption-features", caption_features)):
         if len(files) not in (0, len(runs)):

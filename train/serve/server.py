@@ -1,20 +1,238 @@
-"""The server of vse-serve: an application on a port of this machine until Ctrl-C."""
+"""Connections of vse-serve with limits on their number, their time and their bytes; each refusal is an answer.
+
+Waitress closes a connection that it refuses while the client still sends, and the client then sees a reset. Here a refused
+request gets a response from the application, and the rest of what the client sends is read and discarded before the close.
+
+The server of vse-serve: an application on a port of this machine until Ctrl-C.
+"""
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from waitress import wasyncore
 from waitress.adjustments import Adjustments
-from waitress.task import ThreadedTaskDispatcher
+from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
+from waitress.server import TcpWSGIServer
+from waitress.task import ErrorTask, ThreadedTaskDispatcher, WSGITask
+from waitress.utilities import Error, RequestEntityTooLarge
 
 from vse.pipeline.errors import UserError
-from vse.train.serve.channels import Channel, LimitedServer, Limits
+
+REFUSED = "vse.refused"  # key of a request's environment: the status and the line of a refusal
+_TOO_MANY = "The server has too many connections; try again in a moment."
+_TOO_MUCH = "The server reads other photographs already; try again in a moment."
+_STOPPING = "The server is stopping."
+_LAST = (
+    "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
+    f"Content-Length: {len(_STOPPING)}\r\n\r\n{_STOPPING}"
+).encode()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on connections, in seconds but for counts.
+
+    ``connections``: how many are served at once; as many again get a 503, and others wait in the system's queue.
+    ``idle_s``: without a byte, or until the header of a request is complete. ``request_s``: until a request is complete,
+    and until its response is read. ``refused_s``: until the header of a request is complete on a connection beyond the limit.
+    ``bodies``: requests with the largest body that may arrive or wait at the same time, or more with smaller ones.
+    ``grace_s``: from a signal until requests in progress are refused; the end of the process takes another second.
+    """
+
+    connections: int = 100
+    idle_s: float = 15
+    request_s: float = 60
+    refused_s: float = 2
+    bodies: int = 8
+    grace_s: float = 3.5
+
+
+class _Busy(Error):  # type: ignore[misc]
+    """A request that is refused for now, with the line that says why."""
+
+    code = 503
+    reason = "Service Unavailable"
+
+
+class _Request(HTTPRequestParser):  # type: ignore[misc]
+    """A request that its channel may refuse as soon as the header is complete."""
+
+    error: Error | None
+    completed: bool
+
+    def __init__(self, channel: Channel, adj: Any) -> None:
+        super().__init__(adj)
+        self._channel, self._accepted = channel, False
+
+    def received(self, data: bytes) -> int:
+        consumed: int = super().received(data)
+        if self.headers_finished and not self.error and not self._accepted:
+            self._accepted = True
+            self.error = self._channel.refusal(self)
+            self.completed = self.completed or self.error is not None
+        if self.error:
+            self.expect_continue = False  # the client need not send its body
+        return consumed
+
+
+class _Refusal(WSGITask):  # type: ignore[misc]
+    """The application's answer to a request whose body was not read."""
+
+    def get_environment(self) -> dict[str, Any]:
+        error = self.request.error
+        nothing = {"wsgi.input": io.BytesIO(), "CONTENT_LENGTH": "0"}
+        return {**super().get_environment(), **nothing, REFUSED: (error.code, error.body)}
+
+    def execute(self) -> None:
+        self.set_close_on_finish()
+        super().execute()
+
+
+class Channel(HTTPChannel):  # type: ignore[misc]
+    """One connection, which ends in time and lets the client read its last response."""
+
+    request: Any
+    close_when_flushed: bool
+
+    def __init__(self, server: LimitedServer, *arguments: Any, **named: Any) -> None:
+        self.parser_class = partial(_Request, self)
+        self.since = time.monotonic()  # when the client began what it does: to connect, to send or to read
+        self.drained_since: float | None = None
+        self.held_bytes = 0
+        self.answered = False
+        self.beyond = sum(not channel.beyond for channel in server.active_channels.values()) >= server.limits.connections
+        super().__init__(server, *arguments, **named)
+
+    @staticmethod
+    def error_task_class(channel: Channel, request: Any) -> Any:
+        """Return the task that answers a wrong or refused request; waitress answers one without a readable header."""
+        refused = isinstance(request.error, _Busy | RequestEntityTooLarge)
+        return (_Refusal if refused else ErrorTask)(channel, request)
+
+    def refusal(self, request: Any) -> Error | None:
+        """Return the reason not to read the request of this header, or None."""
+        if self.server.stopping or self.beyond:
+            return _Busy(_STOPPING if self.server.stopping else _TOO_MANY)
+        largest = self.adj.max_request_body_size
+        size = largest if request.chunked else request.content_length
+        if size and self.server.held_bytes() + size > self.server.limits.bodies * largest:
+            return _Busy(_TOO_MUCH)
+        self.held_bytes = size
+        return None
+
+    def received(self, data: bytes) -> bool:
+        """Take what the client sent, or discard it after the last response."""
+        if self.drained_since is not None:
+            return False
+        if self.request is None:
+            self.since = time.monotonic()
+        return bool(super().received(data))
+
+    def readable(self) -> bool:
+        """Return whether to read from the client now."""
+        return self.drained_since is not None or bool(super().readable())
+
+    def handle_write(self) -> None:
+        """Send what is left; after the last response, say so and let the client finish."""
+        if self.close_when_flushed and not self.requests:
+            self._flush_exception(self._flush_some)
+            if not self.total_outbufs_len and not self.will_close:
+                self.close_when_flushed = False
+                self.drained_since = time.monotonic()
+                with suppress(OSError):  # the client is gone, which reading will tell
+                    self.socket.shutdown(socket.SHUT_WR)
+            if not self.will_close:
+                return
+        super().handle_write()
+
+    def write_soon(self, data: Any) -> int:
+        """Send a part of a response, from the thread that makes it."""
+        self.answered = True
+        written: int = super().write_soon(data)
+        return written
+
+    def service(self) -> None:
+        """Answer one request, in a thread of its own."""
+        super().service()
+        self.since, self.held_bytes, self.answered = time.monotonic(), 0, False
+
+    def end_in_time(self, now: float) -> None:
+        """Close the connection if its client takes too long."""
+        limits = self.server.limits
+        if self.drained_since is not None:
+            late = now - self.drained_since > limits.idle_s or time.time() - self.last_activity > limits.refused_s
+        elif self.requests:
+            late = False
+        elif self.total_outbufs_len or (self.request is not None and self.request.headers_finished):
+            late = now - self.since > limits.request_s or time.time() - self.last_activity > limits.idle_s
+        else:
+            late = now - self.since > (limits.refused_s if self.beyond else limits.idle_s)
+        if late:
+            self.handle_close()
+
+    def end_soon(self) -> bool:
+        """Close the connection unless a response is due or is read; refuse a request that still arrives."""
+        with self.requests_lock:
+            if self.request is not None and self.request.headers_finished and not self.requests:
+                self.request.error = _Busy(_STOPPING)
+                self.requests.append(self.request)
+                self.request = None
+                self.server.add_task(self)
+        if self.requests or self.total_outbufs_len or self.close_when_flushed or self.drained_since is not None:
+            return False
+        self.handle_close()
+        return True
+
+    def end_now(self) -> None:
+        """Close the connection; a request whose response has not begun is refused."""
+        with self.outbuf_lock:
+            if self.requests and not self.answered:
+                with suppress(OSError):
+                    self.socket.send(_LAST)
+            self.connected = False  # its thread writes nothing more
+        self.handle_close()
+
+
+class LimitedServer(TcpWSGIServer):  # type: ignore[misc]
+    """A listening socket and its connections."""
+
+    channel_class = Channel
+
+    def __init__(self, limits: Limits, refusals: ThreadedTaskDispatcher, *arguments: Any, **named: Any) -> None:
+        self.limits, self._refusals, self.stopping = limits, refusals, False
+        super().__init__(*arguments, **named)
+
+    def add_task(self, channel: Channel) -> None:
+        """Let a thread answer the next request of a channel; a refusal does not wait for those that compute."""
+        (self._refusals if channel.requests[0].error else self.task_dispatcher).add_task(channel)
+
+    def held_bytes(self) -> int:
+        """Return the number of bytes in the bodies of all requests that arrive or wait."""
+        return sum(channel.held_bytes for channel in self.active_channels.values())
+
+    def maintenance(self, _: float) -> None:
+        """Close the connections of clients that take too long."""
+        now = time.monotonic()
+        for channel in list(self.active_channels.values()):
+            channel.end_in_time(now)
+
+    def stop_listening(self) -> None:
+        """Give the port back; connections stay."""
+        self.stopping = True
+        self.del_channel()
+        self.socket.close()
+
 
 _NAMES = ("localhost", "127.0.0.1", "[::1]")
 _MORE = 2**20  # bytes of a request beyond those of a photo, so that the application says that one is too large

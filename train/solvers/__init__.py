@@ -5,7 +5,7 @@ A new solver is one file here and one line below.
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.solvers.base import SolverSettings
 
 SOLVERS: Registry[SolverSettings] = Registry(
@@ -18,7 +18,7 @@ SOLVERS: Registry[SolverSettings] = Registry(
         "csa": "vse.train.solvers.csa:CsaSettings",
         "asif": "vse.train.solvers.asif:AsifSettings",
         "none": "vse.train.solvers.none:NoTrainingSettings",
-        "phrases": "vse.train.phrases.phrase_trainer:PhraseGradientSettings",
-        "phrases_cca": "vse.train.phrases.phrase_cca:PhraseCcaSettings",
+        "phrases": "vse.train.phrases.trainer:PhraseGradientSettings",
+        "phrases_cca": "vse.train.phrases.cca:PhraseCcaSettings",
     },
 )

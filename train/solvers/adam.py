@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from vse.eval.defaults import RECALLS
-from vse.features.backbones import autocast
-from vse.features.hardware import moved
+from vse.features.backbones.device import moved
+from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
@@ -20,7 +20,7 @@ from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
 from vse.train.solvers.base import RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
 from vse.train.solvers.epochs import GradientSolver, Numbers
-from vse.train.solvers.optimizers import OPTIMIZERS
+from vse.train.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 

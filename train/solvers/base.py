@@ -15,11 +15,11 @@ from torch import Tensor
 
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import averaged, metrics
-from vse.features.cache import FeatureCache
-from vse.pipeline.config import Settings
+from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import Interrupted
-from vse.pipeline.own_code import is_code
-from vse.pipeline.parts import part_of
+from vse.pipeline.presets.own_code import is_code
+from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.schema import Settings
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
@@ -31,8 +31,7 @@ from vse.train.kinds import Packed, packed
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss
 from vse.train.models.build import Model
-from vse.train.run.interruption import Interruption, StopNow
-from vse.train.run.processes import Processes
+from vse.train.run.processes import Interruption, Processes, StopNow
 from vse.train.solvers.encode import encode, ranks
 from vse.train.solvers.negatives import HardNegatives
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 
-from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets.schema import Settings
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import CachedImages
 from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task

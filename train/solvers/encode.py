@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
-from vse.features.backbones import autocast
-from vse.features.hardware import moved
+from vse.features.backbones.device import moved
+from vse.features.backbones.networks import autocast
 from vse.train.data.pairs import Split
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.models.build import Model

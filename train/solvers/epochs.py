@@ -14,14 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from vse.features.hardware import deterministic_algorithms, memory_guard
+from vse.features.backbones.device import deterministic_algorithms, memory_guard
 from vse.pipeline.progress import progress_bar
 from vse.train.losses.base import Loss
-from vse.train.run.interruption import TrainingFailed
-from vse.train.solvers.averaged_weights import AveragedWeights
+from vse.train.run.processes import TrainingFailed
 from vse.train.solvers.base import Progress, Solver, Task
-from vse.train.solvers.optimizers import OPTIMIZERS
-from vse.train.solvers.schedule import Schedule
+from vse.train.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from vse.pipeline.dataset import Caption
-from vse.pipeline.files import write_text
-from vse.pipeline.plain_text import csv_cell
-from vse.train.losses.base import Ranking
-from vse.train.losses.hinges import hinge_costs
+from vse.pipeline.dataset.dataset import Caption
+from vse.pipeline.errors import csv_cell
+from vse.pipeline.files.writing import write_text
+from vse.train.losses.base import Ranking, hinge_costs
 
 Entry = list[Any]  # a row of COLUMNS, plain values: it goes into the checkpoint
 

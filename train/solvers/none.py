@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
-from vse.features.cache import FeatureCache
+from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import UserError
 from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
 

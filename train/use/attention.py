@@ -12,16 +12,16 @@ import torch
 from PIL import Image
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.report.attended import AttendingRun, Pair
-from vse.eval.search.hits import Attention, SearchHit
-from vse.features.extractors.extractor import UnfitSize
-from vse.features.hardware import moved
-from vse.features.places import Places
-from vse.pipeline.data_at_hand import check_data_of
-from vse.pipeline.dataset import Caption
+from vse.eval.report.drawings import AttendingRun, Pair
+from vse.eval.search.top_k import Attention, SearchHit
+from vse.features.backbones.device import moved
+from vse.features.extractors.cnn import Places
+from vse.features.extractors.images import UnfitSize
+from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.dataset import Caption
+from vse.pipeline.dataset.identity import check_data_of
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import BadImage, decode
-from vse.pipeline.vocabulary import UNKNOWN
+from vse.pipeline.files.images import BadImage, decode
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.run.folder import RunFolder

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings
-from vse.features.backbone_cache import SIDES, Backbone, backbone_of, cache_paths, write_backbone_cache
-from vse.features.cache import FeatureCache
-from vse.features.cache_out import check_cache_out, feature_at
-from vse.features.rows import Ids, Kind, row_ids
-from vse.pipeline.data_at_hand import check_data_of
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.rows import Ids, Kind, row_ids
+from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.exchange.embeddings import SIDES, Backbone, backbone_of, cache_paths, write_backbone_cache
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.identity import check_data_of
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files import sha256_json
+from vse.pipeline.files.writing import sha256_json
 from vse.train.solvers.encode import encode
 from vse.train.use.embed import TrainedRun, load_run
-from vse.train.use.opened_run import RunPlaces, unfinished_state
+from vse.train.use.trained_run import RunPlaces, unfinished_state
 
 log = logging.getLogger(__name__)
 _Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector

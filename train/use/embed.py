@@ -13,29 +13,26 @@ import torch
 
 from vse.eval.files.embeddings import EMBEDDINGS, Embeddings, write_embeddings, write_scores
 from vse.eval.files.phrase_scores import PHRASE_SCORES
-from vse.features.cache_data import data_sums, holds_texts_of
-from vse.features.cnn_extractor import rebuild_extractor
-from vse.features.new_captions import caption_reader
-from vse.features.reader import FeatureReader
-from vse.features.transformer import Transformer
-from vse.pipeline.data_identity import data_differences, identity_of_images
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.reader import FeatureReader
+from vse.features.data_checks import data_sums, holds_texts_of
+from vse.features.extractors.cnn import rebuild_extractor
+from vse.features.extractors.text import caption_reader
+from vse.pipeline.dataset.captions import UNKNOWN, Vocabulary
+from vse.pipeline.dataset.identity import data_differences, identity_of_images
 from vse.pipeline.errors import UserError
-from vse.pipeline.outputs import check_out
-from vse.pipeline.vocabulary import UNKNOWN, Vocabulary
-from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions
+from vse.pipeline.files.outputs import check_out
+from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions, TokenNumbers
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
-from vse.train.data.tokens import TokenNumbers
 from vse.train.kinds import Kind
 from vse.train.models.build import Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
 from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
-from vse.train.use.data_of_run import identity_in
-from vse.train.use.leak import images_trained_on
 from vse.train.use.localise import score_phrases, score_sentences
-from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
+from vse.train.use.trained_run import OpenedRun, RunPlaces, identity_in, images_trained_on, load_best, open_run
 
 log = logging.getLogger(__name__)
 

@@ -17,27 +17,24 @@ from torch import Tensor
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.features.cache import FeatureCache, read_sources
-from vse.features.cache_data import holds_texts_of
-from vse.features.new_captions import CaptionReader, caption_reader
-from vse.features.rows import sha256_bytes
-from vse.pipeline.dataset import Dataset
+from vse.features.cache.feature_cache import FeatureCache, read_sources
+from vse.features.cache.rows import sha256_bytes
+from vse.features.data_checks import holds_texts_of
+from vse.features.extractors.text import CaptionReader, caption_reader
+from vse.pipeline.dataset.columns import IdRows, caption_ids
+from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.pipeline.id_rows import IdRows
-from vse.pipeline.image_arrays import caption_ids
-from vse.pipeline.image_files import read_bytes
-from vse.pipeline.phrase_lists import phrase_texts
-from vse.train.data.cached import Numbers
+from vse.pipeline.files.images import read_bytes
 from vse.train.data.captions import encoded_as
+from vse.train.data.images import Numbers
 from vse.train.data.pairs import Pairs, images_of
 from vse.train.models.build import Model
-from vse.train.phrases.localisation_split import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs
-from vse.train.phrases.phrase_pairs import PhrasePairs, check_phrase_cache
-from vse.train.phrases.phrase_task import PhraseSettings, cached_phrases, scored_split
-from vse.train.phrases.region_features import BoxFeatures, RegionInputs
-from vse.train.phrases.sentence_scores import sentence_scores
+from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
+from vse.train.phrases.pairs import PhrasePairs, check_phrase_cache
+from vse.train.phrases.regions import BoxFeatures, RegionInputs
+from vse.train.phrases.task import PhraseSettings, cached_phrases, scored_split
 from vse.train.prepare import phrase_model
-from vse.train.use.opened_run import OpenedRun, RunPlaces, load_best, open_run
+from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +115,7 @@ def score_sentences(
 ) -> Path:
     """Write how the captions of a split score all of its images by their phrases alone; returns ``out``.
 
-    See :func:`vse.train.phrases.sentence_scores.sentence_scores`. The file is one of embeddings that holds scores, and says
+    See :func:`vse.train.phrases.localisation.sentence_scores`. The file is one of embeddings that holds scores, and says
     how many phrases each caption has, and regions each image. ``seen`` is as in :func:`score_phrases`.
     """
     model, scored = _model_and_split(opened, split, places)

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vse.features.cache import FeatureCache
-from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
-from vse.features.new_captions import CaptionReader, caption_reader
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
+from vse.features.extractors.text import CaptionReader, caption_reader
+from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
-from vse.pipeline.vocabulary import UNKNOWN
-from vse.train.data.captions import encoded_as
-from vse.train.data.tokens import TokenNumbers
+from vse.train.data.captions import TokenNumbers, encoded_as
 from vse.train.kinds import Encoded, whole_sets
 from vse.train.use.backbone import backbone_run
 from vse.train.use.embed import TrainedRun

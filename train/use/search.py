@@ -1,23 +1,82 @@
-"""Searching a split, or a file of embeddings, with a run: a text finds images, an image file finds captions."""
+"""Searching a split, or a file of embeddings, with a run: a text finds images, an image file finds captions.
+
+The searcher that answered last, kept for the next query in the same process.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from vse.eval.search.gpu import use_device
-from vse.eval.search.hits import SearchHit
-from vse.eval.search.index_file import INDEX, INDEX_NOTE, note_file
+from vse.eval.search.index import INDEX, INDEX_NOTE, note_file
+from vse.eval.search.top_k import SearchHit
+from vse.features.cache.shards import shards_folder
+from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import decode
-from vse.pipeline.outputs import check_out
+from vse.pipeline.files.images import decode
+from vse.pipeline.files.inputs import FileState, file_state
+from vse.pipeline.files.outputs import check_out
 from vse.train.use.attention import with_attention
 from vse.train.use.embed import TrainedRun, load_run
-from vse.train.use.kept_searcher import LAST
-from vse.train.use.opened_run import RunPlaces, unfinished_state
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
+from vse.train.use.trained_run import RunPlaces, unfinished_state
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A searcher, what was asked for when it was made, and the states that its files had."""
+
+    asked_for: Hashable
+    searcher: Searcher
+    states: Mapping[Path, FileState | None]
+
+
+class LastSearcher:
+    """Keeps one searcher, which is given back for the same request while all files that it was made from are as they were."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+
+    def searcher(self, asked_for: Hashable) -> Searcher | None:
+        """The searcher that was kept, if it is what is asked for; else it is forgotten."""
+        kept = self._kept
+        as_it_was = kept is not None and all(file_state(file) == state for file, state in kept.states.items())
+        if kept is not None and as_it_was and kept.asked_for == asked_for:
+            return kept.searcher
+        self._kept = None
+        return None
+
+    def keep(self, asked_for: Hashable, searcher: Searcher, files: Iterable[Path], started: int) -> None:
+        """Keep a searcher that was made from the time ``started`` on, of its run and of ``files``.
+
+        Not if one of them was written shortly before, or since: what was read may not be what is there.
+        """
+        states = {file: file_state(file) for file in (*_files_of(searcher.trained), *files)}
+        if all(state is None or state.is_settled(started) for state in states.values()):
+            self._kept = _Kept(asked_for, searcher, states)
+
+
+LAST = LastSearcher()
+
+
+def _files_of(trained: TrainedRun) -> list[Path]:
+    """The files that a run is opened from. Weights of networks that others made are not among them."""
+    caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
+    return [
+        *trained.folder.files,
+        *trained.folder.code_folder.glob("*"),
+        trained.dataset.path,
+        *(cache.path for cache in caches),
+        *(encoder_path(cache.path) for cache in caches),
+        *(shards_folder(cache.path) / "manifest.json" for cache in caches),
+        *(shard["features"].path for cache in caches for shard in cache.shards),
+    ]
+
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +124,7 @@ def search_split(
         check_out(note_file(index), INDEX_NOTE, read)
         read += [index, note_file(index)]
     if page is not None:
-        from vse.eval.report.search_page import SEARCH_PAGE  # which a search without a page does not need
+        from vse.eval.report.pages import SEARCH_PAGE  # which a search without a page does not need
 
         check_out(page, SEARCH_PAGE, read)
     if kept is None:

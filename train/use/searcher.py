@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
 from vse.eval.search.exact import Corpus, Rows, Scores
-from vse.eval.search.hits import Attention, SearchHit
 from vse.eval.search.index import StoredRows, set_parameters
-from vse.eval.search.top_k import CANDIDATES, search
+from vse.eval.search.top_k import CANDIDATES, Attention, SearchHit, search
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.solvers.encode import TILE_IMAGES, PairScores, pooled
 from vse.train.use.attention import PairAttention, attention_of_query
-from vse.train.use.embed import TrainedRun
-from vse.train.use.queries import Query, QueryReader, ReadQuery
-from vse.train.use.searched import (
+from vse.train.use.corpus import (
     Searched,
     encoded_side,
     index_in_file,
@@ -35,6 +32,8 @@ from vse.train.use.searched import (
     searched_file,
     searched_split,
 )
+from vse.train.use.embed import TrainedRun
+from vse.train.use.queries import Query, QueryReader, ReadQuery
 
 log = logging.getLogger(__name__)
 

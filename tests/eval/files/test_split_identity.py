@@ -11,8 +11,8 @@ import pytest
 
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.files.split_identity import split_identity, split_name
-from vse.eval.tables.printed import published_rows
+from vse.eval.files.split import split_identity, split_name
+from vse.eval.tables.published import published_rows
 from vse.pipeline.errors import UserError
 
 

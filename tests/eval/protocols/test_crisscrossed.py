@@ -18,7 +18,7 @@ from tests.eval.protocols.test_coco import coco
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.files.judged_pairs import read_judged_pairs
+from vse.eval.protocols.coco import read_judged_pairs
 
 HEADERS = {
     "sis_test.csv": "image1,image2,agg_score,sampling_method",

@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import read_result
 from vse.eval.protocols.ensemble import ensemble, members_by_seed
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.tables.summary import summary

@@ -20,7 +20,7 @@ from vse.eval.protocols.phrase_evaluation import evaluate_phrases, types_of
 from vse.eval.ranking.localisation import localised
 from vse.eval.tables.significance import compare_phrases
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_json
+from vse.pipeline.files.writing import sha256_json
 
 METRICS = ["r1", "r5", "r10", "bound", "mean_iou"]
 

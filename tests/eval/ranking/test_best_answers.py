@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
-from vse.eval.ranking.best_answers import BestAnswers, best_answers
+from vse.eval.ranking.answers import BestAnswers, best_answers
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 

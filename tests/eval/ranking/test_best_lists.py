@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, blocks_of, splits
-from vse.eval.ranking.best_lists import BestList, falling, lists_of_captions, lists_of_images
+from vse.eval.ranking.answers import BestList, falling, lists_of_captions, lists_of_images
 
 
 def slow_list(scores: np.ndarray, right: list[int], depth: int) -> list[tuple[int, float]]:

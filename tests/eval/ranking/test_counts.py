@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.eval.ranking.counts import column_counts, row_counts
+from vse.eval.ranking.ranks import column_counts, row_counts
 
 
 @given(st.integers(0, 9), st.integers(0, 70), st.integers(0, 2**16), st.booleans())

@@ -13,8 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, splits
 from tests.eval.slow_ranks import slow_list_metrics
-from vse.eval.ranking.list_metrics import list_metrics
-from vse.eval.ranking.metrics import fold_of
+from vse.eval.ranking.metrics import fold_of, list_metrics
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from vse.eval.report.chance import captions_each, chance_recall, chance_rsum, first_within
+from vse.eval.report.charts import captions_each, chance_recall, chance_rsum, first_within
 
 
 @pytest.mark.parametrize(("n", "n_right"), [(1, 1), (5, 1), (5, 2), (6, 3), (4, 4)])

@@ -9,7 +9,7 @@ import pytest
 
 from tests.drawn import shares
 from vse.eval.report.drawings import drawn
-from vse.eval.search.hits import Attention
+from vse.eval.search.top_k import Attention
 
 BOXES = np.asarray([[0, 0, 10, 20], [5.04, 5, 30, 20], [0, 10, 30, 20]], float)
 

@@ -8,8 +8,8 @@ import jinja2
 import pytest
 from PIL import Image
 
-from vse.eval.report.html_page import thumbnail, write_page
-from vse.pipeline.image_files import BadImage
+from vse.eval.report.pages import thumbnail, write_page
+from vse.pipeline.files.images import BadImage
 
 
 def opened(source: str) -> Image.Image:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vse.eval.report.phrase_page import write_phrase_page
-from vse.eval.report.placed import PHRASE_COLOURS
-from vse.eval.search.hits import PhraseHit
-from vse.pipeline.image_files import BadImage
+from vse.eval.report.drawings import PHRASE_COLOURS
+from vse.eval.report.pages import write_phrase_page
+from vse.eval.search.top_k import PhraseHit
+from vse.pipeline.files.images import BadImage
 
 HATS = PhraseHit("a red hat", np.array([[1, 2, 11, 22], *[[0, 0, 5, 5.0]] * 8]), np.linspace(0.9, 0.1, 9))
 

@@ -16,9 +16,9 @@ from tests.eval.report.test_report import chromium, fails_with
 from tests.eval.some_phrases import phrases_of, some_phrases
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
-from vse.eval.report.phrase_cards import phrase_gallery
+from vse.eval.report.phrases import phrase_gallery
 from vse.eval.report.report import write_report
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import report_main
 
 __all__ = ["chromium"]  # a fixture

@@ -16,12 +16,12 @@ from PIL import Image
 
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.protocols.evaluate import content_sha256, evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import flattened, write_report
-from vse.pipeline import dataset as dataset_module
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.dataset_columns import columns_file
+from vse.pipeline.dataset import dataset as dataset_module
+from vse.pipeline.dataset.columns import columns_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.cli import report_main
 

@@ -6,8 +6,8 @@ import numpy as np
 from PIL import Image
 
 from tests.drawn import drawings
-from vse.eval.report.search_page import write_search_page
-from vse.eval.search.hits import Attention, SearchHit
+from vse.eval.report.pages import write_search_page
+from vse.eval.search.top_k import Attention, SearchHit
 
 
 def test_a_report_escapes_all_and_shows_a_blank_for_what_is_no_photo(tmp_path: Path) -> None:

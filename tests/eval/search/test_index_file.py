@@ -19,10 +19,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import WRONG_VALUES, changed_bytes, spoilt_json
-from vse.eval.search.index import build_index, search_index
-from vse.eval.search.index_file import Indexed, ids_sha256, is_there, note_file, read_index, write_index
+from vse.eval.search.index import Indexed, build_index, ids_sha256, is_there, note_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files.writing import sha256_file
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 CORPUS = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)

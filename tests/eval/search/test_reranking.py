@@ -21,8 +21,8 @@ from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, blocks_from_scores
-from vse.eval.search import reranking
-from vse.eval.search.reranking import reranked_metrics
+from vse.eval.search import approximate as reranking
+from vse.eval.search.approximate import reranked_metrics
 
 
 def slow_list_ranks(

@@ -20,7 +20,7 @@ from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.ladder import cost_cell, ladder, pareto_front, write_ladder
 
 N_IMAGES, N_EACH = 20, 2

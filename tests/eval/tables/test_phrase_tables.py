@@ -15,10 +15,10 @@ from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
-from vse.eval.tables.published_table import compared, write_compared
+from vse.eval.tables.published import compared, write_compared
 from vse.eval.tables.significance import compare_phrases, significance, write_significance
 from vse.eval.tables.summary import as_text, summary, summary_cells, write_summary
-from vse.pipeline.files import sha256_json
+from vse.pipeline.files.writing import sha256_json
 
 ROW = "twobranch 1.b4"
 METRICS = ["phrase_r1", "phrase_r5", "phrase_r10", "phrase_bound", "phrase_mean_iou"]

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from vse.eval.defaults import published_tables
-from vse.eval.tables.printed import experiments_of, published_rows
-from vse.pipeline import presets
+from vse.eval.tables.published import experiments_of, published_rows
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets import presets
 
 TABLES = {
     "ace_1": 6,
@@ -163,8 +163,10 @@ def test_one_row_is_not_two_experiments(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_rows_are_read_without_torch() -> None:
     """The workflow reads them each time that it reads its rules."""
-    program = "import sys; from vse.eval.tables.printed import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
+    program = (
+        "import sys; from vse.eval.tables.published import published_rows; published_rows('vsepp_1'); print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     modules = set(done.stdout.split())
-    assert "vse.eval.tables.printed" in modules
+    assert "vse.eval.tables.published" in modules
     assert not modules & {"torch", "pandas", "numpy", "faiss"}

@@ -21,13 +21,12 @@ from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
-from vse.eval.tables.printed import published_rows
-from vse.eval.tables.published_table import compared, write_compared
+from vse.eval.protocols.options import EvaluationOptions
+from vse.eval.tables.published import compared, published_rows, write_compared
 from vse.eval.tables.summary import summary
-from vse.pipeline import presets
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_json
+from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.presets import presets
 from vse.train.experiment import ExperimentConfig, changed_settings, load_experiment
 from vse.train.kinds import Kind
 

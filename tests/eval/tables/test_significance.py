@@ -12,7 +12,7 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.significance import compare, significance
 from vse.eval.tables.summary import summary
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ROOT, blocks, patched
-from vse.features.extractors import EXTRACTORS
+from vse.features.settings import EXTRACTORS
 
 ROOMS = ("pipeline", "features", "train", "eval")
 HEAVY = ("torch", "torchvision", "h5py", "sklearn", "faiss", "scipy", "gensim", "timm")
@@ -22,8 +22,8 @@ def test_only_its_own_code_and_the_registry_name_an_extractor(name: str) -> None
     literal = re.compile(rf"""["']{name}["']""")
     files = [path for room in ROOMS for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".smk")]
     naming = {str(path.relative_to(ROOT)) for path in files if literal.search(path.read_text(encoding="utf-8"))}
-    own = {f"features/extractors/{name}.py", f"features/{name}_extractor.py", f"features/{name}_encoder.py"}
-    assert naming - {"train/models/build.py"} <= {"features/extractors/__init__.py", *own}
+    own = {"features/settings/images.py", "features/settings/texts.py", f"features/extractors/{name}.py"}
+    assert naming - {"train/models/build.py"} <= {"features/settings/__init__.py", *own}
 
 
 def test_the_guide_adds_an_extractor_by_one_new_file_and_one_edited_line() -> None:
@@ -34,13 +34,13 @@ def test_the_guide_adds_an_extractor_by_one_new_file_and_one_edited_line() -> No
         edits = [block for block in of_extractor if block.language == "diff"]
         assert [block.title for block in new] == [f"features/extractors/{name}.py"]
         assert not (ROOT / new[0].title).exists()
-        assert [block.title for block in edits] == ["features/extractors/__init__.py"]
+        assert [block.title for block in edits] == ["features/settings/__init__.py"]
         lines = [line for line in edits[0].text.splitlines() if line.startswith(("+", "-"))]
         assert lines == [f'+        "{name}": "vse.features.extractors.{name}:{name.title()}Config",']
-    text = (ROOT / "features/extractors/__init__.py").read_text(encoding="utf-8")
+    text = (ROOT / "features/settings/__init__.py").read_text(encoding="utf-8")
     for block in code:
         text = patched(text, block.text) if block.language == "diff" else text
-    compile(text, "features/extractors/__init__.py", "exec")
+    compile(text, "features/settings/__init__.py", "exec")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_help_and_usage_errors_import_nothing_that_computes(arguments: list[str]
 
 def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() -> None:
     program = (
-        "import sys\nfrom vse.features.feature_presets import load_feature\n"
+        "import sys\nfrom vse.features.settings.presets import load_feature\n"
         "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n    load_feature(name, 'demo').triggers()\n"
         f"print('heavy:', *sorted({set(HEAVY)!r} & set(sys.modules)))"
     )
@@ -68,12 +68,12 @@ def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("module", ["reader", "imported", "caption_extractor", "cnn_extractor"])
+@pytest.mark.parametrize("module", ["cache.reader", "exchange.arrays", "extractors.captions", "extractors.cnn"])
 def test_torchvision_is_imported_only_where_it_runs(module: str) -> None:
     program = f"import sys, vse.features.{module}\nassert 'torchvision' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_modules_are_found_from_the_package_list() -> None:
-    assert "vse.features.extractors\n" in (ROOT / "setup.cfg").read_text(encoding="utf-8")
-    assert Path(ROOT, "features/extractors/__init__.py").is_file()
+    assert "vse.features.settings\n" in (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    assert Path(ROOT, "features/settings/__init__.py").is_file()

@@ -6,15 +6,12 @@ from typing import Any
 
 import pytest
 
-from vse.features.extractors import DEFAULT, EXTRACTORS
-from vse.features.extractors.boxes import BoxesConfig
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.hglmm import HglmmConfig
-from vse.features.extractors.settings import CaptionSettings
-from vse.features.extractors.text import TextConfig
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.features.feature_presets import load_feature
-from vse.pipeline.presets import known_presets
+from vse.features.settings import DEFAULT, EXTRACTORS
+from vse.features.settings.captions import CaptionSettings
+from vse.features.settings.images import BoxesConfig, CnnConfig
+from vse.features.settings.presets import load_feature
+from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
+from vse.pipeline.presets.presets import known_presets
 
 
 @pytest.mark.parametrize("name", list(EXTRACTORS))

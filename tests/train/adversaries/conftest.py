@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from tests.train.conftest import experiment
-from vse.features.cache import open_cache
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch
 from vse.train.prepare import prepare_task

@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 
 from tests.train.adversaries.conftest import SCAN, batch_of, grid, task_of
 from tests.train.conftest import experiment, table
-from vse.pipeline.dataset import Caption, Image
+from vse.pipeline.dataset.dataset import Caption, Image
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import ace as ace_module
 from vse.train.adversaries.ace import Ace, FalseNegatives
-from vse.train.adversaries.base import Round
-from vse.train.adversaries.reinforce import Drawn, draw
+from vse.train.adversaries.base import Drawn, Round, draw
 from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch

@@ -15,8 +15,8 @@ from tests.train.adversaries.conftest import SCAN, batch_of, grid, task_of
 from tests.train.conftest import experiment, table
 from vse.pipeline.errors import UserError
 from vse.train.adversaries import compositional as module
+from vse.train.adversaries.base import Drawn, draw
 from vse.train.adversaries.compositional import Compositional
-from vse.train.adversaries.reinforce import Drawn, draw
 from vse.train.kinds import Encoded
 from vse.train.losses.base import Batch
 from vse.train.solvers.adam import Trainer

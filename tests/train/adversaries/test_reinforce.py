@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.adversaries.reinforce import Baseline, Drawn, Inference, ReinforceSettings, draw, numbers_at, surrogate
+from vse.train.adversaries.base import Baseline, Drawn, Inference, ReinforceSettings, draw, numbers_at, surrogate
 
 
 def settings(**changes: Any) -> ReinforceSettings:

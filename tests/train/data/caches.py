@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.features.cache import FeatureCache, merge_shards, open_cache
-from vse.features.reader import FeatureReader
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, shards_folder, write_shard
-from vse.pipeline.files import read_json, write_json
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, shards_folder, write_shard
+from vse.pipeline.files.writing import read_json, write_json
 from vse.train.data.images import CachedImages
 
 CPU = torch.device("cpu")

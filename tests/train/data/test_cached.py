@@ -21,11 +21,11 @@ from tests.train.data.caches import (
     rows_by_id,
     spoil,
 )
-from vse.features.cache import open_cache
-from vse.features.reader import FeatureReader
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
 from vse.pipeline.errors import UserError
-from vse.train.data import cached as cached_module
-from vse.train.data.cached import CachedFeatures, free_room
+from vse.train.data import images as cached_module
+from vse.train.data.images import CachedFeatures, free_room
 from vse.train.kinds import Kind
 
 N_IMAGES, N_CROPS, DIM = 66, 3, 4

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.dataset import Caption, load_dataset_file
-from vse.pipeline.vocabulary import PAD, Vocabulary
+from vse.pipeline.dataset.captions import PAD, Vocabulary
+from vse.pipeline.dataset.dataset import Caption, load_dataset_file
 from vse.train.data.captions import WordNumbers
 
 CPU = torch.device("cpu")

@@ -13,16 +13,14 @@ from torch import Tensor
 
 from tests.conftest import TINY_FEATURE
 from tests.train.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
-from vse.features.cache import FeatureCache, open_cache
-from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
-from vse.features.crops import crops_of
+from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor, crops_of, rebuild_extractor
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import decode
-from vse.train.data import cached as cached_module
-from vse.train.data.cached import Numbers
-from vse.train.data.images import CachedImages, PhotoCrops
+from vse.pipeline.files.images import decode
+from vse.train.data import images as cached_module
+from vse.train.data.images import CachedImages, Numbers, PhotoCrops
 
 N_IMAGES, N_CROPS = 66, 3
 IMAGE_OF = np.repeat(np.arange(N_IMAGES), 5)

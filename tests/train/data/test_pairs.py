@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.pipeline.dataset import Caption, Image, load_dataset_file
+from vse.pipeline.dataset.dataset import Caption, Image, load_dataset_file
 from vse.train.data.pairs import Pairs
 
 

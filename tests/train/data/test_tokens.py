@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.transformers_made import WORDS, make_bert
-from vse.features.transformer import Transformer, read_transformer
-from vse.train.data import tokens
-from vse.train.data.tokens import TokenNumbers
+from vse.features.backbones.transformer import Transformer, read_transformer
+from vse.train.data import captions as tokens
+from vse.train.data.captions import TokenNumbers
 
 CPU = torch.device("cpu")
 TEXTS = [" ".join(WORDS[:n]) for n in (3, 0, 12, 1, 7)]

@@ -17,10 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train.losses.pairs_of_images import Pairs, similarity
 from vse.train.losses import LOSSES
-from vse.train.losses.base import Cost
+from vse.train.losses.base import Cost, LearnedScale
 from vse.train.losses.contrastive import ContrastiveLoss
 from vse.train.losses.infonce import InfoNce
-from vse.train.losses.learned_scale import LearnedScale
 from vse.train.losses.sigmoid import Sigmoid
 
 NAMES = ["infonce", "sigmoid"]

@@ -15,8 +15,7 @@ from tests.train.losses.pairs_of_images import Pairs, cost, similarity
 from tests.train.losses.slow_losses import Table, numbered
 from vse.pipeline.errors import UserError
 from vse.train.losses.base import Batch
-from vse.train.losses.logistic import Logistic
-from vse.train.losses.pair_loss import Numbers, balanced_pairs
+from vse.train.losses.pair_loss import Logistic, Numbers, balanced_pairs
 from vse.train.models.similarities.network import SimilarityNetwork
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.models.coupling import SCALES, ConditionalFlow, ConditionalMlp, ConditionalNetwork
+from vse.train.models.similarities.todnet import SCALES, ConditionalFlow, ConditionalMlp, ConditionalNetwork
 
 DIM, OF_CONDITION = 6, 4
 HOW = {

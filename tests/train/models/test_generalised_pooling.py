@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.train.models.generalised_pooling import GeneralisedPooling
+from vse.train.models.encoders.gpo import GeneralisedPooling
 
 SIZES = [1, 4, 2, 7, 4]
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import TINY_FEATURE
-from vse.features.cache import open_cache
-from vse.features.cnn_extractor import CnnExtractor, rebuild_extractor
+from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnConfig
+from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
+from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.train.data.images import ImagesConfig
 from vse.train.models.trainable_cnn import TrainableCnn

@@ -12,16 +12,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.features.cache import merge_shards, open_cache
-from vse.features.rows import Identity, Rows, sha256_bytes
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.boxes_overlap import iou
-from vse.pipeline.dataset import Dataset, load_dataset_file
-from vse.pipeline.image_files import decode, read_bytes
-from vse.pipeline.phrase_lists import mentions, phrase_texts
+from vse.features.cache.feature_cache import merge_shards, open_cache
+from vse.features.cache.rows import Identity, Rows, sha256_bytes
+from vse.features.cache.shards import shard_path, write_shard
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, phrase_texts
+from vse.pipeline.dataset.phrases import iou
+from vse.pipeline.files.images import decode, read_bytes
 from vse.train.experiment import ExperimentConfig, load_experiment
-from vse.train.phrases.phrase_pairs import PhrasePairs, phrase_pairs, truth_regions
-from vse.train.phrases.region_features import BoxFeatures
+from vse.train.phrases.pairs import PhrasePairs, phrase_pairs, truth_regions
+from vse.train.phrases.regions import BoxFeatures
 
 CPU = torch.device("cpu")
 DIM, TEXT_DIM = 12, 10

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from tests.train.phrases.some_regions import World
 from tests.train.phrases.test_triplets import SEEDS, slow_positives
-from vse.train.losses.logistic import Logistic
+from vse.train.losses.pair_loss import Logistic
 from vse.train.models.similarities.network import SimilarityNetwork
-from vse.train.phrases.batch_sampling import SamplingSettings
-from vse.train.phrases.labelled_pairs import LabelledBatch, PairSampler, pair_cost
+from vse.train.phrases.batches import LabelledBatch, PairSampler, SamplingSettings, pair_cost
 
 
 def drawn(world: World, settings: SamplingSettings, seed: int, n: int = 25) -> tuple[list[int], LabelledBatch]:

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from tests.train.phrases.some_regions import CPU, DIM, TEXT_DIM, Caches
-from vse.features.cache import open_cache
-from vse.pipeline.boxes_overlap import iou
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.phrases import iou
 from vse.train.kinds import Kind
 from vse.train.models.build import Input, Model, ModelConfig, build_model
-from vse.train.phrases.localisation_split import PhraseSplit, recalls, score_candidates
-from vse.train.phrases.phrase_pairs import phrase_pairs
-from vse.train.phrases.phrase_task import cached_phrases
-from vse.train.phrases.region_features import BoxFeatures, RegionInputs
+from vse.train.phrases.localisation import PhraseSplit, recalls, score_candidates
+from vse.train.phrases.pairs import phrase_pairs
+from vse.train.phrases.regions import BoxFeatures, RegionInputs
+from vse.train.phrases.task import cached_phrases
 
 MODELS = {
     "cosine": {"dim": 6, "similarity": {"name": "cosine"}},

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from tests.train.phrases.some_regions import CPU, Caches, World, make_caches, world_of
-from vse.features.cache import open_cache
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrase_lists import mentions, phrase_texts
-from vse.train.phrases.phrase_pairs import check_phrase_cache, phrase_pairs, truth_regions
-from vse.train.phrases.region_features import BoxFeatures
+from vse.train.phrases.pairs import check_phrase_cache, phrase_pairs, truth_regions
+from vse.train.phrases.regions import BoxFeatures
 
 
 def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:

@@ -16,14 +16,13 @@ import pytest
 
 from tests.train.conftest import assert_same, state, table, weights
 from tests.train.phrases.some_regions import LINEAR, SMALL, Caches, make_caches, small, write_phrases
-from vse.features.cache import open_cache
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file, phrase_texts
 from vse.pipeline.errors import Interrupted, UserError
-from vse.pipeline.phrase_lists import phrase_texts
 from vse.train.cli import train_main
 from vse.train.experiment import load_experiment
-from vse.train.phrases.phrase_trainer import PhraseTrainer
-from vse.train.phrases.region_features import BoxFeatures
+from vse.train.phrases.regions import BoxFeatures
+from vse.train.phrases.trainer import PhraseTrainer
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing

@@ -11,9 +11,9 @@ import torch
 
 from tests.train.data.caches import made_by_hand, spoil
 from tests.train.phrases.some_regions import CPU, DIM, Caches, make_caches
-from vse.features.cache import open_cache
+from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.errors import UserError
-from vse.train.phrases.region_features import BoxFeatures, RegionInputs
+from vse.train.phrases.regions import BoxFeatures, RegionInputs
 
 
 def by_image(file: Path, name: str) -> dict[int, np.ndarray]:

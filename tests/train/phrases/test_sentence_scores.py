@@ -8,8 +8,7 @@ import torch
 
 from tests.train.phrases.test_localisation_split import MODELS, model_of, split
 from vse.train.models.build import Model
-from vse.train.phrases.localisation_split import PhraseSplit
-from vse.train.phrases.sentence_scores import sentence_scores
+from vse.train.phrases.localisation import PhraseSplit, sentence_scores
 
 __all__ = ["split"]  # the training split, in which the last image has no candidates
 

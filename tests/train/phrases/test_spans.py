@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.train.phrases.spans import Sets, flat_spans, one_of_each, padded_lists, some_of_each
+from vse.train.phrases.pairs import Sets, flat_spans, one_of_each, padded_lists, some_of_each
 
 ROWS = st.lists(st.integers(0, 6), max_size=30)
 SEEDS = st.integers(0, 99)

@@ -15,8 +15,7 @@ from torch import Tensor
 from tests.train.phrases.some_regions import World
 from vse.train.losses.top_of_hinges import TopOfHinges
 from vse.train.models.similarities.euclidean import Euclidean
-from vse.train.phrases.batch_sampling import SamplingSettings
-from vse.train.phrases.triplets import TripletBatch, TripletSampler, triplet_cost
+from vse.train.phrases.batches import SamplingSettings, TripletBatch, TripletSampler, triplet_cost
 
 SEEDS = st.integers(0, 999)
 VARIANTS = {

@@ -9,10 +9,10 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.tfidf import TfidfConfig
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.settings.texts import TfidfConfig
 from vse.train.cli import embed_main, train_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder

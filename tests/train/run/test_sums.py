@@ -20,7 +20,7 @@ from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import read_embeddings, write_embeddings, write_scores
 from vse.eval.ranking.ranks import blocks_from_scores
 from vse.pipeline.errors import UserError
-from vse.pipeline.files import sha256_file
+from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import embed_main, report_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing, Extras

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
-from vse.pipeline.files import sha256_file
-from vse.pipeline.vocabulary import SPECIAL_TOKENS
+from vse.pipeline.dataset.captions import SPECIAL_TOKENS
+from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import train_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths

@@ -13,11 +13,11 @@ from PIL import Image
 
 from tests.train.conftest import experiment
 from tests.train.use.attending import scan
+from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import PageSettings, create_app
-from vse.train.serve.served import ServedRuns
 from vse.train.training import train
-from vse.train.use.opened_run import RunPlaces
 from vse.train.use.searcher import SearchOptions
+from vse.train.use.trained_run import RunPlaces
 
 MANY = SearchOptions(rerank=200, many=True)
 

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import flask
 
-from vse.train.serve.channels import Limits
-from vse.train.serve.server import PageServer
+from vse.train.serve.server import Limits, PageServer
 
 
 @contextmanager

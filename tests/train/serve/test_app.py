@@ -17,10 +17,10 @@ from PIL import Image
 
 from tests.drawn import drawings
 from tests.train.use.attending import compare
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.vocabulary import tokenize
+from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.train.serve.answers import ServedRuns
 from vse.train.serve.app import LONGEST, MOST
-from vse.train.serve.served import ServedRuns
 from vse.train.use.search import search_split
 
 TEXT = "a red square above a blue circle"

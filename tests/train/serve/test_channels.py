@@ -16,8 +16,7 @@ import flask
 import pytest
 
 from tests.train.serve.running import running
-from vse.train.serve.channels import Limits
-from vse.train.serve.server import PageServer
+from vse.train.serve.server import Limits, PageServer
 
 IMPATIENT = Limits(idle_s=0.2, request_s=0.4, refused_s=0.2)
 LARGE = 30_000_000  # bytes, more than the buffers of a socket hold

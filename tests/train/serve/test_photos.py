@@ -11,8 +11,8 @@ from flask.testing import FlaskClient
 from PIL import Image
 
 from tests.train.serve.test_app import png_bomb, upload
-from vse.pipeline.image_files import BadImage
-from vse.train.serve.photos import DECODING, LARGE, read_upload
+from vse.pipeline.files.images import BadImage
+from vse.train.serve.answers import DECODING, LARGE, read_upload
 
 
 def test_too_many_pixels_are_refused_from_the_header_alone() -> None:

@@ -14,8 +14,8 @@ from PIL import Image
 
 from tests.eval.report.test_report import chromium
 from tests.train.serve.running import running
-from vse.pipeline.dataset import load_dataset_file
-from vse.train.serve.served import ServedRuns
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.train.serve.answers import ServedRuns
 
 __all__ = ["chromium"]  # a fixture
 

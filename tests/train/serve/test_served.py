@@ -13,10 +13,10 @@ from PIL import Image
 from tests.train.conftest import experiment, forget_captions
 from tests.train.serve.conftest import MANY
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import decode
-from vse.train.serve.served import ServedRuns, UnknownId
+from vse.pipeline.files.images import decode
+from vse.train.serve.answers import ServedRuns, UnknownId
 from vse.train.training import train
-from vse.train.use.opened_run import RunPlaces
+from vse.train.use.trained_run import RunPlaces
 
 
 def test_runs_of_one_name_are_known_by_their_folders(served: ServedRuns, vectors_run: Path, sets_run: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.train.conftest import assert_same, experiment, state, weights
 from vse.train.solvers import adam
-from vse.train.solvers.averaged_weights import AveragedWeights
+from vse.train.solvers.optimisation import AveragedWeights
 from vse.train.training import train
 from vse.train.use.embed import load_run
 

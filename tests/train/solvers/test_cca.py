@@ -20,7 +20,7 @@ from sklearn import cross_decomposition
 from tests.train.conftest import assert_same, experiment, state
 from vse.eval.defaults import RECALLS
 from vse.eval.protocols.evaluate import evaluate
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vse.pipeline.dataset import Caption
-from vse.train.losses.base import Ranking
-from vse.train.losses.hinges import hinge_costs
+from vse.pipeline.dataset.dataset import Caption
+from vse.train.losses.base import Ranking, hinge_costs
 from vse.train.losses.ranking import negative_pairs
 from vse.train.solvers.negatives import HardNegatives
 

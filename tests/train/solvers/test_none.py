@@ -16,15 +16,15 @@ from tests.features.tiny_text import add_tiny_clip, tiny_bert
 from tests.train.conftest import experiment, table
 from tests.train.use.searching import printed
 from vse.eval.cli import eval_main, table_main
-from vse.features.cache import open_cache
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.cache.rows import Item
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnConfig
-from vse.features.extractors.text import TextConfig
-from vse.features.reader import FeatureReader
-from vse.features.rows import Item
-from vse.features.text_extractor import TextExtractor
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.extractors.text import TextExtractor
+from vse.features.settings.images import CnnConfig
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.train.cli import embed_main, report_main, train_main
 from vse.train.experiment import ExperimentConfig

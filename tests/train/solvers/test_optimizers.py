@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vse.train.solvers.optimizers import OPTIMIZERS
+from vse.train.solvers.optimisation import OPTIMIZERS
 
 TORCH = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 

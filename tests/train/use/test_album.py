@@ -10,8 +10,8 @@ import pytest
 
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.sources import check_dataset
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.sources import check_dataset
 from vse.train.cli import search_main
 
 

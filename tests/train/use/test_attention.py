@@ -13,12 +13,12 @@ import pytest
 from tests.drawn import drawings
 from tests.train.conftest import experiment
 from tests.train.use.attending import compare, scan
-from vse.eval.report.html_page import thumbnail
-from vse.features.cache import merge_shards, open_cache
-from vse.features.rows import Identity, Rows
-from vse.features.shards import shard_path, write_shard
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.vocabulary import tokenize
+from vse.eval.report.pages import thumbnail
+from vse.features.cache.feature_cache import merge_shards, open_cache
+from vse.features.cache.rows import Identity, Rows
+from vse.features.cache.shards import shard_path, write_shard
+from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import search_main
 from vse.train.training import train
 from vse.train.use.embed import load_run

@@ -17,7 +17,7 @@ from tests.train.use.attending import compare, scan
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.report.gallery import retrieved
-from vse.pipeline.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.train.cli import embed_main, report_main
 from vse.train.training import train
 

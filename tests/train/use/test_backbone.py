@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from tests.train.conftest import experiment
-from vse.features.backbone_cache import backbone_of
-from vse.features.cache import FeatureCache, open_cache, verify_cache
+from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.exchange.embeddings import backbone_of
 from vse.features.extraction import verify_sources
-from vse.features.reader import FeatureReader
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.files import sha256_file
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import embed_main
 from vse.train.training import train
 
@@ -99,8 +99,8 @@ def test_caches_of_other_weights_replace_those_that_are_there(made: Path, cache:
 def test_an_image_without_features_has_no_embedding(own_cache: Path, tmp_path: Path) -> None:
     """Nor have its captions; a training on the caches leaves it out, too."""
     from tests.conftest import TINY_FEATURE
-    from vse.features.cnn_extractor import CnnExtractor
     from vse.features.extraction import extract_shards, merge
+    from vse.features.extractors.cnn import CnnExtractor
 
     dataset = load_dataset_file(own_cache.parent.parent / "data" / "dataset.json")
     gone = dataset.split("train")[2]

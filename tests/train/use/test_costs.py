@@ -12,9 +12,9 @@ import pytest
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.evaluate import evaluate
-from vse.eval.protocols.evaluation_options import EvaluationOptions
+from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.ladder import ladder
-from vse.features.cache import open_cache
+from vse.features.cache.feature_cache import open_cache
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
 from vse.train.use.embed import embed_split

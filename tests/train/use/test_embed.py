@@ -13,9 +13,9 @@ import torch
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import experiment, weights
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.cache.shards import shards_folder
 from vse.features.extraction import extract_shards, merge
-from vse.features.shards import shards_folder
+from vse.features.extractors.cnn import CnnExtractor
 from vse.train.cli import embed_main
 from vse.train.training import train
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from tests.train.conftest import forget_captions
-from vse.eval.search.hits import SearchHit
-from vse.features.shards import shard_path
-from vse.pipeline import dataset as dataset_module
-from vse.pipeline import input_files
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.dataset_columns import columns_file
+from vse.eval.search.top_k import SearchHit
+from vse.features.cache.shards import shard_path
+from vse.pipeline.dataset import dataset as dataset_module
+from vse.pipeline.dataset.columns import columns_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
+from vse.pipeline.files import inputs as input_files
 from vse.train.run.folder import RunFolder
 from vse.train.use import search as search_module
-from vse.train.use.opened_run import RunPlaces
 from vse.train.use.search import search_split
+from vse.train.use.trained_run import RunPlaces
 
 TEXT = "a red square above a blue circle"
 Search = Callable[..., list[SearchHit]]

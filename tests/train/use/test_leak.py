@@ -13,8 +13,8 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from vse.eval.cli import eval_main
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.cnn import CnnExtractor
 from vse.train.cli import embed_main
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]

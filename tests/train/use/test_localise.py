@@ -13,14 +13,13 @@ from tests.train.phrases.some_regions import Caches, make_caches
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
-from vse.features.cache import open_cache
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.cache.feature_cache import open_cache
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import make_demo
 from vse.pipeline.errors import UserError
-from vse.pipeline.phrase_lists import mentions
 from vse.train.run.folder import RunFolder
 from vse.train.use.embed import embed_split, load_run
-from vse.train.use.opened_run import RunPlaces
+from vse.train.use.trained_run import RunPlaces
 
 
 @pytest.fixture(scope="module")

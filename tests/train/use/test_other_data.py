@@ -14,10 +14,10 @@ import pytest
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import experiment
 from vse.eval.cli import eval_main, table_main
-from vse.features.cache import open_cache
-from vse.features.caption_extractor import encoder_of
-from vse.features.cnn_extractor import CnnExtractor
+from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors.captions import encoder_of
+from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.demo import make_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.run.folder import RunFolder

@@ -11,7 +11,7 @@ import pytest
 from vse.eval.cli import eval_main
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import embed_main, report_main, search_main
 
 RUN_FILES = ("best.safetensors", "run.json", "config.yaml", "vocab.json", "last.ckpt", "metrics.csv")

@@ -13,12 +13,11 @@ from tests.train.phrases.some_regions import Caches, small
 from vse.eval.cli import eval_main
 from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.files.results import read_result
-from vse.features.cache import open_cache
-from vse.features.caption_extractor import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.tfidf import TfidfConfig
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.phrase_lists import mentions
+from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
+from vse.features.settings.texts import TfidfConfig
+from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.train.cli import embed_main, report_main, search_main
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train

@@ -16,10 +16,10 @@ from tests.train.conftest import experiment
 from tests.train.toy_similarity import ToySettings
 from tests.train.use.searching import printed
 from vse.eval.cli import eval_main
-from vse.eval.search.index_file import note_file
+from vse.eval.search.index import note_file
 from vse.eval.search.top_k import CANDIDATES
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.files import sha256_file
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.files.writing import sha256_file
 from vse.train.cli import embed_main, search_main
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.solvers.encode import encode

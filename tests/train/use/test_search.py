@@ -16,18 +16,18 @@ from PIL import Image
 from tests.train.conftest import experiment, forget_captions
 from tests.train.use.searching import printed
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.report.html_page import thumbnail
-from vse.eval.search.index_file import note_file
+from vse.eval.report.pages import thumbnail
+from vse.eval.search.index import note_file
 from vse.eval.search.top_k import CANDIDATES
-from vse.pipeline.dataset import load_dataset_file
-from vse.pipeline.files import read_json, sha256_file, write_json
-from vse.pipeline.vocabulary import tokenize
+from vse.pipeline.dataset.captions import tokenize
+from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.files.writing import read_json, sha256_file, write_json
 from vse.train.cli import embed_main, search_main
 from vse.train.experiment import ExperimentConfig
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
-from vse.train.use.opened_run import RunPlaces
 from vse.train.use.search import search_split
+from vse.train.use.trained_run import RunPlaces
 
 NETWORK = ["model.similarity=network", "loss.name=logistic", "train.epochs=1"]
 FINETUNE = ["images.source=pictures", "images.finetune=true", "train.epochs=1"]

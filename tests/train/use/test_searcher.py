@@ -9,15 +9,15 @@ import pytest
 
 from tests.train.conftest import experiment
 from tests.train.use.attending import scan
-from vse.pipeline.dataset import load_dataset_file
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.image_files import decode
+from vse.pipeline.files.images import decode
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
-from vse.train.use import searched
+from vse.train.use import corpus as searched
+from vse.train.use.corpus import encoded_side, pooled_side
 from vse.train.use.embed import load_run
 from vse.train.use.search import search_split
-from vse.train.use.searched import encoded_side, pooled_side
 from vse.train.use.searcher import Searcher, SearchOptions
 
 FORMS = {"cosine": [], "order": ["model.similarity=order", "train.epochs=1"], "scan": scan("i2t")}

@@ -15,11 +15,11 @@ from tests.conftest import TINY_FEATURE
 from tests.features.tiny_text import OTHERS, tiny_bert
 from tests.train.conftest import experiment
 from tests.train.use.searching import printed
-from vse.features.cnn_extractor import CnnExtractor
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.text import TextConfig
-from vse.features.text_extractor import TextExtractor
-from vse.pipeline.dataset import load_dataset_file
+from vse.features.extractors.cnn import CnnExtractor
+from vse.features.extractors.text import TextExtractor
+from vse.features.settings.texts import TextConfig
+from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.demo import make_demo
 from vse.train.cli import embed_main, search_main
 from vse.train.run.folder import RunFolder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.data.samplers.base import Sampler
 
 SAMPLERS: Registry[Sampler] = Registry(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.config import Settings
+from vse.pipeline.presets.schema import Settings
 
 Numbers = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ returns a network from one side of a batch to its embeddings, see :mod:`vse.trai
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import EncoderSettings
 

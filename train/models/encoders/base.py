@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vse.features.transformer import Transformer
-from vse.pipeline.config import Settings
+from vse.features.backbones.transformer import Transformer
+from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind
 
 

@@ -12,11 +12,11 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.transformer import TINY, Transformer, layers_of, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import TINY, Transformer, layers_of, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind, padded
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
-from vse.train.models.generalised_pooling import GeneralisedPooling
+from vse.train.models.encoders.gpo import GeneralisedPooling
 from vse.train.models.size_augmentation import WordAugmentation
 
 _TOGETHER = 32  # captions that a processor reads at once

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.pipeline.config import Settings
+from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
 

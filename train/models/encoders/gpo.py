@@ -1,18 +1,68 @@
-"""A set of vectors as one, by the generalised pooling operator: the image encoder of VSE-infinity."""
+"""A set of vectors as one, by the generalised pooling operator: the image encoder of VSE-infinity.
+
+The generalised pooling operator (GPO): a weighted mean of sorted features, whose weights a network makes of their ranks.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
-from vse.train.models.generalised_pooling import GeneralisedPooling
 from vse.train.models.size_augmentation import some_of_sets
+
+_DIM = 32  # of a rank's encoding, and of a state of the network
+_TEMPERATURE = 0.1
+
+
+class GeneralisedPooling(nn.Module):
+    """One vector of each set, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
+
+    In each dimension by itself max_k is the k-th highest of the set's numbers. The weights theta depend on the size of the set
+    alone: a bidirectional GRU reads the sinusoidal encodings of the ranks 1 to its size, a linear map of the mean of its two
+    states at rank k is a logit, and theta is their softmax at the temperature 0.1. So they sum to 1; equal weights are the
+    mean, a weight of 1 for the first rank the maximum, and a set of one vector is that vector.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranks = nn.GRU(_DIM, _DIM, batch_first=True, bidirectional=True)
+        self.logit = nn.Linear(_DIM, 1, bias=False)
+
+    def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
+        """Theta of sets of these sizes, each at least 1; 0 beyond the size."""
+        different, which = torch.unique(sizes, return_inverse=True)
+        encoded = rank_encodings(longest, self.logit.weight).expand(len(different), -1, -1)
+        with torch.autocast(sizes.device.type, enabled=False):
+            packed = pack_padded_sequence(encoded, different.cpu(), batch_first=True, enforce_sorted=False)
+            states, _ = pad_packed_sequence(self.ranks(packed)[0], batch_first=True, total_length=longest)
+            logits: Tensor = self.logit((states[:, :, :_DIM] + states[:, :, _DIM:]) / 2)[:, :, 0]
+        beyond = torch.arange(longest, device=sizes.device) >= different[:, None]
+        return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
+
+    def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
+        """The pooled vectors; what is not in the ``mask``, wherever it stands, counts for nothing. No set is empty."""
+        sizes = mask.sum(1)
+        weights = self.weights(sizes, mask.shape[1])
+        by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
+        highest = by_dim.sort(dim=2, descending=True, stable=True).values
+        beyond = torch.arange(mask.shape[1], device=mask.device) >= sizes[:, None]
+        return (highest.masked_fill(beyond[:, None], 0) * weights[:, None]).sum(2)
+
+
+def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
+    """sin(k / 10000^(2 i / 32)) and its cosine, in turn for i = 0 to 15, of the ranks k from 0; in the type of ``like``."""
+    ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
+    scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
+    angles = ranks[:, None] * scales
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
 class Gpo(EncoderSettings):

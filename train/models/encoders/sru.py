@@ -1,17 +1,125 @@
-"""Words read by Simple Recurrent Units, the caption encoder of DSVE-loc."""
+"""Layers of Simple Recurrent Units: one matrix product for all steps, then a recurrence of single numbers.
+
+Words read by Simple Recurrent Units, the caption encoder of DSVE-loc.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
+from jaxtyping import Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from vse.train.models.encoders.base import Encoder, Sizes
 from vse.train.models.encoders.word_reader import WordReader, WordReaderSettings
 from vse.train.models.recurrent_states import last_of
-from vse.train.models.sru_layers import SruLayers
+
+_MANY = 256  # rows are rounded up to a multiple of it: for every new shape the library beneath torch compiles a kernel
+
+
+class SruLayers(nn.Module):
+    """Layers of SRUs, one upon the other (Lei et al., EMNLP 2018).
+
+    Parameters
+    ----------
+    input_dim, dim : lengths of an input and of a state
+    n_layers : how many
+    dropout : of what each layer reads and, but for the last, of what it adds to that; one mask for all steps of a caption
+    """
+
+    def __init__(self, input_dim: int, dim: int, n_layers: int, dropout: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            SruLayer(input_dim if k == 0 else dim, dim, dropout, dropout if k + 1 < n_layers else 0.0) for k in range(n_layers)
+        )
+
+    def forward(self, inputs: Float[Tensor, "n_packed input_dim"], sizes: list[int]) -> Float[Tensor, "n_packed dim"]:
+        """The last layer's state after each step; of the n captions, the longest first, ``sizes[t]`` have a step t."""
+        n_packed = len(inputs)
+        states = nn.functional.pad(inputs, (0, 0, 0, -n_packed % _MANY))
+        for layer in self.layers:
+            states = layer(states, sizes)
+        return states[:n_packed]
+
+
+class SruLayer(nn.Module):
+    """A layer in the form of the paper's first version, which DSVE-loc takes, with tanh and a highway from its input.
+
+    With the forget gate f, the reset gate r and the cell c::
+
+        f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
+        c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
+
+    The printed paper adds v c_{t-1} to both gates. Where x and h differ in length, W_h x_t stands for x_t in h_t. Weights
+    start as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
+    """
+
+    def __init__(self, input_dim: int, dim: int, input_dropout: float, dropout: float) -> None:
+        super().__init__()
+        self.dim, self.input_dropout, self.dropout = dim, input_dropout, dropout
+        n_products = 3 if input_dim == dim else 4
+        self.weight = nn.Parameter(torch.empty(n_products * dim, input_dim))  # of W, W_f, W_r and, where it is needed, W_h
+        self.bias = nn.Parameter(torch.zeros(2 * dim))  # of f and r
+        nn.init.uniform_(self.weight, -((3 / input_dim) ** 0.5), (3 / input_dim) ** 0.5)
+        with torch.no_grad():
+            self.weight.mul_((1 - input_dropout) ** 0.5)
+            self.weight[:dim].mul_((1 - dropout) ** 0.5)
+
+    def forward(self, inputs: Float[Tensor, "n_rows input_dim"], sizes: list[int]) -> Float[Tensor, "n_rows dim"]:
+        """States of packed inputs, after which there may be rows that nobody reads."""
+        seen = self._dropped(inputs, self.input_dropout, sizes)
+        products = linear(seen, self.weight).to(self.weight.dtype)
+        gates = (products[:, self.dim : 3 * self.dim] + self.bias).sigmoid()
+        cells: Tensor = _Cells.apply(products[:, : self.dim], gates[:, : self.dim], sizes)
+        passed = inputs if len(self.weight) == 3 * self.dim else products[:, 3 * self.dim :]
+        return passed + self._dropped(cells.tanh() - passed, self.dropout, sizes) * gates[:, self.dim :]
+
+    def _dropped(self, rows: Tensor, rate: float, sizes: list[int]) -> Tensor:
+        """Rows of packed captions after dropout by one mask per caption."""
+        if not rate or not self.training:
+            return rows
+        kept = rows.new_empty(sizes[0], rows.shape[1]).bernoulli_(1 - rate).div_(1 - rate)
+        caption = torch.cat([torch.arange(size) for size in (*sizes, len(rows) - sum(sizes))]).clamp(max=sizes[0] - 1)
+        return rows * kept[caption.to(rows.device)]
+
+
+class _Cells(torch.autograd.Function):
+    """c_t = f_t c_{t-1} + (1 - f_t) u_t of all captions at once, step by step."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, forget: Tensor, sizes: list[int]) -> Tensor:
+        cells = torch.zeros_like(inputs)
+        start, before = 0, torch.zeros_like(inputs[: sizes[0]])
+        for size in sizes:
+            step = slice(start, start := start + size)
+            before = torch.lerp(inputs[step], before[:size], forget[step], out=cells[step])
+        ctx.save_for_backward(inputs, forget, cells)
+        ctx.sizes = sizes
+        return cells
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
+        inputs, forget, cells = ctx.saved_tensors
+        of_cells, of_forget = torch.zeros_like(inputs), torch.zeros_like(inputs)
+        end = sum(ctx.sizes)
+        later: Tensor | None = None  # the gradient with respect to the cells of a step, through the next one
+        for size, earlier in zip(reversed(ctx.sizes), [*reversed(ctx.sizes[:-1]), 0], strict=True):
+            start = end - size
+            step = slice(start, end)
+            of_cell = of_cells[step].copy_(gradients[0][step])
+            if later is not None:
+                of_cell[: len(later)] += later
+            if earlier:
+                torch.sub(cells[start - earlier : start - earlier + size], inputs[step], out=of_forget[step])
+            else:
+                torch.neg(inputs[step], out=of_forget[step])
+            later = of_cell * forget[step]
+            end = start
+        return of_cells * (1 - forget), of_cells * of_forget, None
 
 
 class Sru(WordReaderSettings):

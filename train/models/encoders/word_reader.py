@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from vse.pipeline.vocabulary import END, PAD, START, UNKNOWN
+from vse.pipeline.dataset.captions import END, PAD, START, UNKNOWN
 from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 from vse.train.models.encoders.branch import Branch, LayersSettings
-from vse.train.models.generalised_pooling import GeneralisedPooling
+from vse.train.models.encoders.gpo import GeneralisedPooling
 from vse.train.models.size_augmentation import WordAugmentation
 
 _RANGE = 0.1  # of word embeddings that start from nothing

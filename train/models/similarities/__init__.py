@@ -6,7 +6,7 @@ A similarity is a class of settings, derived from :class:`vse.train.models.simil
 
 from __future__ import annotations
 
-from vse.pipeline.parts import Registry
+from vse.pipeline.presets.parts import Registry
 from vse.train.models.similarities.base import SimilaritySettings
 
 SIMILARITIES: Registry[SimilaritySettings] = Registry(

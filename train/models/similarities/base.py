@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from vse.pipeline.config import Settings
 from vse.pipeline.errors import UserError
+from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind
 
 # Scores (n_images, n_captions), or one such matrix for each direction, i2t and t2i.

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tests.transformers_made import WORDS, make_bert
-from vse.features.transformer import read_transformer
+from vse.features.backbones.transformer import read_transformer
 from vse.pipeline.errors import UserError
-from vse.train.data.tokens import TokenNumbers
+from vse.train.data.captions import TokenNumbers
 from vse.train.kinds import Kind
 from vse.train.models.encoders.base import Sizes
 from vse.train.models.encoders.bert import Bert, BertEncoder

@@ -1,0 +1,287 @@
+"""Check a folder with a pretrained text encoder, so that nothing in it runs as code.
+
+sentence-transformers and transformers import what the JSON files of a folder name: module classes, ``auto_map``, kernels,
+other models. This module checks these names against allow lists, and the libraries then see a copy with the checked files
+alone: no Python file, no pickle, no adapter.
+
+Models of the Hugging Face hub: a folder of the user's, or a download.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vse.features.settings.libraries import Library
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import ReadOnce
+from vse.pipeline.files.writing import parse_json
+
+_COMMIT = re.compile("[0-9a-f]{40}")
+HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
+
+
+def local_folder(model: str, weights_dir: Path | None) -> Path | None:
+    """The folder in ``weights_dir`` that has the last part of a model's name and stands in for a download; None if none is."""
+    folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
+    return folder if folder is not None and folder.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Download:
+    """The folder of a model from the hub at one commit, by its hash of 40 hexadecimal digits."""
+
+    folder: Path
+    commit: str
+
+
+def download(model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None) -> Download:
+    """Download the files of a model at one commit, or return those of an earlier download.
+
+    ``files`` are patterns of names. A branch, a tag or no ``revision`` is resolved to a commit before the first file is
+    downloaded, so that all files are of this commit. Raises UserError, with ``advice`` on what a user can do without the
+    hub, if it cannot be reached or if its library returns a folder that is not of one commit.
+    """
+    hub = HUB.load(model)
+    try:
+        folder = Path(hub.snapshot_download(model, revision=revision, allow_patterns=list(files)))
+        if not _COMMIT.fullmatch(folder.name):
+            raise ValueError(f"{folder} is not the folder of a commit")
+        return Download(folder, folder.name)
+    except Exception as error:  # of the hub's client, of what it calls, or of the network
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        at = f" at {revision}" if revision else ""
+        otherwise = advice or (
+            f"put its files (config.json, model.safetensors, tokenizer.json, ...) into a folder {model.rpartition('/')[2]} "
+            "and name the folder around it with --weights-dir"
+        )
+        raise UserError(f"cannot get {model}{at} from the Hugging Face hub ({reason.rstrip('.')}); {otherwise}") from None
+
+
+def download_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
+    """Download the first of some files that a model has; return it and the hash of its commit.
+
+    Raises UserError as :func:`download` does, also if the model has none of the files.
+    """
+    for name in names:  # one after the other, since the last ones are large and rarely needed
+        found = download(model, [name], revision, advice)
+        if (found.folder / name).is_file():
+            return found.folder / name, found.commit
+        revision = found.commit
+    raise UserError(f"cannot get {' or '.join(names)} of {model} from the Hugging Face hub; {advice}")
+
+
+# Where each version of sentence-transformers keeps the classes: modules of 2.x to 5.3 are in ``models``.
+_HOMES = {
+    "Transformer": ("base.modules", "transformer"),
+    "Pooling": ("sentence_transformer.modules", "pooling"),
+    "Dense": ("base.modules", "dense"),
+    "LayerNorm": ("sentence_transformer.modules", "layer_norm"),
+    "Dropout": ("sentence_transformer.modules", "dropout"),
+    "Normalize": ("base.modules", "normalize"),
+    "WeightedLayerPooling": ("sentence_transformer.modules", "weighted_layer_pooling"),
+}
+_LIBRARY = "sentence_transformers."
+MODULE_CLASSES = {
+    f"{_LIBRARY}{path}": name
+    for name, (package, file) in _HOMES.items()
+    for path in (
+        f"models.{name}",
+        f"models.{name}.{name}",
+        f"{package}.{name}",
+        f"{package}.{file}.{name}",
+        f"sentence_transformer.modules.{file}.{name}",  # of the 5.x versions from 5.4 on
+    )
+}
+_WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
+_ACTIVATION = ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Sigmoid", "Tanh")
+_ACTIVATIONS = {"torch.nn.modules.linear.Identity", *(f"torch.nn.modules.activation.{name}" for name in _ACTIVATION)}
+_TRANSFORMER_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
+_LIBRARY_ARGUMENTS = {"model", "tokenizer", "processor", "config"}  # followed by _args or _kwargs
+_HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
+_NAMES_CODE = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}
+_NAMES_ANOTHER_MODEL = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
+_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
+
+_SETTINGS = ("config.json", "config_sentence_transformers.json", "modules.json", "sentence_*_config.json")
+_CHECKED = (*_SETTINGS, "tokenizer_config.json", "special_tokens_map.json")
+_DATA = ("tokenizer.json", "added_tokens.json", "vocab.json", "*.txt", "*.model")
+_INDEX = "model.safetensors.index.json"
+_WEIGHTS = ("model.safetensors", "model-*.safetensors")
+
+
+@contextmanager
+def checked_copy(folder: Path) -> Iterator[Path]:
+    """Yield a temporary copy of a text encoder's folder that has its checked files alone; weights are links.
+
+    Raises UserError if a file names code, another model or an unknown module class, or if weights are not safetensors.
+    """
+    with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
+        copy = Path(temporary) / (folder.name or "model")
+        for place, name in _module_folders(folder).items():
+            _copy_module(folder / place, copy / place, name)
+        yield copy
+
+
+@contextmanager
+def checked_transformer(folder: Path) -> Iterator[Path]:
+    """Yield a temporary copy, as :func:`checked_copy` does, of a transformer's files alone, whatever modules follow it."""
+    with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
+        copy = Path(temporary) / (folder.name or "model")
+        _copy_module(folder, copy, "Transformer")
+        yield copy
+
+
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """Return the checked content of ``modules.json``: dicts with ``type`` and ``path``; empty if there is no such file.
+
+    Raises UserError if it names a class that is not in :data:`MODULE_CLASSES`, or a path outside the folder.
+    """
+    file = folder / "modules.json"
+    if not file.exists():
+        return []
+    modules: list[dict[str, Any]] = parse_json(file, ReadOnce(file).read())
+    sound = isinstance(modules, list) and all(
+        isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
+        for module in modules
+    )
+    if not sound or not modules:
+        raise UserError(f"{file}: not the modules of a text encoder")
+    for module in modules:
+        _check_class(file, module["type"])
+        path = PurePosixPath(module["path"])
+        if path.is_absolute() or ".." in path.parts or "\\" in module["path"]:
+            raise UserError(f"{file}: the path {module['path']} leads out of the folder; name a folder inside it")
+    first = MODULE_CLASSES[modules[0]["type"]]
+    if first != "Transformer":
+        raise UserError(f"{file}: the first module is a {first}, not a transformer of text")
+    return modules
+
+
+def check_settings(file: Path, content: Any) -> None:
+    """Raise UserError if settings of a model, at any depth, name code or another model; ``file`` is named in the message."""
+    for key, value in _entries(content):
+        if key in _NAMES_CODE and value:
+            raise UserError(f"{file}: {key} names code of its own ({_shown(value)}), and none is run; use a model without it")
+        if key in _NAMES_ANOTHER_MODEL and isinstance(value, str):
+            raise UserError(f"{file}: {key} names another model ({value}), which is not loaded; use a model that is complete")
+        if key.endswith("attn_implementation"):
+            for kind in value.values() if isinstance(value, dict) else [value]:
+                if kind is not None and kind not in _ATTENTION:
+                    raise UserError(f"{file}: {key} names code of its own ({kind}), and none is run; remove the line")
+
+
+def _module_folders(folder: Path) -> dict[str, str]:
+    """Map the path of each folder that is read to the name of its module's class; the root is always among them."""
+    modules = read_modules(folder)
+    named = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules} or {"": "Transformer"}
+    return {"": "", **named}
+
+
+def _copy_module(source: Path, target: Path, name: str) -> None:
+    """Check the files of one module and copy them; ``name`` is that of its class, empty for a folder around modules."""
+    if not source.is_dir():  # of a module without settings
+        return
+    target.mkdir(parents=True, exist_ok=True)
+    if name == "Transformer" and (source / "adapter_config.json").exists():
+        raise UserError(f"{source / 'adapter_config.json'}: an adapter of another model; merge it into that model first")
+    names = sorted(path.name for path in source.iterdir() if path.is_file())
+    for file in [source / name for name in names if _matches(name, (*_CHECKED, *_DATA, _INDEX))]:
+        content = ReadOnce(file).read()
+        if _matches(file.name, _CHECKED):
+            _check_file(file, parse_json(file, content), name)
+        elif file.name == _INDEX:
+            _check_index(file, parse_json(file, content), names)
+        (target / file.name).write_bytes(content)
+    weights = [name for name in names if _matches(name, _WEIGHTS)]
+    if not weights and name in _WITH_WEIGHTS:
+        raise UserError(
+            f"{source}: not a text encoder with model.safetensors; weights in other formats, which may run code, are not read"
+        )
+    for weight in weights:
+        (target / weight).symlink_to((source / weight).resolve())
+
+
+def _check_file(file: Path, content: Any, name: str) -> None:
+    if file.name != "modules.json" and not isinstance(content, dict):
+        raise UserError(f"{file}: not the settings of a model")
+    check_settings(file, content)
+    if name == "Transformer" and fnmatchcase(file.name, "sentence_*_config.json"):
+        _check_transformer(file, content)
+    if name == "Dense" and file.name == "config.json":
+        activation = content.get("activation_function")
+        if activation is not None and activation not in _ACTIVATIONS:
+            raise UserError(f"{file}: the activation_function {_shown(activation)} is not one of torch that are known")
+
+
+def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
+    """Raise UserError if ``sentence_bert_config.json`` has a setting that could load or call something else."""
+    for key, value in content.items():
+        if key.rpartition("_")[0] in _LIBRARY_ARGUMENTS and isinstance(value, dict):
+            unknown = sorted(set(value) - _HARMLESS_ARGUMENTS)
+        else:
+            unknown = [] if key in _TRANSFORMER_SETTINGS or value in (None, False, "", {}, []) else [key]
+        if unknown:
+            raise UserError(f"{file}: the setting {unknown[0]} is not supported; remove it if the model works without it")
+    methods = [value for key, value in _entries(content.get("modality_config")) if key == "method"]
+    if any(method != "forward" for method in methods) or content.get("transformer_task", "feature-extraction") != (
+        "feature-extraction"
+    ):
+        raise UserError(f"{file}: not the settings of a text encoder (method: forward, transformer_task: feature-extraction)")
+
+
+def _check_index(file: Path, content: Any, names: list[str]) -> None:
+    parts = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(parts, dict):
+        raise UserError(f"{file}: not the list of a model's weights (it lacks weight_map)")
+    for part in parts.values():
+        if part not in names or not _matches(part, _WEIGHTS):
+            raise UserError(f"{file}: {_shown(part)} is not one of the model-*.safetensors files next to it")
+
+
+def _check_class(file: Path, name: str) -> None:
+    if name in MODULE_CLASSES:
+        return
+    if not name.startswith(_LIBRARY):
+        raise UserError(f"{file}: {name} is code of its own, and none is run; use a model of {', '.join(_HOMES)}")
+    raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_HOMES)}")
+
+
+def _entries(content: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each key with its value, at any depth."""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield key, value
+            yield from _entries(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _entries(value)
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message, at most 60 characters."""
+    text = ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of named tensors, on any device: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().data if tensor.numel() else b"")
+    return digest.hexdigest()

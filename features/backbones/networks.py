@@ -1,0 +1,376 @@
+"""Networks by name, with weights from torchvision, timm, OpenCLIP, a file, or a seed; and one layer of them.
+
+Batch norms in evaluation are linear: they can be folded into the convolutions before them.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import safetensors.torch
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from vse.features.backbones.model_folder import download_file, tensors_sha256
+from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
+from vse.features.settings.libraries import LIBRARIES
+from vse.pipeline.errors import UserError, did_you_mean
+from vse.pipeline.files.inputs import ReadOnce
+
+log = logging.getLogger(__name__)
+
+
+def load_backbone(
+    config: NetworkSettings,
+    weights_dir: Path | None = None,
+    family: ModuleType | None = None,
+    notes: dict[str, Any] | None = None,
+    **options: Any,
+) -> nn.Module:
+    """The model of ``config`` with its weights, in evaluation mode, on the CPU.
+
+    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
+    torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder. The
+    ``commit`` of a download from the Hugging Face hub is added to ``notes``.
+    """
+    file = weights_file(config.model, config.weights, weights_dir)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
+    if file is not None:
+        load_weights_file(model, file, _fitted, config.weights_sha256)
+    return model.eval().requires_grad_(False)
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 of all parameters and buffers."""
+    return tensors_sha256(model.state_dict())
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
+    """Return the context of a forward pass in ``fp32``, ``bf16`` or ``fp16``."""
+    dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+
+
+class LayerOutput(nn.Module):
+    """A model cut off at one layer: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
+
+    ``layer`` is the name of a module of ``model``, whose output is taken; ``penultimate``, what the model's last Linear
+    layer reads; or ``output``, what the model returns. An output with height and width, or with a token per patch,
+    is averaged to ``grid`` x ``grid`` positions, or left as it is (``all``); these are flattened, or kept apart. Tokens before
+    the patches' (class, registers) are left out. Nothing after the layer is computed.
+    """
+
+    def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.grid = grid
+        self.positions = positions
+        self._output: Tensor | None = None
+        modules = dict(model.named_modules())
+        if layer == "penultimate":
+            linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+            if not linear:
+                raise UserError("layer 'penultimate': the model has no Linear layer; name another layer")
+            linear[-1].register_forward_pre_hook(lambda _, inputs: self._stop(inputs[0]))
+        elif layer == "output":
+            model.register_forward_hook(lambda _, __, output: self._stop(output))
+        else:
+            module_named(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of a batch of images."""
+        with suppress(_LayerReached):
+            self.model(images)
+        output, self._output = self._output, None
+        assert output is not None, "the model ran without reaching its layer"
+        if output.ndim == 3:
+            output = _as_map(output)
+        if output.ndim == 4:
+            output = _channels_first(output, images)
+            if self.grid != "all":
+                output = nn.functional.adaptive_avg_pool2d(output, self.grid)
+            pooled = output.flatten(2)
+            return pooled.transpose(1, 2) if self.positions else pooled.flatten(1)
+        if output.ndim != 2 or self.positions or self.grid != 1:
+            raise UserError(f"the layer gives {output.ndim} axes; a grid needs a layer with height and width, or with patches")
+        return output
+
+    def _stop(self, output: Tensor) -> None:
+        self._output = output
+        raise _LayerReached
+
+
+def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
+    """A module of ``model`` by its dotted name; :class:`UserError` with the nearest names, ``others`` among them."""
+    modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
+    if name not in modules:
+        raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
+    return modules[name]
+
+
+def _channels_first(output: Tensor, images: Tensor) -> Tensor:
+    """A map (n, dim, height, width), also of a model that puts its channels last, which a square image tells."""
+    _, first, second, last = output.shape
+    square = images.shape[2] == images.shape[3]
+    return output.permute(0, 3, 1, 2) if square and second != last and first == second else output
+
+
+def _as_map(tokens: Tensor) -> Tensor:
+    """Tokens (n, prefix + side * side, dim) of square patches as a map (n, dim, side, side)."""
+    side = math.isqrt(tokens.shape[1])
+    patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
+    return patches.reshape(*patches.shape[:2], side, side)
+
+
+class _LayerReached(Exception):
+    """Ends a forward pass at the layer that was asked for."""
+
+
+def weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
+    """The file that ``weights`` names, or the one in ``weights_dir`` that stands in for a download; None if there is none."""
+    if weights.endswith(WEIGHT_SUFFIXES):
+        return Path(weights)
+    if weights == "random" or weights_dir is None:
+        return None
+    stem = model.rpartition("/")[2]
+    return next((f for suffix in WEIGHT_SUFFIXES if (f := weights_dir / f"{stem}{suffix}").is_file()), None)
+
+
+def _build(
+    config: NetworkSettings, pretrained: bool, family: ModuleType | None, notes: dict[str, Any], options: dict[str, Any]
+) -> nn.Module:
+    library, _, name = config.model.rpartition("/")
+    if library:
+        builders: dict[str, Callable[[str, str | None, dict[str, Any]], nn.Module]]
+        builders = {"timm": _build_timm, "open_clip": _build_open_clip}
+        if library not in builders:
+            raise UserError(f"unknown library {library!r} of model {config.model}{did_you_mean(library, builders)}")
+        return builders[library](name, config.weights if pretrained else None, notes)
+    from vse.features.vision import torchvision
+
+    names = torchvision.models.list_models(family or torchvision.models)
+    if config.model not in names:
+        raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
+    # These two draw their weights slowly and with a warning unless told to, and turn their input to suit trained weights.
+    if config.model in ("googlenet", "inception_v3"):
+        options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
+    model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
+    if pretrained:
+        model.load_state_dict(_fitted(model, _download(config.model, config.weights)))
+    return model
+
+
+def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Published weights under the names of ``model``.
+
+    DenseNet's say ``norm.1`` where torchvision's model says ``norm1``; those of networks trained with frozen batch norms
+    lack its counters, which nothing reads in evaluation; an OpenCLIP checkpoint may hold both towers.
+    """
+    pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+    counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
+    tower = {name.removeprefix("visual."): tensor for name, tensor in state.items() if name.startswith("visual.")}
+    return {**counters, **(tower or {pattern.sub(r"\1\2", name): tensor for name, tensor in state.items()})}
+
+
+def _download(name: str, weights: str) -> dict[str, Tensor]:
+    from vse.features.vision import torchvision
+
+    choices = torchvision.models.get_model_weights(name)
+    if weights != "pretrained" and weights not in choices.__members__:
+        raise UserError(f"unknown weights {weights!r} of {name}{did_you_mean(weights, choices.__members__)}")
+    entry = choices["DEFAULT" if weights == "pretrained" else weights]
+    try:
+        state: dict[str, Tensor] = torch.hub.load_state_dict_from_url(
+            entry.url, map_location="cpu", check_hash=True, weights_only=True
+        )
+    except (OSError, RuntimeError) as error:
+        raise UserError(
+            f"cannot download the weights of {name} from {entry.url} ({error}); put the file into a folder as {name}.pth "
+            "and name the folder with --weights-dir"
+        ) from None
+    return state
+
+
+def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
+    timm = LIBRARIES["timm"].load(f"timm/{name}")
+    if not set(name).isdisjoint(":/\\@") or not timm.is_model(name):  # timm would take a folder or a model of the hub
+        raise UserError(f"unknown timm model {name!r}{did_you_mean(name, timm.list_models())}")
+    pinned = {} if weights is None else _timm_weights(timm, name, notes)
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
+    except (OSError, RuntimeError) as error:
+        raise _no_weights(f"timm/{name}", name, error) from None
+    return model
+
+
+def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
+    """Return settings that make timm read a file of the hub at one commit; none if the weights are not from the hub."""
+    source = timm.get_pretrained_cfg(name)
+    if source is None or not source.hf_hub_id:
+        return {}
+    model, _, revision = source.hf_hub_id.partition("@")
+    file, notes["commit"] = download_file(model, ["model.safetensors"], revision or None, _advice(name))
+    return {"file": str(file), "custom_load": False}
+
+
+def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
+    """The image tower of an OpenCLIP model, with its projection."""
+    tower: nn.Module = open_clip_model(name, weights, notes).visual
+    return tower
+
+
+def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
+    """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones.
+
+    The ``commit`` of a download from the Hugging Face hub is added to ``notes``.
+    """
+    open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
+    if name not in open_clip.list_models():
+        raise UserError(f"unknown OpenCLIP model {name!r}{did_you_mean(name, open_clip.list_models())}")
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if weights not in (None, *tags):
+        raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
+    file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
+    try:
+        with root_logger_kept():
+            return open_clip.create_model(name, pretrained=file or weights)
+    except (OSError, RuntimeError) as error:
+        raise _no_weights(f"open_clip/{name}", name, error) from None
+
+
+def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
+    """Return the file of weights at one commit of the hub; None if they are not from the hub."""
+    source = open_clip.get_pretrained_cfg(name, weights)
+    model, _, file_name = source.get("hf_hub", "").rpartition("/")
+    if not model:
+        return None
+    stem = file_name.rpartition(".")[0] or "open_clip_model"
+    names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is read without unpickling code
+    file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _advice(name))
+    if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
+        log.warning(
+            "open_clip/%s: weights %s were trained with another activation (QuickGELU) than the model has", name, weights
+        )
+    return str(file)
+
+
+def _ask_for_no_code() -> None:
+    """Make transformers refuse code of a model that OpenCLIP loads by name, where it would ask on the terminal."""
+    with suppress(ImportError):
+        from transformers import dynamic_module_utils
+
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0
+
+
+@contextmanager
+def root_logger_kept() -> Iterator[None]:
+    """In this block OpenCLIP's lines to the root logger give that no handler, which would show ours a second time."""
+    _ask_for_no_code()
+    root, silent = logging.getLogger(), logging.NullHandler()
+    root.addHandler(silent)
+    try:
+        yield
+    finally:
+        root.removeHandler(silent)
+
+
+def _no_weights(model: str, stem: str, error: Exception) -> UserError:
+    return UserError(f"cannot get the weights of {model} ({str(error).splitlines()[0]}); {_advice(stem)}")
+
+
+def _advice(stem: str) -> str:
+    return f"put the file into a folder as {stem}.pth and name the folder with --weights-dir"
+
+
+def load_weights_file(
+    model: nn.Module,
+    file: Path,
+    fitted: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
+    expected: str | None = None,
+) -> None:
+    """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if known."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such weights file")
+    opened = ReadOnce(file)
+    if expected is not None and opened.sha256 != expected:
+        raise UserError(f"{file}: sha256 is {opened.sha256}, {expected} expected")
+    try:
+        if file.suffix == ".safetensors":
+            state = safetensors.torch.load(opened.read())
+        else:
+            opened.stream.seek(0)
+            state = torch.load(opened.stream, map_location="cpu", weights_only=True)
+        model.load_state_dict(fitted(model, state))
+    except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
+        raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None
+
+
+_CLOSE = 1e-4  # of the largest output; folding moves them by some 1e-6
+
+
+@torch.no_grad()
+def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width"]) -> int:
+    """Fold batch norms into the convolutions whose output they read, in place; returns how many.
+
+    Which ones these are is seen as ``network``, which is in evaluation mode, runs on the ``images``. Left as they are: modules
+    that run more than once or have hooks, and batch norms without running statistics. :class:`UserError` if the network's
+    output is another one afterwards, because something else reads a convolution, too.
+    """
+    before = network(images)
+    pairs = _pairs(network, images)
+    names = {module: name for name, module in network.named_modules()}
+    for convolution, norm in pairs:
+        mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
+        convolution.weight, convolution.bias = fuse_conv_bn_weights(
+            convolution.weight, convolution.bias, mean, variance, norm.eps, norm.weight, norm.bias
+        )
+        network.set_submodule(names[norm], _rest_of(norm))
+    if (network(images) - before).abs().max() > _CLOSE * before.abs().max():
+        raise UserError("fold_batch_norm: folding changes what this network computes; set it to false")
+    return len(pairs)
+
+
+def _pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """Convolutions and the batch norms that read their output."""
+    made_by: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # by the output's identity; it is held, so that it stays the only one
+    runs: dict[nn.Module, int] = {}
+    pairs = []
+
+    def after_convolution(module: nn.Conv2d, _: object, output: Tensor) -> None:
+        made_by[id(output)] = module, output
+        runs[module] = runs.get(module, 0) + 1
+
+    def before_norm(module: nn.BatchNorm2d, inputs: tuple[Tensor]) -> None:
+        if (made := made_by.get(id(inputs[0]))) is not None:
+            pairs.append((made[0], module))
+        runs[module] = runs.get(module, 0) + 1
+
+    plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
+    hooks = [m.register_forward_hook(after_convolution) for m in plain if isinstance(m, nn.Conv2d)]
+    hooks += [m.register_forward_pre_hook(before_norm) for m in plain if isinstance(m, nn.BatchNorm2d) and _can_fold(m)]
+    network(images)
+    for hook in hooks:
+        hook.remove()
+    return [pair for pair in pairs if runs[pair[0]] == runs[pair[1]] == 1]
+
+
+def _can_fold(norm: nn.BatchNorm2d) -> bool:
+    return norm.running_mean is not None and (type(norm) is nn.BatchNorm2d or {"drop", "act"} <= norm._modules.keys())
+
+
+def _rest_of(norm: nn.BatchNorm2d) -> nn.Module:
+    """What a batch norm does after it has normalised: nothing or, in timm's, an activation."""
+    if type(norm) is nn.BatchNorm2d:
+        return nn.Identity()
+    return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

@@ -1,0 +1,119 @@
+"""Write a cache and its captions in the layout of VSE++ and SCAN (see :mod:`vse.features.exchange.precomp`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vse.features.cache.feature_cache import open_cache
+from vse.features.cache.reader import FeatureReader
+from vse.features.data_checks import check_data
+from vse.features.exchange.precomp import SPLITS, CaptionFile
+from vse.pipeline.dataset.dataset import Image, load_dataset_file
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.outputs import OutputKind, check_out, first_bytes
+from vse.pipeline.files.writing import read_json, write_bytes, written
+
+
+def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
+    """Write a cache and its captions in the layout; returns the folder.
+
+    What was imported from the layout comes back byte for byte (docs/formats.md says what that covers); else a split has one
+    row per image, or ``repeats``, LF ends every line, and ids are written.
+    """
+    cache = open_cache(features)
+    if cache.kind != "image":
+        raise UserError(f"{features}: {cache.kind} features; the layout holds those of images")
+    path = captions or cache.captions
+    dataset = load_dataset_file(path)
+    check_data(cache, dataset)
+    layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
+    with reading(path, "a data set whose 'precomp' says how it was laid out"):
+        _check_layouts(layouts)
+    reader = FeatureReader(cache)
+    texts: dict[Path, bytes] = {}
+    arrays: dict[Path, tuple[Sequence[Image], int]] = {}
+    for split, images in dataset.splits.items():
+        layout = layouts.get(split, {"name": "dev" if split == "val" else split})
+        name, times = layout["name"], repeats or layout.get("repeats", 1)
+        text = CaptionFile(
+            captions=tuple(caption.raw for image in images for caption in image.captions),
+            bom=layout.get("bom", False),
+            newline=layout.get("newline", "\n"),
+            ends=layout.get("ends", True),
+        )
+        _check_layout(path, images, times, text)
+        arrays[out / f"{name}_ims.npy"] = images, times
+        texts[out / f"{name}_caps.txt"] = text.bytes()
+        if layout.get("ids", True):
+            often = times if repeats else layout.get("ids_repeats", times)
+            lines = [str(image.imgid) for image in images for _ in range(often)]
+            newline, ends = layout.get("ids_text") or ("\n", True)
+            texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * ends).encode()
+    for file in (*texts, *arrays):
+        start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
+        kind = OutputKind("the same export", partial(_begins, start, alone=file in texts))
+        check_out(file, kind, [path, cache.path])
+    for file, content in texts.items():
+        write_bytes(file, content)
+    for file, (images, times) in arrays.items():
+        with written(file) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
+            stream.writelines(_array_parts(reader, images, times))
+    return out
+
+
+def _begins(start: bytes, path: Path, alone: bool) -> bool:
+    """Return whether a file begins with these bytes, or has them ``alone``."""
+    return first_bytes(path, len(start) + alone) == start
+
+
+def _check_layouts(layouts: Mapping[str, Any]) -> None:
+    """:class:`ValueError` if a layout of ``dataset.json`` is not what an import writes; its names become file names."""
+    for split, layout in layouts.items():
+        newline, ends = layout.get("ids_text") or ("\n", True)
+        newlines = {newline, layout.get("newline", "\n")}
+        flags = [ends, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
+        times = layout.get("repeats", 1)
+        named = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
+        if not named or not newlines <= {"\n", "\r\n"} or {type(flag) for flag in flags} != {bool} or type(times) is not int:
+            raise ValueError(f"that of {split!r} is none")
+
+
+def _check_layout(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
+    counts = {len(image.captions) for image in images}
+    if len(counts) > 1:
+        raise UserError(f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs as many for each")
+    if times not in (1, *counts):
+        raise UserError(f"--repeat {times}: an image has {counts.pop()} captions, so its row stands once or that often")
+    bad = next((caption for caption in text.captions if "\n" in caption), None)
+    if bad is not None:
+        raise UserError(f"{path}: the caption {bad!r} holds a line feed; the layout needs a line per caption")
+
+
+def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
+    """Yield the parts of a ``.npy`` file of the images' features: its header, then blocks of rows."""
+    cache = reader.cache
+    positions = reader.positions(image.imgid for image in images)
+    shape: tuple[int, ...] = cache.row_shape
+    if cache.offsets is not None:
+        counts = np.unique(np.diff(cache.offsets)[positions])
+        if len(counts) > 1:
+            raise UserError(
+                f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs as many for each"
+            )
+        shape = (int(counts[0]), *shape)
+    header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}
+    stream = BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {**header, "shape": (len(positions) * times, *shape)})
+    yield stream.getvalue()
+    for k in range(0, len(positions), 512):
+        block = positions[k : k + 512]
+        values = reader.rows(block) if cache.offsets is None else reader.regions(block).features
+        yield np.ascontiguousarray(np.repeat(values, times, axis=0)).data.cast("B")

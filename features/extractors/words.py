@@ -1,0 +1,176 @@
+"""Word vectors: read from a word2vec or GloVe file or a table, or trained on captions."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_text, text_tensor
+from vse.features.word_files import dictionary_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.decoded_limit import check_stream, decoded_stream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Distinct ``words`` and their ``vectors`` (n_words, dim) float32."""
+
+    words: tuple[str, ...]
+    vectors: NDArray[np.float32]
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        """Row of each word."""
+        return {word: row for row, word in enumerate(self.words)}
+
+    def encode(self, caption: Sequence[str]) -> list[int]:
+        """Rows of the words of a caption that are known, in order."""
+        return [self.rows[word] for word in caption if word in self.rows]
+
+    def flat(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+        """Rows of the known words of all captions, one after the other, and how many each has."""
+        encoded = [self.encode(caption) for caption in captions]
+        lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
+        return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Words and vectors, as an encoder's file keeps them."""
+        return {"words": text_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> WordVectors:
+        """The word vectors whose :meth:`tensors` these are."""
+        return cls(tuple(tensor_text(tensors["words"])), tensors["vectors"].numpy())
+
+    def only(self, wanted: Iterable[str], first: int) -> WordVectors:
+        """The ``first`` words and those ``wanted``, in the same order."""
+        others = set(wanted)
+        kept = [row for row, word in enumerate(self.words) if row < first or word in others]
+        return WordVectors(tuple(self.words[row] for row in kept), self.vectors[kept])
+
+
+def read_words(path: Path) -> WordVectors:
+    """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped.
+
+    Of Skip-Thought's table, ``utable.npy``, the words are the lines of ``dictionary.txt`` beside it.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file of word vectors")
+    dictionary = dictionary_of(path)
+    try:
+        if dictionary is not None:
+            vectors = _read_table(path, dictionary)
+        else:
+            vectors = _read_binary(path) if ".bin" in path.suffixes else _read_text(path)
+    except UserError:
+        raise
+    except Exception as error:  # gensim and gzip raise many kinds for a file that is something else
+        raise UserError(f"{path}: not a word2vec or GloVe file or a table ({error})") from None
+    if not vectors.vectors.size or not np.isfinite(vectors.vectors).all():
+        raise UserError(f"{path}: holds no word vectors, or some that are not finite")
+    return vectors
+
+
+def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
+    """Skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, on one core, so that they can be repeated."""
+    from gensim.models import Word2Vec
+
+    model = Word2Vec(
+        [list(caption) for caption in captions],
+        vector_size=dim,
+        epochs=epochs,
+        min_count=min_count,
+        seed=seed,
+        sg=1,
+        workers=1,
+        hashfxn=lambda word: zlib.crc32(str(word).encode()),
+    )
+    return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
+
+
+def vectors_of(
+    corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
+) -> tuple[WordVectors, WordVectors]:
+    """The word vectors to keep, and ``n_sampled`` of all to fit to (or all, if there are fewer).
+
+    They are read from ``file`` or, without one, trained on the training captions. Kept are the words of the data set and the
+    first ``config.keep`` of the file; the rest of a large file is forgotten on return. :class:`UserError` if not one word of
+    the data set has a vector.
+    """
+    if file is None:
+        log.info("training word vectors on %d captions", len(corpus.sentences))
+        known = train_words(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
+    else:
+        known = read_words(file)
+    kept = known.only(corpus.words, config.keep)
+    with_vector = sum(word in kept.rows for word in corpus.words)
+    log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
+    if not with_vector:
+        raise UserError("not one word of the captions has a vector: is the file of word vectors of this language and case?")
+    sample = np.arange(len(known.words))
+    if len(sample) > n_sampled:
+        sample = np.sort(np.random.default_rng(config.seed).permutation(len(sample))[:n_sampled])
+    return kept, WordVectors(tuple(known.words[k] for k in sample), known.vectors[sample])
+
+
+def _read_binary(path: Path) -> WordVectors:
+    from gensim.models import KeyedVectors
+
+    check_stream(path)
+    keyed = KeyedVectors.load_word2vec_format(str(path), binary=True, unicode_errors="replace")
+    return WordVectors(tuple(keyed.index_to_key), np.asarray(keyed.vectors, np.float32))
+
+
+def _read_table(path: Path, dictionary: Path) -> WordVectors:
+    """A table (n_words, dim) of numbers, and its words, one a line; a word's first row counts."""
+    if not dictionary.is_file():
+        raise UserError(f"{dictionary}: no such file; the words of {path.name} belong there, one a line")
+    table = np.load(path, allow_pickle=False)
+    words = [line.strip() for line in dictionary.read_text(encoding="utf-8", errors="replace").split("\n")]
+    words = words[:-1] if words and not words[-1] else words
+    if table.ndim != 2 or table.dtype.kind != "f" or len(table) != len(words):
+        raise UserError(f"{path}: {table.dtype} of shape {table.shape}; {dictionary.name} has {len(words)} words")
+    rows = {word: row for row, word in reversed(list(enumerate(words)))}
+    kept = sorted(rows.values())
+    return WordVectors(tuple(words[row] for row in kept), np.asarray(table[kept], np.float32))
+
+
+def _read_text(path: Path) -> WordVectors:
+    """Lines of a word and its numbers, after a first line with their count and length (word2vec) or not (GloVe).
+
+    A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
+    """
+    words: dict[str, None] = {}
+    numbers = bytearray()  # of all words, because an array for each would take twice the memory
+    n_lines, dim, expected = 0, 0, None
+    with decoded_stream(path) as stream:
+        for number, line in enumerate(stream, 1):
+            fields = line.decode(errors="replace").rstrip().split(" ")
+            if number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):
+                expected, dim = int(fields[0]), int(fields[1])
+                continue
+            dim = dim or len(fields) - 1
+            try:
+                if not 0 < dim < len(fields):
+                    raise ValueError(f"{len(fields) - 1} numbers")
+                vector = np.asarray(fields[-dim:], np.float32)
+            except ValueError as error:
+                raise UserError(f"{path}: line {number} is not a word and {dim} numbers ({error})") from None
+            n_lines += 1
+            if (word := " ".join(fields[:-dim])) not in words:
+                words[word] = None
+                numbers += vector.tobytes()
+    if expected is not None and n_lines != expected:
+        raise UserError(f"{path}: {n_lines} words, but its first line says {expected}")
+    return WordVectors(tuple(words), np.frombuffer(numbers, np.float32).reshape(len(words), dim))

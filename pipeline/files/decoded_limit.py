@@ -1,0 +1,107 @@
+"""The limit on what a compressed file may decode to: the only place that knows it."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.inputs import check_input
+
+VARIABLE = "VSE_MAX_DECODED_GB"
+_DEFAULT_GB = 1.0
+_RATIO = 100  # beyond which real data hardly compress
+_CHUNK = 1 << 20
+_OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
+
+
+def decoded_limit(n_stored: int) -> int:
+    """Return to how many bytes ``n_stored`` bytes of a file may decode: 100 times as many, but at least 1 GB.
+
+    The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if it is not a positive number.
+    """
+    text = os.environ.get(VARIABLE, "")
+    try:
+        n_gb = float(text) if text else _DEFAULT_GB
+        if not 0 < n_gb < 1e9:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
+    return max(int(n_gb * 1e9), _RATIO * n_stored)
+
+
+def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
+    """Raise UserError if ``n_stored`` bytes of a file decode to more bytes, ``n_decoded``, than they may."""
+    limit = decoded_limit(n_stored)
+    if n_decoded > limit:
+        raise UserError(
+            f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
+            f"set {VARIABLE} to the gigabytes that it may have"
+        )
+
+
+@contextmanager
+def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a plain, gzip, xz or bzip2 file for reading; the beginning of its content says which one it is.
+
+    Reading raises UserError once a compressed file has decoded to more than it may.
+    """
+    with ExitStack() as stack:
+        stream = stack.enter_context(check_input(path).open("rb"))
+        start = stream.read(6)
+        stream.seek(0)
+        opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+        if opener is not None:
+            decoder = stack.enter_context(opener(stream))
+            stream = stack.enter_context(io.BufferedReader(_Limited(path, decoder), _CHUNK))
+        yield stream
+
+
+def check_stream(path: Path) -> None:
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more than it may; for libraries that open the file themselves."""
+    with decoded_stream(path) as stream:
+        if isinstance(stream.raw, _Limited):
+            while stream.read(_CHUNK):
+                pass
+
+
+def check_zip(path: Path) -> None:
+    """Raise UserError if the members of a zip file, of the sizes that it states and no reader exceeds, are too large."""
+    with zipfile.ZipFile(check_input(path)) as archive:
+        check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
+
+
+class _Limited(io.RawIOBase):
+    """A decoded stream that is read up to the limit."""
+
+    def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
+        self._path, self._stream = path, stream
+        self._n_stored = path.stat().st_size
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        place = self._stream.seek(offset, whence)
+        check_decoded(self._path, place, self._n_stored)
+        return place
+
+    def readinto(self, buffer: Any) -> int:
+        content = self._stream.read(min(len(buffer), _CHUNK))
+        check_decoded(self._path, self._stream.tell(), self._n_stored)
+        buffer[: len(content)] = content
+        return len(content)

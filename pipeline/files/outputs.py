@@ -1,0 +1,128 @@
+"""Outputs that are there already: the one function that decides whether a command may replace them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import target_of
+
+if TYPE_CHECKING:
+    import h5py
+
+_force: ContextVar[bool] = ContextVar("_force", default=False)
+
+
+@dataclass(frozen=True)
+class OutputKind:
+    """A kind of output.
+
+    Attributes
+    ----------
+    name : what messages call it, e.g. ``a result of vse-eval``
+    marks : whether a plain file has the marker of this format; whatever it raises means that the file has none
+    """
+
+    name: str
+    marks: Callable[[Path], bool]
+
+    def is_at(self, path: Path) -> bool:
+        """Return whether the file at ``path`` is an output of this kind."""
+        try:
+            return path.is_file() and self.marks(path)
+        except Exception:  # libraries raise many kinds for a file of another format
+            return False
+
+
+@contextmanager
+def replacing_others(allowed: bool = True) -> Iterator[None]:
+    """Let outputs in this block replace files of other kinds (``--force``)."""
+    token = _force.set(allowed or _force.get())
+    try:
+        yield
+    finally:
+        _force.reset(token)
+
+
+def may_replace_others() -> bool:
+    """Return whether the user allowed outputs to replace files of other kinds."""
+    return _force.get()
+
+
+def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
+    """Check an output path before any work.
+
+    An existing file is replaced only if it is an output of the same ``kind``, or with ``--force``.
+
+    Parameters
+    ----------
+    out : the file to write
+    kind : what is written there
+    inputs : files that the same command reads, and folders with such files
+
+    Raises
+    ------
+    UserError
+        if ``out`` is something else than a plain file; if it is one of the ``inputs``, also through a link, or lies in one,
+        even with ``--force``; or if it is a file of another kind and ``--force`` is not given
+    """
+    target = target_of(out)
+    if not target.exists():
+        return
+    for path in inputs:
+        with suppress(OSError, RuntimeError):
+            if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
+                raise UserError(f"{out}: output is also an input; name another file to write")
+    if not may_replace_others() and not kind.is_at(target):
+        raise UserError(f"{out}: is there and is not {kind.name}; name another file to write, or replace it with --force")
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; ValueError or another error if the file is something else."""
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    return content
+
+
+def json_kind(name: str, *keys: str) -> OutputKind:
+    """Return the kind of JSON files with an object that has these keys."""
+    return OutputKind(name, lambda path: set(keys) <= json_object(path).keys())
+
+
+def hdf5_kind(name: str, marks: Callable[[h5py.File], bool]) -> OutputKind:
+    """Return the kind of HDF5 files that ``marks`` recognises."""
+
+    def of_file(path: Path) -> bool:
+        import h5py  # which no command imports before it works
+
+        with h5py.File(path, "r", locking=False) as file:
+            return marks(file)
+
+    return OutputKind(name, of_file)
+
+
+def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
+    """Return the kind of files with a ``marker`` in their first bytes."""
+    return OutputKind(name, lambda path: marker.encode() in first_bytes(path, within))
+
+
+def csv_kind(name: str, *columns: str) -> OutputKind:
+    """Return the kind of CSV files whose header has all these ``columns``."""
+
+    def marks(path: Path) -> bool:
+        return set(columns) <= set(first_bytes(path, 2**16).decode().splitlines()[0].split(","))
+
+    return OutputKind(name, marks)
+
+
+def first_bytes(path: Path, n_bytes: int) -> bytes:
+    """Return the first bytes of a file."""
+    with path.open("rb") as stream:
+        return stream.read(n_bytes)

@@ -1,0 +1,199 @@
+"""Parquet files that others wrote, read a batch of rows at a time within the limit on decoded bytes.
+
+Headers of the pages of parquet files, which say how much memory a reader allocates.
+
+The footer of a file says how large its columns are, but no reader relies on that; all obey the headers of the pages. These are
+structs of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from vse.pipeline.errors import extra_package
+from vse.pipeline.files.decoded_limit import check_decoded
+from vse.pipeline.files.inputs import reading
+
+_MOST_FIELDS = 1000  # of one header, nested ones counted
+_INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
+_SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
+_KINDS = (_DATA, _DICTIONARY, _DATA_V2)
+
+
+class Page(NamedTuple):
+    """A page: the bytes that it decompresses to, and the number of its values."""
+
+    n_bytes: int
+    n_values: int
+
+
+def pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[Page]:
+    """Yield the pages of a column chunk that begins at ``start``. Raises ValueError if a header is malformed."""
+    place, end = start, start + n_bytes
+    while place < end:
+        stream.seek(place)
+        header = _Reader(stream).struct()
+        kind = next((kind for kind in _KINDS if kind in header), None)
+        inner = {} if kind is None else header[kind]
+        size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED, -1)
+        n_values = inner.get(1, 0)
+        if min(size, compressed, n_values) < 0:
+            raise ValueError("a page of a negative size")
+        yield Page(size, n_values)
+        place = stream.tell() + compressed
+
+
+class _Reader:
+    """Reads a struct of integers and structs; other values are skipped."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._n_fields = 0
+
+    def struct(self) -> dict[int, Any]:
+        """Return the fields of the struct that begins here, by number."""
+        fields: dict[int, Any] = {}
+        number = 0
+        while head := self._byte():
+            number = number + (head >> 4) if head >> 4 else self._integer()
+            fields[number] = self._value(head & 15)
+        return fields
+
+    def _value(self, kind: int) -> Any:
+        self._n_fields += 1
+        if self._n_fields > _MOST_FIELDS:
+            raise ValueError("a page header of too many fields")
+        if kind in (1, 2):
+            return kind == 1
+        if kind == 3:
+            return self._byte()
+        if kind in _INTEGERS:
+            return self._integer()
+        if kind in (_DOUBLE, _BINARY):
+            return self._stream.seek(8 if kind == _DOUBLE else self._varint(), 1)
+        if kind in _LISTS:
+            head = self._byte()
+            count = head >> 4 if head >> 4 < 15 else self._varint()
+            return [self._value(head & 15) for _ in range(min(count, _MOST_FIELDS + 1))]
+        if kind == _STRUCT:
+            return self.struct()
+        raise ValueError(f"a page header with a field of the kind {kind}")
+
+    def _byte(self) -> int:
+        byte = self._stream.read(1)
+        if not byte:
+            raise ValueError("a page header that is cut off")
+        return byte[0]
+
+    def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self._byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise ValueError("a number of more than 64 bits")
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return (value >> 1) ^ -(value & 1)
+
+
+_BATCH, _SMALL_BATCH = 1024, 16  # rows
+_VALUE_BYTES = 8  # of a number, or of the index of a text, at most
+_TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # without decimal numbers
+
+
+def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
+    """Yield record batches (pyarrow) of a parquet file, row group by row group.
+
+    Texts come as dictionaries, so that a long text in many rows is in memory once. A file without rows yields an empty batch.
+
+    Parameters
+    ----------
+    choose : returns the columns to read, of the names that the file has
+
+    Raises UserError if the file is damaged, or if a row group or all texts together decode to more bytes than they may.
+    """
+    library = extra_package("pyarrow.parquet", str(path), "parquet")
+    arrow = extra_package("pyarrow", str(path), "parquet")
+    with reading(path, "a parquet file"):
+        n_stored = stream.seek(0, 2)
+        parquet = library.ParquetFile(stream)
+        columns = list(choose(parquet.schema_arrow.names))
+        leaves = _leaves(parquet.schema, columns)
+        texts = _dictionaries(parquet.metadata, leaves)
+        parquet = library.ParquetFile(stream, read_dictionary=texts)
+        n_expanded, n_batches = 0, 0
+        for group in range(parquet.num_row_groups):
+            n_decoded, n_rows = _decoded(parquet.metadata.row_group(group), leaves, texts, stream)
+            check_decoded(path, n_decoded, n_stored)
+            for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
+                n_expanded += sum(map(_expanded, batch.columns))
+                check_decoded(path, n_expanded, n_stored)
+                n_batches += 1
+                yield batch
+        if not n_batches:
+            yield arrow.RecordBatch.from_pylist([], arrow.schema([parquet.schema_arrow.field(name) for name in columns]))
+
+
+def check_parquet(path: Path) -> None:
+    """Raise UserError if a row group decodes to more bytes than it may; for libraries that open the file themselves.
+
+    Texts count once for each row, because such a library copies them.
+    """
+    with path.open("rb") as stream:
+        for _ in parquet_batches(path, stream, lambda names: names):
+            pass
+
+
+def _leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
+    """Return the columns of a parquet schema that make up columns of the table, by their index."""
+    starts = tuple(f"{name}." for name in columns)
+    leaves = map(schema.column, range(len(schema)))
+    return {index: leaf for index, leaf in enumerate(leaves) if f"{leaf.path}.".startswith(starts)}
+
+
+def _dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
+    """Return the paths of the texts that pyarrow reads as dictionaries, which it does not in the delta encodings."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    return [
+        leaf.path
+        for index, leaf in leaves.items()
+        if (leaf.physical_type, leaf.converted_type) in _TEXTS
+        and not any(encoding.startswith("DELTA") for group in groups for encoding in group.column(index).encodings)
+    ]
+
+
+def _decoded(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
+    """Return the most bytes that a reader allocates for a row group, and the number of rows to read at a time."""
+    n_decoded, n_rows = 0, _BATCH
+    for index, leaf in leaves.items():
+        chunk = group.column(index)
+        starts = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
+        width = max(_VALUE_BYTES, leaf.length or 0)
+        is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
+        n_rows = _SMALL_BATCH if is_copied else n_rows
+        for page in pages(stream, min(starts), chunk.total_compressed_size):
+            n_decoded += page.n_bytes + width * page.n_values
+            if is_copied:  # a value may be as long as the page
+                n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH)
+    return n_decoded, n_rows
+
+
+def _expanded(array: Any) -> int:
+    """Return the bytes of an array's texts once each row has its own copy."""
+    kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
+    if kind.is_dictionary(array.type):
+        lengths = compute.binary_length(array.dictionary).cast("int64")
+        return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
+    if kind.is_struct(array.type):
+        return sum(map(_expanded, array.flatten()))
+    if kind.is_list(array.type) or kind.is_large_list(array.type) or kind.is_fixed_size_list(array.type):
+        return _expanded(array.flatten())
+    if kind.is_map(array.type):
+        return _expanded(array.keys) + _expanded(array.items)
+    return int(array.nbytes)

@@ -1,0 +1,339 @@
+"""Batches of triplets for the embedding network, and their loss (two-branch paper, Algorithm 1 and Eq. 6).
+
+What the two samplers of Algorithm 1 share: which candidates of a pair's image are positive, and which negative.
+
+Batches of positive and negative pairs for the similarity network, and their loss (two-branch, Algorithm 1 and Eq. 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from pydantic import Field, PositiveInt
+from torch import Tensor
+
+from vse.eval.ranking.localisation import pairwise_iou
+from vse.pipeline.presets.schema import Settings
+from vse.train.data.images import Numbers
+from vse.train.losses.base import Cost, Ranking
+from vse.train.losses.neighbourhood import neighbourhood, related
+from vse.train.losses.pair_loss import PairLoss
+from vse.train.losses.ranking import RankingLoss
+from vse.train.models.similarities.base import Scores, Similarity
+from vse.train.phrases.pairs import PhrasePairs, Sets, flat_spans, one_of_each, padded_lists, some_of_each
+from vse.train.phrases.regions import BoxFeatures
+
+
+class PositiveSettings(Settings):
+    """Which regions are positive for a phrase (two-branch paper, section 4.1)."""
+
+    positives: Literal["truth", "augmented"] = Field(
+        "augmented", description="truth: the ground-truth region alone; augmented: candidates that overlap it, too"
+    )
+    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: the IoU with the truth from which they are")
+
+
+class SamplingSettings(PositiveSettings):
+    """Algorithm 1 of the two-branch paper."""
+
+    negative_iou: float = Field(0.3, gt=0, le=1, description="candidates below this IoU with the truth are negatives")
+    neighbours: bool = Field(
+        False,
+        description="neighbourhood sampling, for losses of triplets: where a batch has one phrase for a region, or one region "
+        "for a phrase, a second one",
+    )
+    negatives: Literal["balanced", "all"] = Field(
+        "balanced", description="for losses of pairs: one negative pair for each positive one, or every negative candidate"
+    )
+    candidates: PositiveInt | None = Field(
+        None, description="negatives are drawn from so many random candidates of an image, at each visit; none: from all"
+    )
+
+
+@dataclass(frozen=True)
+class Near:
+    """Candidates of the images of some pairs: positive or negative ones of each pair's phrase.
+
+    rows : (n,) which of the pairs, ascending
+    regions : (n,) the candidates' numbers
+    """
+
+    rows: Int[np.ndarray, " n"]
+    regions: Int[np.ndarray, " n"]
+
+
+class CandidateSampler:
+    """Positive and negative candidates of pairs, and the numbers of their ground-truth regions.
+
+    Parameters
+    ----------
+    pairs : all pairs that are trained on, each with a box
+    candidates : the boxes of their images
+    truth_of : (n_pairs,) the number of each pair's ground-truth region among all regions
+    settings : of Algorithm 1
+    """
+
+    def __init__(
+        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+    ) -> None:
+        self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
+
+    def near(self, batch: Numbers, rng: np.random.Generator) -> tuple[Near, Near]:
+        """The candidates with an IoU of at least ``positive_iou`` with each pair's truth, and drawn ones below the other."""
+        images = self.pairs.image_of[batch]
+        rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
+        overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
+        positive = overlaps >= self.settings.positive_iou
+        negative = (overlaps < self.settings.negative_iou) & self._drawn(images, rows, regions, rng)
+        return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
+
+    def _drawn(self, images: Numbers, rows: Numbers, regions: Numbers, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
+        """Which candidates are among those that are drawn of their image, the same for all its pairs of the batch."""
+        if self.settings.candidates is None:
+            return np.ones(len(rows), bool)
+        visited = np.unique(images)
+        of_visit, every = flat_spans(self.candidates.starts[visited], self.candidates.counts[visited])
+        return np.isin(regions, every[some_of_each(of_visit, self.settings.candidates, rng)])
+
+
+@dataclass(frozen=True)
+class TripletBatch:
+    """Regions and phrases that are embedded, and the triplets among them, by rows of ``regions`` and of ``texts``.
+
+    regions : (n_regions,) numbers of regions, each once
+    texts : (n_texts,) numbers of texts, each once
+    region_of_query, text_of_query : (n_queries,) positive pairs (x, y) in which the region is the query
+    negative_texts : (n_queries, n_texts) which phrases are its negatives y'
+    text_of_phrase_query, region_of_phrase_query : (m_queries,) positive pairs in which the phrase is the query
+    candidates, are_negatives : (m_queries, longest) its negatives x' of the same image, padded
+    region_of_pair, text_of_pair, truth_of_pair : (n_pairs,) all positive pairs of both, and the truth that each is of
+    """
+
+    regions: Int[np.ndarray, " n_regions"]
+    texts: Int[np.ndarray, " n_texts"]
+    region_of_query: Int[np.ndarray, " n_queries"]
+    text_of_query: Int[np.ndarray, " n_queries"]
+    negative_texts: Bool[np.ndarray, "n_queries n_texts"]
+    text_of_phrase_query: Int[np.ndarray, " m_queries"]
+    region_of_phrase_query: Int[np.ndarray, " m_queries"]
+    candidates: Int[np.ndarray, "m_queries longest"]
+    are_negatives: Bool[np.ndarray, "m_queries longest"]
+    region_of_pair: Int[np.ndarray, " n_pairs"]
+    text_of_pair: Int[np.ndarray, " n_pairs"]
+    truth_of_pair: Int[np.ndarray, " n_pairs"]
+
+    @property
+    def n_triplets(self) -> int:
+        """How many triplets there are in both directions, before the highest of each pair are kept."""
+        return int(self.negative_texts.sum() + self.are_negatives.sum())
+
+
+class TripletSampler(CandidateSampler):
+    """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
+
+    A phrase is a negative for a region unless the chain or the ground-truth box of the region has a phrase of the same text
+    somewhere in the training set: such a phrase could not be ranked below one of its own.
+    """
+
+    def __init__(
+        self, pairs: PhrasePairs, candidates: BoxFeatures, truth_of: Int[np.ndarray, " n_pairs"], settings: SamplingSettings
+    ) -> None:
+        super().__init__(pairs, candidates, truth_of, settings)
+        self._texts_of_chain = Sets(pairs.chain_of, pairs.text_of)
+        self._truths = np.unique(truth_of, return_inverse=True)[1]
+        self._texts_of_truth = Sets(self._truths, pairs.text_of)
+
+    def batch(self, batch: Numbers, rng: np.random.Generator) -> TripletBatch:
+        """The triplets of some pairs, given by their numbers."""
+        positive, negative = self.near(batch, rng)
+        text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
+        every = np.arange(len(batch))
+        regions = self._positive_regions(truth_of, positive, rng)
+        nothing = np.empty(0, np.int64)
+        (of_region, second_texts), (of_phrase, second_regions) = (nothing, nothing), (nothing, nothing)
+        if self.settings.neighbours:
+            of_region, second_texts = self._second_texts(batch, regions, rng)
+            of_phrase, second_regions = self._second_regions(text_of, regions, truth_of, positive, rng)
+        as_region, as_phrase = np.concatenate([every, of_region]), np.concatenate([every, of_phrase])
+        asked_regions, their_texts = regions[as_region], np.concatenate([text_of, second_texts])
+        asked_texts, their_regions = text_of[as_phrase], np.concatenate([regions, second_regions])
+        texts, embedded = np.unique(their_texts), np.unique(np.concatenate([their_regions, negative.regions]))
+        candidates, are_negatives = padded_lists(negative.rows, np.searchsorted(embedded, negative.regions), len(batch))
+        return TripletBatch(
+            regions=embedded,
+            texts=texts,
+            region_of_query=np.searchsorted(embedded, asked_regions),
+            text_of_query=np.searchsorted(texts, their_texts),
+            negative_texts=self._negative_texts(batch[as_region], texts),
+            text_of_phrase_query=np.searchsorted(texts, asked_texts),
+            region_of_phrase_query=np.searchsorted(embedded, their_regions),
+            candidates=candidates[as_phrase],
+            are_negatives=are_negatives[as_phrase],
+            region_of_pair=np.searchsorted(embedded, np.concatenate([asked_regions, second_regions])),
+            text_of_pair=np.searchsorted(texts, np.concatenate([their_texts, text_of[of_phrase]])),
+            truth_of_pair=truth_of[np.concatenate([as_region, of_phrase])],
+        )
+
+    def _positive_regions(self, truth_of: Numbers, positive: Near, rng: np.random.Generator) -> Numbers:
+        """For each pair its truth or, augmented, a random one of that and its positive candidates (step 2)."""
+        if self.settings.positives == "truth":
+            return truth_of
+        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        chosen: Numbers = np.concatenate([truth_of, positive.regions])[one_of_each(rows, len(truth_of), rng)]
+        return chosen
+
+    def _second_texts(self, batch: Numbers, regions: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+        """For each region that comes with one phrase alone, by its first pair, another of its chain (step 3c i)."""
+        alone = _first_of_single(regions, self.pairs.text_of[batch])
+        others = self._texts_of_chain.another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
+        return alone[others >= 0], others[others >= 0]
+
+    def _second_regions(
+        self, text_of: Numbers, regions: Numbers, truth_of: Numbers, positive: Near, rng: np.random.Generator
+    ) -> tuple[Numbers, Numbers]:
+        """For each phrase that comes with one region alone, by its first pair, another positive of that image (step 3c ii)."""
+        alone = _first_of_single(text_of, regions)
+        if self.settings.positives == "truth":
+            return alone[:0], alone[:0]
+        rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
+        every = np.concatenate([truth_of, positive.regions])
+        other = every != regions[rows]
+        rows, every = rows[other], every[other]
+        chosen = one_of_each(rows, len(truth_of), rng)[alone]
+        return alone[chosen >= 0], every[chosen[chosen >= 0]]
+
+    def _negative_texts(self, pairs: Numbers, texts: Numbers) -> Bool[np.ndarray, "n m"]:
+        """Which texts are negatives for the regions of some pairs (step 3a)."""
+        own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
+        negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
+        return negatives
+
+
+def triplet_cost(
+    batch: TripletBatch,
+    regions: Float[Tensor, "n_regions dim"],
+    phrases: Float[Tensor, "n_texts dim"],
+    similarity: Similarity,
+    loss: RankingLoss,
+) -> Cost:
+    """The loss of a batch of triplets (two-branch paper, Eq. 6), and what it would be if all embeddings were equal.
+
+    ``lambda1`` weighs the triplets whose query is a region, ``lambda2`` those whose query is a phrase, ``lambda3`` and
+    ``lambda4`` the neighbourhood constraints among regions and among phrases.
+    """
+    device = regions.device
+    rankings = _rankings(batch, similarity((regions,), (phrases,)), device)
+    cost = loss.of_rankings(*rankings)
+    with torch.no_grad():
+        collapsed = loss.of_rankings(*loss.if_equal(*rankings))
+    of_region, of_text, of_truth = (
+        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.truth_of_pair)
+    )
+    for weight, side, own, others in (
+        (loss.lambda3, regions, of_region, of_text),
+        (loss.lambda4, phrases, of_text, of_truth),
+    ):
+        if not weight:
+            continue
+        first, neighbours, outside = related(own, others)
+        if side is regions:  # two regions of one truth show the same, whatever they are paired with
+            outside = outside & (of_truth[first][:, None] != of_truth[first][None])
+        chosen = (side[own[first]],)
+        within = similarity(chosen, chosen)
+        cost = cost + weight * neighbourhood(within, neighbours, outside, loss)
+        with torch.no_grad():
+            collapsed = collapsed + weight * neighbourhood(torch.zeros_like(within), neighbours, outside, loss)
+    return Cost(cost, collapsed, rankings)
+
+
+def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
+    """Regions as queries among the phrases of the batch, and phrases as queries among candidates of their own image."""
+    of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
+
+    def there(numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(device)
+
+    asked = Ranking(of_regions[there(batch.region_of_query)], there(batch.text_of_query), there(batch.negative_texts))
+    columns = there(np.concatenate([batch.region_of_phrase_query[:, None], batch.candidates], 1))
+    negatives = torch.nn.functional.pad(there(batch.are_negatives), (1, 0))
+    texts = there(batch.text_of_phrase_query)
+    return asked, Ranking(of_phrases[columns, texts[:, None]], torch.zeros_like(texts), negatives)
+
+
+def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
+    """The first row of each key that all its rows pair with the same partner."""
+    distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
+    single, counts = np.unique(distinct, return_counts=True)
+    every, first = np.unique(keys, return_index=True)
+    assert np.array_equal(every, single)
+    return np.sort(first[counts == 1])
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Regions and phrases that are embedded, and pairs of them.
+
+    regions : (n_regions,) numbers of regions, each once
+    texts : (n_texts,) numbers of texts, each once
+    region_of_pair, text_of_pair : (n_pairs,) the rows of each pair in these
+    labels : (n_pairs,) 1 of a positive pair, -1 of a negative one
+    """
+
+    regions: Int[np.ndarray, " n_regions"]
+    texts: Int[np.ndarray, " n_texts"]
+    region_of_pair: Int[np.ndarray, " n_pairs"]
+    text_of_pair: Int[np.ndarray, " n_pairs"]
+    labels: Int[np.ndarray, " n_pairs"]
+
+
+class PairSampler(CandidateSampler):
+    """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
+
+    def batch(self, batch: Numbers, rng: np.random.Generator) -> LabelledBatch:
+        """The pairs of some pairs of the training set, given by their numbers."""
+        positive, negative = self.near(batch, rng)
+        rows, regions = np.arange(len(batch)), self.truth_of[batch]
+        if self.settings.positives == "augmented":
+            rows, regions = np.concatenate([rows, positive.rows]), np.concatenate([regions, positive.regions])
+        wrong = negative if self.settings.negatives == "all" else _one_for_each(rows, negative, len(batch), rng)
+        embedded, of_region = np.unique(np.concatenate([regions, wrong.regions]), return_inverse=True)
+        of_pair = self.pairs.text_of[batch][np.concatenate([rows, wrong.rows])]
+        texts, of_text = np.unique(of_pair, return_inverse=True)
+        return LabelledBatch(embedded, texts, of_region, of_text, np.repeat([1, -1], [len(rows), len(wrong.rows)]))
+
+
+def _one_for_each(rows: Numbers, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
+    """For each positive pair a random negative of the same phrase (step 3), so that a batch has as many of both.
+
+    If a phrase has no negative candidate, that of a phrase of the batch which has one, drawn at random; none if none has.
+    """
+    having = np.unique(negative.rows)
+    if not len(having):
+        return negative
+    others = having[rng.integers(0, len(having), len(rows))]
+    asked = np.where(np.isin(rows, having), rows, others)
+    starts = np.searchsorted(negative.rows, asked)
+    counts = np.bincount(negative.rows, minlength=n_rows)[asked]
+    return Near(asked, negative.regions[starts + rng.integers(0, counts)])
+
+
+def pair_cost(
+    batch: LabelledBatch,
+    regions: Float[Tensor, "n_regions dim"],
+    phrases: Float[Tensor, "n_texts dim"],
+    similarity: Similarity,
+    loss: PairLoss,
+) -> Cost:
+    """The loss of a batch of labelled pairs (two-branch paper, Eq. 7), and what it would be if all scores were 0."""
+    device = regions.device
+    rows, columns, labels = (
+        torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.labels)
+    )
+    scores = similarity.of_pairs((regions,), (phrases,), rows, columns)
+    with torch.no_grad():
+        collapsed = loss.cost(torch.zeros_like(scores), labels.float())
+    return Cost(loss.cost(scores, labels.float()), collapsed)

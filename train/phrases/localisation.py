@@ -1,0 +1,187 @@
+"""The phrases of a split and the candidates of its images: how a model scores them, and how well it localises.
+
+How well a sentence fits an image by its phrases: the mean of the scores of each phrase with its best region.
+
+Two-branch paper (Wang et al., TPAMI 2018), section 5.6; with distances for scores it is -d_rp of Eq. 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from vse.eval.defaults import IOU, RECALLS
+from vse.eval.ranking.localisation import MISSED, Localised, localised
+from vse.pipeline.progress import progress_bar
+from vse.train.data.images import Numbers
+from vse.train.models.build import Model
+from vse.train.phrases.pairs import PhrasePairs, flat_spans
+from vse.train.phrases.regions import RegionInputs
+
+_IMAGES = 32  # whose regions are embedded at once
+_PAIRS = 2**15  # that are scored at once
+
+
+class PhraseVectors(Protocol):
+    """What a model reads of phrases; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
+
+    def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
+        """The phrases whose texts have these numbers."""
+
+
+@dataclass(frozen=True)
+class PhraseSplit:
+    """Phrases, and what a model reads of them and of the candidates of their images."""
+
+    pairs: PhrasePairs
+    regions: RegionInputs
+    texts: PhraseVectors
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
+        """The scores of phrase k, one for each candidate of its image, are ``offsets[k]:offsets[k + 1]``."""
+        counts = self.regions.candidates.counts[self.pairs.image_of]
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    @property
+    def candidates(self) -> Int[np.ndarray, " n"]:
+        """The candidates that these are, by their numbers among those of all images."""
+        candidates, images = self.regions.candidates, self.pairs.image_of
+        return flat_spans(candidates.starts[images], candidates.counts[images])[1]
+
+    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> Localised:
+        """How well scores (n,) of the candidates find the phrases that have a box, in their order."""
+        located = self.pairs.has_box
+        rows = np.repeat(located, np.diff(self.offsets))
+        counts = np.diff(self.offsets)[located]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+        boxes = self.regions.candidates.boxes[self.candidates[rows]]
+        return localised(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+
+    def bound(self) -> float:
+        """The share of phrases with a box, in percent, that some candidate localises; no model has a higher R@K."""
+        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        return float(100 * (ranks < MISSED).mean())
+
+    def expected(self) -> float:
+        """The rsum that scores drawn at random have on average, roughly: the draws are with replacement."""
+        candidates = np.diff(self.offsets)[self.pairs.has_box]
+        ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
+        right = candidates - np.minimum(ranks, candidates)  # with equal scores every wrong one is ranked before it
+        share = right / np.maximum(candidates, 1)
+        return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
+
+
+def recalls(outcome: Localised) -> dict[str, float]:
+    """R@1, R@5 and R@10 of phrases, in percent, and their sum, by which the best epoch of a training is known."""
+    found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
+    return {**found, "rsum": sum(found.values())}
+
+
+def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
+    """Scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
+
+    The regions of an image are read and embedded once, for all its phrases.
+    """
+    model.eval()
+    parts = [np.empty(0, np.float32)]
+    with torch.inference_mode():
+        for images, phrases in _blocks(split.pairs):
+            candidates = split.regions.candidates
+            regions = flat_spans(candidates.starts[images], candidates.counts[images])[1]
+            if not len(regions):
+                continue
+            texts, text_of = np.unique(split.pairs.text_of[phrases], return_inverse=True)
+            of_phrases = split.pairs.image_of[phrases]
+            rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
+            embedded = model.embed_images(split.regions.of(regions))[0]
+            asked = model.embed_captions(*split.texts.of(texts))[0]
+            parts.append(scores_of_pairs(model, embedded, asked, columns, text_of[rows]))
+    return np.concatenate(parts)
+
+
+def scores_of_pairs(
+    model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, " n"]:
+    """Scores of some pairs of embedded regions and phrases; of a model that embeds, cosines."""
+    parts = [np.empty(0, np.float32)]
+    for start in range(0, len(rows), _PAIRS):
+        some = (torch.from_numpy(numbers[start : start + _PAIRS]).to(regions.device) for numbers in (rows, columns))
+        if model.pairwise:
+            scores = model.score_pairs((regions,), (phrases,), *some)
+        else:
+            scores = torch.linalg.vecdot(*(side[where] for side, where in zip((regions, phrases), some, strict=True)))
+        parts.append(scores.float().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
+    """Some images that follow each other, and the phrases of these."""
+    for start in range(0, len(pairs.image_ids), _IMAGES):
+        stop = min(start + _IMAGES, len(pairs.image_ids))
+        first, end = np.searchsorted(pairs.image_of, [start, stop])
+        if first < end:
+            yield np.arange(start, stop), slice(int(first), int(end))
+
+
+_IMAGES_SCORED = 8  # whose regions are embedded and scored at once
+_TEXTS = 2048  # embedded at once
+
+
+def sentence_scores(
+    model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
+) -> Float[np.ndarray, "n_images n_captions"]:
+    """Scores of all images of a split with all captions.
+
+    Of an image with regions R and a caption with phrases P it is the mean over p in P of the maximum over r in R of s(r, p).
+    A model that embeds is compared by distance, s(r, p) = -||r - p||, any other by its own score. Where an image has no
+    region, or a caption no phrase, it is the lowest score of all others, so that neither is retrieved.
+
+    ``caption_of`` is the number of each phrase's caption. Memory is that of the scores, and of 8 images with all texts.
+    """
+    model.eval()
+    used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
+    n_phrases = torch.from_numpy(np.bincount(caption_of, minlength=n_captions))
+    means = torch.zeros(len(split.pairs.image_ids), n_captions)
+    with torch.inference_mode(), progress_bar(total=len(means), desc="sentences", unit="image") as bar:
+        parts = np.split(used, range(_TEXTS, len(used), _TEXTS))
+        texts = torch.cat([model.embed_captions(*split.texts.of(part))[0] for part in parts])
+        for rows, best in _best_regions(model, split, texts):
+            means[rows].index_add_(1, torch.from_numpy(caption_of), best[:, text_of])
+            bar.update(len(best))
+    means /= n_phrases.clamp(min=1)
+    fits = torch.from_numpy(split.regions.candidates.counts > 0)[:, None] & (n_phrases > 0)
+    means[~fits] = means[fits].min() if fits.any() else 0.0
+    return means.numpy()
+
+
+def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
+    """Some images that follow each other, and the score of each text with the best region of each; 0 without regions."""
+    candidates = split.regions.candidates
+    for start in range(0, len(candidates.starts), _IMAGES_SCORED):
+        rows = slice(start, min(start + _IMAGES_SCORED, len(candidates.starts)))
+        counts = candidates.counts[rows].tolist()
+        first = int(candidates.starts[start])
+        regions = np.arange(first, first + sum(counts))
+        best = torch.zeros(len(counts), len(texts))
+        if len(regions):
+            scores = _scores(model, model.embed_images(split.regions.of(regions))[0], texts)
+            for row, of_image in enumerate(torch.split(scores, counts)):
+                if len(of_image):
+                    best[row] = of_image.amax(0)
+        yield rows, best
+
+
+def _scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
+    """Scores of all regions with all texts; of a model that embeds, -||r - p||."""
+    if model.pairwise:
+        scores: Tensor = model.similarity((regions,), (texts,))
+        return scores.float().cpu()
+    squares = regions.square().sum(1, keepdim=True) + texts.square().sum(1) - 2 * (regions @ texts.T)
+    return -squares.clamp(min=0).sqrt().cpu()

@@ -1,0 +1,121 @@
+"""Regions of images as a model reads them: cached vectors, boxes, and coordinates on top."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vse.features.backbones.device import moved
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader, RegionBoxes
+from vse.pipeline.errors import UserError
+from vse.train.data.images import CachedFeatures, Numbers
+
+Coordinates = Literal["none", "appended", "alone"]
+N_COORDINATES = 5
+
+
+class BoxFeatures(CachedFeatures):
+    """The regions of some images in a cache, numbered image after image, with their boxes.
+
+    Parameters
+    ----------
+    cache : of regions with boxes; :class:`UserError` if it is another one
+    image_ids : the images, in the order of their numbers
+    device, memory_gb, taken_gb : see :class:`vse.train.data.images.CachedFeatures`
+
+    Attributes
+    ----------
+    boxes : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image
+    image_of : (n_regions,) the number of each region's image
+    starts, counts : (n_images,) the first region of each image, and how many it has
+    sizes : (n_images, 2) width and height
+    """
+
+    def __init__(
+        self, cache: FeatureCache, image_ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+    ) -> None:
+        if cache.offsets is None:
+            raise UserError(f"{cache.path} holds {cache.described()}; regions with boxes are needed (vse-extract boxes)")
+        super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, taken_gb)
+        self.dim = cache.dim
+        self.starts, self.counts = self._starts, self._counts
+        self.image_of = np.repeat(np.arange(len(image_ids)), self._counts)
+        within = np.arange(len(self.image_of)) - self._starts[self.image_of]
+        every = RegionBoxes(cache)
+        self.boxes = every.boxes[every.offsets[self._rows][self.image_of] + within]
+        self.sizes = every.image_size[self._rows]
+        if not np.isfinite(self.boxes).all():
+            raise UserError(f"{cache.path}: its boxes are not finite (NaN); extract it again")
+
+    def __len__(self) -> int:
+        return len(self.image_of)
+
+    def vectors(self, regions: Numbers) -> Float[Tensor, "n dim"]:
+        """The vectors of some regions; of what is not in memory, each image is read once."""
+        if self._kept is not None:
+            return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
+        images, which = np.unique(self.image_of[regions], return_inverse=True)
+        rows = self._rows[images]
+        sets = self._reader.regions(rows).features
+        vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
+        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+
+    def coordinates(self, regions: Numbers) -> Float[np.ndarray, "n 5"]:
+        """x1, y1, x2, y2 of some regions as parts of the image's sides, and their area as a part of the image's."""
+        sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
+        relative = self.boxes[regions].astype(np.float64) / sides
+        area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
+        return np.concatenate([relative, area], 1)
+
+
+class RegionInputs:
+    """What a model reads of regions: candidates, and behind them, in one row of numbers, ground-truth regions.
+
+    Parameters
+    ----------
+    candidates : region k is candidate k
+    truths : region ``len(candidates) + k`` is truth k; None: there are none
+    coordinates : whether those of the box are ``appended`` to each vector, or read ``alone``
+    device : where they are wanted
+    """
+
+    def __init__(
+        self, candidates: BoxFeatures, truths: BoxFeatures | None, coordinates: Coordinates, device: torch.device
+    ) -> None:
+        if truths is not None and truths.dim != candidates.dim:
+            raise UserError(
+                f"candidates have {candidates.dim} numbers per region, ground-truth regions {truths.dim}; extract both with "
+                "the same settings"
+            )
+        self.candidates, self.truths, self._coordinates, self._device = candidates, truths, coordinates, device
+
+    @property
+    def dim(self) -> int:
+        """Length of a vector."""
+        return input_length(self.candidates.dim, self._coordinates)
+
+    def of(self, regions: Numbers) -> Float[Tensor, "n dim"]:
+        """The regions of these numbers."""
+        is_truth = regions >= len(self.candidates)
+        if self.truths is None or not is_truth.any():
+            return self._of(self.candidates, regions)
+        vectors = torch.empty(len(regions), self.dim, device=self._device)
+        for source, chosen, first in ((self.candidates, ~is_truth, 0), (self.truths, is_truth, len(self.candidates))):
+            vectors[torch.from_numpy(chosen).to(self._device)] = self._of(source, regions[chosen] - first)
+        return vectors
+
+    def _of(self, source: BoxFeatures, regions: Numbers) -> Tensor:
+        if self._coordinates == "none":
+            return source.vectors(regions)
+        coordinates = moved(torch.from_numpy(source.coordinates(regions)).float(), self._device)
+        return coordinates if self._coordinates == "alone" else torch.cat([source.vectors(regions), coordinates], 1)
+
+
+def input_length(dim: int, coordinates: Coordinates) -> int:
+    """How many numbers a model reads of a region whose cached vector has ``dim``."""
+    return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]

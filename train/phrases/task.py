@@ -1,0 +1,142 @@
+"""What solvers of phrases are given: pairs of regions and phrases, what is read of them, and a split to validate on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from pydantic import Field
+
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.pipeline.dataset.dataset import Dataset, Image
+from vse.pipeline.errors import UserError
+from vse.train.data.images import CachedFeatures
+from vse.train.data.pairs import images_of
+from vse.train.phrases.batches import PositiveSettings
+from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
+from vse.train.phrases.pairs import check_phrase_cache, phrase_pairs, truth_regions
+from vse.train.phrases.regions import BoxFeatures, Coordinates, RegionInputs
+from vse.train.run.inputs import Inputs
+from vse.train.solvers.base import Solver, SolverSettings, Task, TrainConfig
+
+log = logging.getLogger(__name__)
+
+
+class PhraseSettings(SolverSettings, PositiveSettings):
+    """What solvers of phrases share: which regions are positive, and what is read of a region."""
+
+    reads_words: ClassVar = False
+    reads_phrases: ClassVar = True
+    coordinates: Coordinates = Field(
+        "none",
+        description="x1, y1, x2, y2 and the area of a box, relative to its image: appended to the vector of its region, or "
+        "read alone, a control that sees no picture",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhraseTask(Task):
+    """What a solver of phrases is given.
+
+    train : the phrases with a box that it is trained on
+    truth_of : (n_pairs,) the number of each one's ground-truth region among the regions of ``train``
+    val : what is validated on
+    """
+
+    train: PhraseSplit
+    truth_of: Int[np.ndarray, " n_pairs"]
+    val: PhraseSplit
+
+
+class PhraseSolver(Solver):
+    """A run that matches regions and phrases."""
+
+    task: PhraseTask
+
+    def __init__(self, task: PhraseTask) -> None:
+        if task.processes.size > 1:
+            raise UserError(f"solver: phrases are trained by one process, not by {task.processes.size}")
+        if task.settings.validate_fold is not None:
+            raise UserError("train.validate_fold: phrases are ranked within their image, not among those of a fold")
+        super().__init__(task)
+        log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.bound())
+
+    @property
+    def n_pairs(self) -> int:
+        return len(self.task.train.pairs)
+
+    def validate(self) -> dict[str, float]:
+        """R@1, R@5 and R@10 of the phrases of the validation split, and their sum."""
+        val = self.task.val
+        return recalls(val.localised(score_candidates(self.model, val)))
+
+
+def training_split(
+    inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device
+) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
+    """The phrases with a box of the training split, what is read of them, and the region of each one's truth."""
+    assert inputs.truths is not None
+    splits = ["train", "restval"] if train.restval else ["train"]
+    images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
+    pairs = phrase_pairs(inputs.dataset, images, located=True)
+    room = train.memory_gb if train.features_in_memory and reading.coordinates != "alone" else 0.0
+    truths = BoxFeatures(inputs.truths, pairs.image_ids, device, room)
+    candidates = BoxFeatures(inputs.cache, pairs.image_ids, device, room, truths.gb_kept)
+    regions = RegionInputs(candidates, truths, reading.coordinates, device)
+    truth_of = len(candidates) + truth_regions(pairs, truths, str(inputs.truths.path))
+    taken = truths.gb_kept + candidates.gb_kept
+    return PhraseSplit(pairs, regions, cached_phrases(inputs.captions, device, room, taken)), truth_of
+
+
+def scored_split(
+    dataset: Dataset,
+    images: Sequence[Image],
+    cache: FeatureCache,
+    texts: PhraseVectors,
+    reading: PhraseSettings,
+    device: torch.device,
+) -> PhraseSplit:
+    """All phrases of some images, and the candidates of a cache that they are to be found among."""
+    pairs = phrase_pairs(dataset, images)
+    candidates = BoxFeatures(cache, pairs.image_ids, device)
+    return PhraseSplit(pairs, RegionInputs(candidates, None, reading.coordinates, device), texts)
+
+
+def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
+    """The phrases of the validation split; :class:`UserError` if none has a box."""
+    images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
+    split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
+    if not split.pairs.has_box.any():
+        raise UserError(f"{inputs.dataset.path}: no phrase of the split 'val' has a box, so nothing can be validated")
+    return split
+
+
+def cached_phrases(
+    cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
+) -> CachedFeatures:
+    """The vectors of a cache of phrases, by the numbers of their texts."""
+    assert cache is not None, "words are refused before"
+    return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
+
+
+def check_phrase_inputs(inputs: Inputs) -> None:
+    """:class:`UserError` if the caches are not those of the regions and phrases of the data set."""
+    assert inputs.captions is not None
+    check_phrase_cache(inputs.captions, inputs.dataset)
+    if inputs.truths is None:
+        raise UserError("solver: phrases reads ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
+
+
+def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
+    """Images of some splits that have candidates, and ground-truth regions."""
+    images = images_of(dataset, splits, cache)
+    kept = [image for image in images if image.imgid not in truths.skipped]
+    if len(kept) < len(images):
+        log.warning("%d images without ground-truth regions (skipped by the extraction) are left out", len(images) - len(kept))
+    return kept

@@ -1,0 +1,114 @@
+"""The embedding network and the similarity network for phrases, trained by Algorithm 1 of the two-branch paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vse.features.backbones.networks import autocast
+from vse.pipeline.errors import UserError
+from vse.train.data.images import Numbers
+from vse.train.losses.base import Cost, Loss
+from vse.train.losses.pair_loss import PairLoss
+from vse.train.losses.ranking import RankingLoss
+from vse.train.phrases.batches import (
+    LabelledBatch,
+    PairSampler,
+    SamplingSettings,
+    TripletBatch,
+    TripletSampler,
+    pair_cost,
+    triplet_cost,
+)
+from vse.train.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
+from vse.train.solvers.base import Solver, Task
+from vse.train.solvers.epochs import GradientSolver
+
+_HOPELESS = 1.05  # times the rsum of scores that are drawn at random
+_OUT_OF_MEMORY = (
+    "--set solver.candidates=50 takes fewer negatives of an image, train.sampling=by_image fewer images for a batch; or lower "
+    "train.batch_size, or --set train.features_in_memory=false"
+)
+
+
+class PhraseGradientSettings(PhraseSettings, SamplingSettings):
+    """Regions and phrases matched by gradient descent (two-branch paper, section 4).
+
+    The loss decides which network it is: with one that ranks, such as ``top``, triplets are sampled as for the embedding
+    network, with ``logistic`` pairs as for the similarity network.
+    """
+
+    name: Literal["phrases"] = "phrases"
+
+    def build(self, task: Task) -> Solver:
+        assert isinstance(task, PhraseTask)
+        return PhraseTrainer(task, self)
+
+
+class PhraseTrainer(GradientSolver, PhraseSolver):
+    """Training on batches of region-phrase pairs."""
+
+    task: PhraseTask
+    out_of_memory = _OUT_OF_MEMORY
+
+    def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
+        if settings.neighbours and not task.loss.ranks:
+            raise UserError(f"solver.neighbours: neighbourhood sampling adds triplets, and the loss {task.loss.name} has none")
+        if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
+            raise UserError("loss.lambda3 and lambda4 need neighbours in a batch: --set solver.neighbours=true")
+        super().__init__(task)
+        sampled = task.train.pairs, task.train.regions.candidates, task.truth_of, settings
+        self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
+
+    @property
+    def hopeless(self) -> float:
+        return _HOPELESS * self.task.val.expected()
+
+    def batches(self, epoch: int) -> Sequence[Numbers]:
+        settings, pairs = self.settings, self.task.train.pairs
+        return settings.sampling.batches_of_epoch(pairs.image_of, settings.batch_size, self.task.seed, epoch)
+
+    def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
+        loss = self.task.loss_of(self.progress.epoch)
+        for batch in batches:
+            yield self.step(batch, loss)
+
+    def step(self, batch: Numbers, loss: Loss) -> tuple[Tensor, Tensor]:
+        """One batch, and its update; the loss of the batch, and what it would be if all embeddings were equal."""
+        rng = np.random.default_rng(self.step_seed(0))
+        torch.manual_seed(self.step_seed(1))
+        self.start_step()
+        if isinstance(loss, RankingLoss):
+            cost = self._triplet_cost(self._triplets.batch(batch, rng), loss)
+        else:
+            assert isinstance(loss, PairLoss)
+            cost = self._pair_cost(self._pairs.batch(batch, rng), loss)
+        self.weighed(cost.loss, loss).backward()  # type: ignore[no-untyped-call]
+        if self.ends_update():
+            self.take_step()
+        return cost.loss.detach().double(), cost.collapsed.double()
+
+    def _triplet_cost(self, batch: TripletBatch, loss: RankingLoss) -> Cost:
+        regions, phrases = self._embedded(batch.regions, batch.texts)
+        with self._precision():
+            return triplet_cost(batch, regions, phrases, self.model.similarity, loss)
+
+    def _pair_cost(self, batch: LabelledBatch, loss: PairLoss) -> Cost:
+        regions, phrases = self._embedded(batch.regions, batch.texts)
+        with self._precision():
+            return pair_cost(batch, regions, phrases, self.model.similarity, loss)
+
+    def _embedded(self, regions: Numbers, texts: Numbers) -> tuple[Tensor, Tensor]:
+        train = self.task.train
+        with autocast(self.settings.precision, self.device):
+            embedded = self.model.embed_images(train.regions.of(regions))
+            return embedded[0], self.model.embed_captions(*train.texts.of(texts))[0]
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Distances are computed in float32, a similarity network in the precision of the step."""
+        return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()

@@ -1,0 +1,158 @@
+"""What a search looks through: one side of a split, as a run embeds it, or of a file of embeddings; and its index."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vse.eval.files.embeddings import read_embeddings
+from vse.eval.search.exact import Corpus
+from vse.eval.search.index import Built, Indexed, build_index, holds_exactly, ids_sha256, is_there, read_index, write_index
+from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import sha256_json
+from vse.train.kinds import Packed, packed
+from vse.train.solvers.encode import encode_captions, encode_images, pooled
+from vse.train.use.embed import TrainedRun
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 4096  # rows that are encoded at once where not all may be kept
+
+
+@dataclass(frozen=True)
+class Searched:
+    """One side of a split or of a file: ``name`` is images or captions, ``vectors`` gets their embeddings (n, dim).
+
+    ``ids`` (n,) are theirs, ``image_ids`` (n,) those of the images they belong to; ``of`` gives all that decides the
+    vectors; ``known`` tells whether ``dataset.json`` is about these ids.
+    """
+
+    name: str
+    ids: NDArray[np.int64]
+    image_ids: NDArray[np.int64]
+    vectors: Callable[[], Corpus]
+    of: Callable[[], dict[str, str]]
+    known: bool = True
+
+
+def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
+    """The captions of a split, which a photo searches, or its images."""
+    pairs = trained.split.pairs
+
+    def of() -> dict[str, str]:
+        raw = trained.transformer is not None
+        words = [[caption.raw] if raw else caption.tokens for caption in pairs.captions] if by_photo else []
+        return {
+            "side": "captions" if by_photo else "images",
+            "data set": trained.dataset.name,
+            "split": split,
+            "weights": trained.weights_sha256,
+            "model": sha256_json(trained.experiment.model.model_dump(mode="json")),
+            "vocabulary": trained.vocabulary_sha256,
+            **({} if trained.transformer is None else {"tokenizer": trained.transformer.tokenizer_sha256}),
+            "features": trained.cache.key,
+            "caption features": trained.caption_cache.key if trained.caption_cache else "",
+            "captions": sha256_json(words),
+        }
+
+    def vectors() -> Corpus:
+        return pooled(encoded_side(trained, by_photo))
+
+    if by_photo:
+        return Searched("captions", pairs.caption_ids, pairs.caption_image_ids, vectors, of)
+    return Searched("images", pairs.image_ids, pairs.image_ids, vectors, of)
+
+
+def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> Searched:
+    """One side of an embeddings file; :class:`UserError` if it has none, or not what the run compares."""
+    embeddings = read_embeddings(file)
+    name = "captions" if by_photo else "images"
+    vectors = embeddings.captions if by_photo else embeddings.images
+    if vectors is None:
+        raise UserError(f"{file}: has scores of pairs, and no embeddings of {name} to search")
+    similarity = ranked_by(trained)
+    if embeddings.similarity != similarity or vectors.shape[1] != dim:
+        there, here = f"{vectors.shape[1]} dimensions by {embeddings.similarity}", f"{dim} by {similarity}"
+        raise UserError(f"{file}: not embeddings of {trained.folder.path}, which has {here} (the file: {there})")
+    made_by = (embeddings.dataset, embeddings.experiment, embeddings.seed)
+    ours = (trained.cache.dataset, trained.experiment.name, trained.record["seed"])
+    known = embeddings.dataset == trained.dataset.name
+    if known:
+        try:
+            check_data_of(trained.dataset, embeddings.identity)
+        except UserError as error:
+            log.warning("%s; so its ids are shown without files", error)
+            known = False
+    if any(theirs not in (None, own) for theirs, own in zip(made_by, ours, strict=True)):
+        unknown = "" if known else f"; its ids are none of {trained.dataset.path}"
+        log.warning("%s says that it is of %s %s, seed %s, not of %s%s", file, *made_by, trained.folder.path, unknown)
+    corpus_sha256 = embeddings.source.sha256 if embeddings.source else ""
+    ids, image_ids = (embeddings.caption_ids, embeddings.caption_image_ids) if by_photo else [embeddings.image_ids] * 2
+    return Searched(name, ids, image_ids, lambda: vectors, lambda: {"side": name, "corpus": corpus_sha256}, known)
+
+
+def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
+    """What the encoder gives for the captions of the split, which a photo searches, or for its images; for some ``rows``."""
+    if by_photo:
+        return encode_captions(trained.model, trained.split, rows)
+    return encode_images(trained.model, trained.split, trained.device, rows)
+
+
+def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[NDArray[np.float32], Packed | None]:
+    """Pooled vectors (n, dim) of one side, and what the encoder gives for it unless that takes more than ``held_bytes``.
+
+    No more than that, and a block of rows, is in memory at once.
+    """
+    pairs = trained.split.pairs
+    n_rows, held_here = len(pairs) if by_photo else len(pairs.images), 0
+    vectors: list[NDArray[np.float32]] = []
+    held: list[Packed] | None = []
+    for start in range(0, n_rows, _BLOCK):
+        block = encoded_side(trained, by_photo, np.arange(start, min(start + _BLOCK, n_rows)))
+        vectors.append(pooled(block))
+        held_here += block.vectors.nbytes
+        held = None if held is None or held_here > held_bytes else [*held, block]
+    return np.concatenate(vectors), None if held is None else _joined(held)
+
+
+def ranked_by(trained: TrainedRun) -> str:
+    """What single vectors are searched by; of a model that scores every pair these are pooled vectors."""
+    return trained.model.config.similarity.ranked_by or "cosine"
+
+
+def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> Built:
+    """The index in a file, or, if there is none, a new one that is written there."""
+    indexed = Indexed(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
+    if is_there(file, indexed):
+        return read_index(file, indexed, factory)
+    built = index_of(searched.vectors(), searched.name, similarity, factory)
+    log.info("%s: built a %s index of %d %s", file, built.factory, len(searched.ids), searched.name)
+    write_index(file, built, indexed)
+    return built
+
+
+def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> Built:
+    """An index in memory of some vectors; :class:`UserError` if it does not keep them as the similarity needs them."""
+    built = build_index(vectors, factory or "Flat", name=name)
+    if similarity != "cosine" and not holds_exactly(built.index, vectors):
+        raise UserError(
+            f"{built.factory}: keeps vectors roughly, and {similarity} scores need them as they are; "
+            "Flat, IVF1024,Flat or HNSW32 keep them"
+        )
+    return built
+
+
+def _joined(blocks: list[Packed]) -> Packed:
+    if len(blocks) == 1:
+        return blocks[0]
+    if any(block.lengths is None for block in blocks):
+        return packed([(block.vectors,) for block in blocks])
+    lengths = torch.cat([block.lengths for block in blocks if block.lengths is not None])
+    return Packed(torch.cat([block.vectors for block in blocks]), lengths)
