@@ -1,9 +1,9 @@
-"""What ACE adds to a training step of VSE++, by the number of candidates that it draws from.
+"""Time that ACE adds to a training step of VSE++, by the number of candidates that it samples from.
 
-Claims: a step with all 145,000 captions and 29,000 images of a set of Flickr30K's size as candidates is feasible on a
-processor. Limits: made-up features (1280 numbers) and captions (11 words); batches of 128, 1024 dimensions, the generator's
-defaults. The step is a whole one, with both encoders, gradients and both optimisers; the least of five, of each number of
-candidates in turn.
+Claim: a step is feasible on a processor even if all 145,000 captions and 29,000 images of a data set of Flickr30K's size
+are candidates. Limits: features (1280 numbers) and captions (11 words) are made up; batches have 128 pairs, embeddings
+1024 dimensions, and the generator has its default settings. A step includes both encoders, gradients and both optimisers.
+The script measures five steps for each number of candidates, and reports the fastest.
 
     python benchmarks/ace.py
 """
@@ -29,7 +29,7 @@ from vse.train.solvers.adam import Trainer
 
 
 def step_seconds(cache_file: Path, experiment: str, repeats: int, *sets: str) -> float:
-    """The least time of a step."""
+    """Return the shortest time of a step."""
     cache = open_cache(cache_file)
     settings = load_experiment(experiment, None, sets)
     inputs = open_inputs(cache, load_dataset_file(cache.captions), settings, RunFolder(Path("none")), 0, InputPaths())

@@ -1,9 +1,9 @@
-"""Run every benchmark whose inputs are there, one after the other, and write down how many minutes each took.
+"""Run every benchmark whose inputs exist, one after the other, and record the minutes that each takes.
 
-The commands are those of the docstrings, except those with a comment, and those that name a file or folder that is not there
-(the features and runs of Flickr8k, for instance). One that fails does not stop the others; the exit code is then 1. Each
-writes its own CSV, and docs/performance.md is made from them: ``python -m benchmarks.performance``. Nothing else should run on
-the machine meanwhile.
+The commands come from the docstrings of the scripts. Commands with a comment are left out, and so are commands that name
+a missing file or folder, such as the features and runs of Flickr8k. If a benchmark fails, the others still run, and the
+exit code is 1. Each benchmark writes its own CSV; ``python -m benchmarks.performance`` builds docs/performance.md from
+these. Run nothing else on the machine meanwhile.
 
     python -m benchmarks.all
     python -m benchmarks.all --only ranks training --dry-run
@@ -25,7 +25,7 @@ ROOT = HERE.parent
 
 
 def commands() -> dict[str, list[list[str]]]:
-    """Of each script the commands of its docstring that can run here, without ``python``."""
+    """Return the commands that can run here, by script: those of its docstring, without ``python``."""
     runnable = {}
     for path in sorted(HERE.glob("*.py")):
         said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("\\\n", " ")
@@ -36,15 +36,15 @@ def commands() -> dict[str, list[list[str]]]:
 
 
 def is_ready(words: list[str]) -> bool:
-    """Whether the files and folders that a command names are there."""
+    """Return whether the files and folders that a command names exist."""
     named = [word.rpartition("=")[2] for word in words]
     return all((ROOT / name).exists() for name in named if "/" in name or name.endswith((".h5", ".json", ".txt")))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(commands()), help="of these scripts")
-    parser.add_argument("--dry-run", action="store_true", help="say what would run")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(commands()), help="run only these scripts")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     arguments = parser.parse_args()
     rows, failed = [], []
     for name, lines in commands().items():

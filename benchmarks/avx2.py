@@ -1,8 +1,9 @@
-"""What works take without AVX-512, and so without bf16: one run as if on a processor with AVX2 alone, one as it is, in turn.
+"""Slow-down of matrix products on a processor without AVX-512, and so without native bf16.
 
-Environment variables keep oneDNN, PyTorch and MKL from AVX-512; ``precision: auto`` is fp32 then. Numbers are medians of the
-processor time of one thread, as of ``before.py``, and ``times_slower`` is that of the ratios of each round. They are of works
-that multiply matrices; a bf16 product is emulated, which takes minutes.
+A run as if on a processor with AVX2 alone and a normal run take turns. Environment variables keep oneDNN, PyTorch and MKL
+from using AVX-512; ``precision: auto`` then chooses fp32. Numbers are medians of the processor time of one thread, as in
+``before.py``, and ``times_slower`` is the median of the ratios of the rounds. PyTorch emulates bf16 products, which takes
+minutes.
 
     python benchmarks/avx2.py
 """

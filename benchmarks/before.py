@@ -1,8 +1,8 @@
-"""What works took in another checkout of this project, one run there and one here in turn.
+"""Speed of this checkout compared with another checkout of the project; their runs take turns.
 
-Processor time of one thread: each run is a process of its own, which does the work twice and times the second one; the
-numbers are medians over rounds, ``times_faster`` that of the ratios of each round. Random data of the sizes that
-docs/performance.md names. An extraction folds batch norms where the checkout can.
+Each run is a process of its own. It runs the timed code twice and reports the processor time of the second run, on one
+thread. The numbers are medians over rounds, and ``times_faster`` is the median of the ratios of the rounds. The data are
+random, of the sizes that docs/performance.md names. An extraction folds batch norms if the checkout can do so.
 
     git worktree add ../before v0.1.0
     python benchmarks/before.py ../before
@@ -72,7 +72,10 @@ extractor = CnnExtractor(CnnConfig(name="effnet", precision=PRECISION, **setting
 
 
 class Compared(NamedTuple):
-    """A program's preparation and its timed line; in ``unit`` the number is ``times`` the seconds or, of a rate, over them."""
+    """A benchmarked program: its preparation and its timed line, and how to report the seconds.
+
+    The reported number is ``times`` multiplied by the seconds or, if ``unit`` is a rate, divided by them.
+    """
 
     setup: str
     line: str
@@ -80,7 +83,7 @@ class Compared(NamedTuple):
     times: float = 1
 
     def number(self, seconds: float) -> float:
-        """Seconds in the unit."""
+        """Return seconds converted to the unit."""
         return self.times / seconds if "/" in self.unit else self.times * seconds
 
 
@@ -106,16 +109,16 @@ COMPARED = {
 
 
 def make_inputs(folder: Path) -> None:
-    """Write what the works read."""
+    """Write the input files of the programs."""
     made(folder / "coco.h5")
     pictures(folder, PICTURES)
     make_up(folder, {"train": IMAGES, "val": 10}, 4096, 3000, 1)
 
 
 def cpu_seconds(tree: Path, work: Compared, folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> float:
-    """Return the processor time of a work in ``folder`` by the package of ``tree``, the second time that it runs.
+    """Return the processor time of a program's second run in ``folder``, with the package of the checkout ``tree``.
 
-    ``variables`` are further environment variables of its process.
+    ``variables`` are further environment variables of the process.
     """
     program = TIMED.format(benchmarks=str(HERE), setup=work.setup, line=work.line)
     environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "OMP_NUM_THREADS": "1", **variables}

@@ -1,7 +1,8 @@
-"""Does a caption feature carry signal? A linear CCA to an image feature, fitted on the training split, ranks the test split.
+"""Retrieval by a caption feature alone: a linear CCA to an image feature, fitted on the training split, ranks the test split.
 
-256 canonical directions, weighted by their correlations, cosine; the regularisation is chosen on the validation split.
-Chance is 0.1 / 0.5 / 1.0 on 1,000 images; ``shuffled`` fits the same on captions of other images.
+The CCA has 256 canonical directions, weighted by their correlations, and compares by cosines. The regularisation is
+chosen on the validation split. Chance is R@1/5/10 of 0.1 / 0.5 / 1.0 on 1,000 images. The rows ``shuffled`` fit the CCA
+to captions of other images.
 
     python benchmarks/caption_signal.py --image f8k_effnet_10c.h5 --text f8k_tfidf.h5 f8k_mean_vector.h5 f8k_hglmm.h5
 """
@@ -27,7 +28,7 @@ DIM, REGULARISATIONS = 256, (1e-2, 1e-1, 0.3, 1.0, 3.0)
 
 
 class Pairs:
-    """Rows of a split: images (n, dx), captions (m, dy), and the row of each caption's image."""
+    """Features of a split: images (n, dx), captions (m, dy), and the row of each caption's image."""
 
     def __init__(self, dataset: Dataset, split: str, image: FeatureReader, text: FeatureReader) -> None:
         images = dataset.split(split)
@@ -37,7 +38,10 @@ class Pairs:
 
 
 def recalls_of(train: Pairs, tests: list[Pairs], image_of_caption: NDArray[np.int64]) -> dict[float, list[dict]]:
-    """Metrics on each of ``tests`` by regularisation; ``image_of_caption`` are rows of training images."""
+    """Return the metrics on each of ``tests``, by regularisation.
+
+    ``image_of_caption`` has the row of each training caption's image.
+    """
     blocks = [(torch.from_numpy(train.images), torch.from_numpy(train.captions), image_of_caption)]
     fitted = covariances(iter(blocks))
     found = {}

@@ -1,8 +1,8 @@
 """Time and memory of CCA at COCO's size: 4,096 numbers an image, 6,000 a caption, five captions an image.
 
-Claim: under 3 GB, however many images there are. Limits: made-up vectors; ``--blocks`` blocks of 1,024 images are summed,
-and the time of COCO's 111 (113,287 images) is extrapolated from them; reading the cache is not part of it. Memory is the peak
-of what is resident (1e9 bytes), libraries included.
+Claim: the memory stays under 3 GB, whatever the number of images. Limits: the vectors are made up. The script sums
+covariances over ``--blocks`` blocks of 1,024 images and extrapolates the time to COCO's 111 blocks (113,287 images).
+Reading the cache is not part of it. Memory is the peak of the resident memory in units of 1e9 bytes, libraries included.
 
     python benchmarks/cca.py
 """
@@ -26,7 +26,7 @@ IMAGES, BLOCK, PER_IMAGE, DIM_X, DIM_Y, DIRECTIONS = 113_287, 1024, 5, 4096, 600
 
 
 def blocks(n: int) -> Iterator[tuple[Tensor, Tensor, NDArray[np.int64]]]:
-    """Images that share 50 directions with their captions."""
+    """Yield blocks of images and captions that share 50 directions."""
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(50, dim, generator=generator) for dim in (DIM_X, DIM_Y))
     image_of_caption = np.repeat(np.arange(BLOCK), PER_IMAGE)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's name, and a CSV that says where its figures were measured."""
+"""Helpers for all benchmarks: timing, the name of the machine, and a CSV whose name contains it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time of one call."""
+    """Return the wall time of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def machine() -> str:
-    """Processor, cores and torch version, for a file name."""
+    """Return processor, cores and torch version as a part of a file name."""
     model = "cpu"
     if Path("/proc/cpuinfo").exists():
         names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
@@ -32,7 +32,7 @@ def machine() -> str:
 
 
 def report(name: str, rows: Sequence[Mapping[str, object]], folder: Path = RESULTS) -> Path:
-    """Print the rows and write them to ``benchmarks/results/<name>_<machine>.csv``, or into another folder."""
+    """Print the rows, and write them to ``<name>_<machine>.csv`` in ``folder``, ``benchmarks/results/`` by default."""
     path = folder / f"{name}_{machine()}.csv"
     path.parent.mkdir(exist_ok=True)
     with path.open("w", newline="") as stream:

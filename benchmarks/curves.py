@@ -1,11 +1,11 @@
-"""Validation rsum by epoch or by update of some runs, from their metrics.csv: mean and range over seeds.
+"""Plot of the validation rsum of some runs by epoch or by update, from their metrics.csv: mean and range over seeds.
 
-Fig. 2 of the VSE++ paper has epochs, Fig. 1 of the paper of the adversaries updates.
+Fig. 2 of the VSE++ paper has an axis of epochs, Fig. 1 of the paper on adversaries an axis of updates.
 
     python benchmarks/curves.py --out docs/results/curves.svg vse0=runs/f8k_vse0_effnet vsepp=runs/f8k_vsepp_effnet
 
-Each label names a folder of seeds; a .csv that an earlier call wrote adds its runs. The figures are written as CSV beside the
-picture.
+Each label names a folder of seeds. A .csv file that an earlier call wrote adds the runs in it. The script also writes the
+plotted numbers as a CSV file next to the plot.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pandas as pd
 
 
 def read(label: str, folder: Path) -> pd.DataFrame:
-    """A row per seed and epoch."""
+    """Return a row for each seed and epoch."""
     tables = [
         pd.read_csv(path).assign(run=label, seed=path.parent.name.removeprefix("seed-"))
         for path in sorted(folder.glob("seed-*/metrics.csv"))
@@ -32,11 +32,11 @@ def read(label: str, folder: Path) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Read the runs, write the table and the picture."""
+    """Read the runs, write the table and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="LABEL=FOLDER|CSV")
     parser.add_argument("--out", type=Path, required=True, help=".svg or .png")
-    parser.add_argument("--updates", type=int, metavar="N", help="an axis of updates, of which an epoch has N")
+    parser.add_argument("--updates", type=int, metavar="N", help="plot by update, with N updates an epoch")
     arguments = parser.parse_args()
     curves = pd.concat([pd.read_csv(run) if run.endswith(".csv") else read(*_split(run)) for run in arguments.runs])
     curves.to_csv(arguments.out.with_suffix(".csv"), index=False, float_format="%.4f", lineterminator="\n")
@@ -51,7 +51,7 @@ def main() -> None:
     axes.set(xlabel="updates" if arguments.updates else "epoch", ylabel="rsum on the validation split", ylim=(0, None))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    mpl.rcParams["svg.hashsalt"] = "vse"  # the same picture from the same figures
+    mpl.rcParams["svg.hashsalt"] = "vse"  # the same numbers give the same file
     figure.savefig(arguments.out, metadata={"Date": None} if arguments.out.suffix == ".svg" else None)
 
 

@@ -1,9 +1,11 @@
-"""Time and memory of reading a dataset.json as large as COCO's: parsed, and from the columns that lie beside it from then on.
+"""Time and memory of reading a dataset.json of COCO's size: parsed the first time, and from its file of columns later.
 
-Claim: what a search or an evaluation needs of it, the file read and checked and 5,000 test images with their captions made,
-takes 0.5 s where parsing all takes many; so does what it needs of memory.
-Limits: made-up captions of 10 words. ``json_cpu_s`` is Python's parser alone, ``sha256_cpu_s`` one read of the file, the
-limit of both: columns are recognised by it. Processor seconds and the peak of a process of its own, less what imports take.
+Claim: a search or an evaluation reads and checks the file and creates 5,000 test images with their captions in 0.5 s,
+where parsing the complete file takes many seconds. It also takes less memory.
+Limits: captions are made up, of 10 words. ``json_cpu_s`` is Python's JSON parser alone. ``sha256_cpu_s`` is one read of
+the file with its checksum; it is the limit of both ways, because the program checks by the SHA-256 that the columns
+belong to the file. Each measurement has a process of its own; time is processor time, and memory is the peak without that
+of the imports.
 
     python benchmarks/dataset.py
 """
@@ -63,7 +65,7 @@ WORKS: dict[str, Callable[[Path], object]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, nargs="+", default=[8000, 31_000, 123_287, 500_000])
-    parser.add_argument("--one", nargs=2, metavar=("WORK", "FILE"), help="Used by itself.")
+    parser.add_argument("--one", nargs=2, metavar=("WORK", "FILE"), help="used by the script itself")
     arguments = parser.parse_args()
     if arguments.one:
         name, file = arguments.one

@@ -1,9 +1,9 @@
-"""The whole of a COCO test set as a user evaluates it, against the published way on the same embeddings.
+"""Evaluation of a complete COCO test set by ``vse-eval``, compared with the published code on the same embeddings.
 
-Claim: ``vse-eval`` of 5,000 images x 25,000 captions x 1024 dimensions, with 1k folds, the full set, 95% intervals and the
-check against FAISS, takes less than 10 s and 2 GB on 2 cores.
-Limit: made-up embeddings. The published way (benchmarks/ranks.py) has no intervals and no check; it is measured in this
-process, without starting an interpreter, and in float32.
+Claim: ``vse-eval`` on 5,000 images x 25,000 captions x 1024 dimensions takes less than 10 s and 2 GB on 2 cores, with 1k
+folds, the full set, 95% intervals and the check against FAISS.
+Limits: the embeddings are made up. The published code (benchmarks/ranks.py) has no intervals and no check. It runs in
+this process, without the start of an interpreter, and in float32.
 
     python benchmarks/evaluation.py
 """
@@ -31,7 +31,7 @@ IMAGES, EACH, DIM = 5000, 5, 1024
 
 
 def made(path: Path) -> Embeddings:
-    """Images and captions that have something in common, of unit length."""
+    """Write embeddings of unit length in which captions resemble their images, and return them."""
     rng = np.random.default_rng(0)
     common = rng.standard_normal((IMAGES, DIM), dtype=np.float32)
     image_of_caption = np.repeat(np.arange(IMAGES), EACH)
@@ -46,7 +46,7 @@ def made(path: Path) -> Embeddings:
 
 
 def command(embeddings: Path, out: Path) -> dict[str, float]:
-    """Wall time, processor time and peak memory of ``vse-eval`` from its start to its end."""
+    """Run ``vse-eval``, and return the wall time, processor time and peak memory of the process."""
     program = "from vse.eval.cli import eval_main; eval_main()"
     started = time.perf_counter()
     process = subprocess.Popen([sys.executable, "-c", program, str(embeddings), "--out", str(out)])
@@ -58,7 +58,7 @@ def command(embeddings: Path, out: Path) -> dict[str, float]:
 
 
 def published_way(run: Embeddings) -> dict[str, dict[str, object]]:
-    """Five folds and the full set, each by the loop."""
+    """Return the metrics of five folds and of the full set, by the published loop."""
     assert run.images is not None
     assert run.captions is not None
     folds = []
@@ -77,7 +77,7 @@ def main() -> None:
     started, started_cpu = time.perf_counter(), time.process_time()
     theirs = published_way(run)
     wall, cpu = time.perf_counter() - started, time.process_time() - started_cpu
-    # Two orders of summation can swap candidates whose scores differ in the last bit.
+    # The order of a sum changes the last bit of a score, so it can swap two candidates.
     apart = max(abs(found[name]["rsum"] - float(theirs[name]["rsum"])) for name in theirs)  # type: ignore[arg-type]
     row = {
         "images": IMAGES,

@@ -1,14 +1,16 @@
-"""How much of an extraction is the network: its speed beside the bare network's, timm with a DataLoader, and decoding alone.
+"""Speed of an extraction compared with the bare network, with timm and a DataLoader, and with decoding alone.
 
-Claims: on a processor an extraction with batch norms folded into convolutions is at least 1.2 times as fast as the bare
-network without that, in fp32; vectors differ by less than 1e-5 of the largest number. On a GPU (``--device cuda --precisions
-bf16 --compile``) the rates say what the limit is.
-``forward`` is the network as it was trained, on pixels that are there, in batches of 4 on a processor, where larger ones are
-not faster; ``timm`` decodes, resizes and computes as timm's documents do, by a DataLoader of torch. ``drift`` is the largest
-difference from the vectors in fp32 without folding, over their largest number; ``cosine`` the least cosine with them.
-Limits: random weights, which cost what trained ones cost, but whose vectors drift otherwise; the demo's pictures, drawn for
-this run and enlarged to the common 500 x 375 pixels of a photograph, so that decoding and resizing cost what they cost there.
-On a processor rates are by processor time and one thread, medians of runs in turn; on a GPU by wall time.
+Claims: on a processor, an extraction in fp32 with batch norms folded into convolutions is at least 1.2 times as fast as
+the bare network without folding. Its vectors differ by less than 1e-5 of their largest number. On a GPU (``--device cuda
+--precisions bf16 --compile``) the rates show what limits the speed.
+Columns: ``forward`` is the unfolded network alone, on pixels in memory, in batches of 4 on a processor, where larger
+batches are not faster. ``timm`` decodes, resizes and computes as in timm's documentation, with torch's DataLoader.
+``drift`` is the largest difference from the vectors in fp32 without folding, divided by their largest number. ``cosine``
+is the smallest cosine with them.
+Limits: weights are random; these take the same time as trained weights, but their drift differs. Images are those of the
+demo, enlarged to 500 x 375 pixels, a common size of photographs, so that decoding and resizing take as long as for these.
+On a processor the rates are by processor time of one thread, medians of runs that take turns; on a GPU they are by wall
+time.
 
     python benchmarks/extraction.py
     python benchmarks/extraction.py --models vgg19 resnet152 --images 32
@@ -47,7 +49,7 @@ def pictures(folder: Path, n_images: int) -> list[Path]:
 
 
 class Opened(torch.utils.data.Dataset[torch.Tensor]):
-    """Images as timm's documents open them: by Pillow, through the transformation that timm has for the network."""
+    """Images opened as in timm's documentation: by Pillow, with timm's transformation for the network."""
 
     def __init__(self, paths: list[Path], network: torch.nn.Module) -> None:
         import timm.data
@@ -101,7 +103,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
         for what, work in works.items():
             started = clock()
             work()
-            if turn:  # the first one warms up
+            if turn:  # the first run warms up
                 times[what].append(clock() - started)
     expected, vectors = (e.extract(items[: 4 * size]).features.astype(np.float32) for e in (plain, extractor))
     cosines = (expected * vectors).sum(-1) / np.linalg.norm(expected, axis=-1) / np.linalg.norm(vectors, axis=-1)
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="threads that decode")
+    parser.add_argument("--workers", type=int, default=1, help="number of decoding threads")
     parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

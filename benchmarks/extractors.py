@@ -1,6 +1,7 @@
-"""What each feature of a data set costs: time, processor time, memory and disk, by the command that a user types.
+"""Cost of each feature of a data set: time, processor time, memory and disk, by the command that a user types.
 
-Limit: one run each, on a machine that may be busy with other work; ``cpu_s`` is what the command itself used.
+Limit: one run for each feature, on a machine that may run other programs; ``cpu_s`` is the processor time of the command
+alone.
 
     python benchmarks/extractors.py --dataset data/f8k/dataset.json --weights-dir weights --words glove.txt \
         --features effnet_10c hglmm 'regions weights=random shorter=224'
@@ -53,7 +54,7 @@ def measure(spec: str, dataset: Path, out: Path, threads: int) -> dict[str, obje
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", type=Path, required=True)
-    parser.add_argument("--features", nargs="+", required=True, help="preset, and after blanks key=value settings")
+    parser.add_argument("--features", nargs="+", required=True, help="a preset, then key=value settings after blanks")
     parser.add_argument("--out", type=Path, default=Path("features"))
     parser.add_argument("--weights-dir", type=Path)
     parser.add_argument("--words", type=Path)

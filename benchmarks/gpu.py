@@ -1,12 +1,12 @@
-"""What a GPU is used for, and how busy it is: ranks, search, training, SCAN and TOD-Net scores, extraction, NCCL.
+"""Time of GPU programs compared with their limit: ranks, search, training, SCAN and TOD-Net scores, extraction, NCCL.
 
-Each work beside what the device could do at best: the matrix products of the work at the speed of one large product by
-itself, or its bytes at the speed of a copy, whichever takes longer; for an extraction the bare network on photos that are
-there already. ``busy`` is the share of the time in which the GPU computes, as nvidia-smi samples it (of a processor, the share
-of all cores); of a training it counts the loading and the validation, which ``s`` does not. ``gpu_gb`` is the most that torch
-had allocated.
-Limits: random weights and made-up data. NCCL with one process: the embeddings of a batch gathered and the gradients of VSE++
-summed, as in a training by several processes; nothing travels.
+The limit is the least time on the device: the program's matrix products at the speed of one large product, or its bytes
+at the speed of a copy, whichever takes longer. For an extraction it is the bare network on photos in memory. ``busy`` is
+the share of the time in which the GPU computes, as nvidia-smi samples it (on a processor, the share of all cores). For a
+training, ``busy`` includes loading and validation, and ``s`` does not. ``gpu_gb`` is the peak of the memory that torch
+allocates.
+Limits: weights are random, and data are made up. NCCL runs with one process: it gathers the embeddings of a batch and
+sums the gradients of VSE++, as a training by several processes does, but sends nothing.
 
     python benchmarks/gpu.py  # needs a GPU
     python benchmarks/gpu.py --device cpu --tiny --out /tmp  # what the tests run
@@ -47,21 +47,21 @@ from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.solvers.encode import TILE_IMAGES, PairScores
 from vse.train.training import train
 
-WORDS, WORD_DIM, BATCH = 13, 300, 128  # of a made-up caption with <start> and <end>; of VSE++
+WORDS, WORD_DIM, BATCH = 13, 300, 128  # words of a made-up caption with <start> and <end>; settings of VSE++
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large the works are."""
+    """Sizes of the measured programs."""
 
     images: int = 5000
     dim: int = 1024
     pairs: int = 50_000
     photos: int = 512
     model: str = "resnet152"
-    scored: int = 1000  # images, by models that score pairs
-    width: int = 1024  # of TOD-Net
-    side: int = 8192  # of the product that gives the speed of products
+    scored: int = 1000  # images for models that score pairs
+    width: int = 1024  # of TOD-Net's networks
+    side: int = 8192  # side of the matrices that give the speed of products
     rounds: int = 3
 
 
@@ -70,7 +70,7 @@ TINY = Sizes(images=30, dim=16, pairs=60, photos=8, model="resnet18", scored=2, 
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured; a ``call`` that returns a float returns its seconds."""
+    """A measured program; if ``call`` returns a float, that is its time in seconds."""
 
     name: str
     precision: str
@@ -79,13 +79,13 @@ class Work:
 
 
 class Limits:
-    """What a device could do at best."""
+    """Least times on a device."""
 
     def __init__(self, device: torch.device, side: int) -> None:
         self.device, self.side, self.speeds = device, side, dict[str, float]()
 
     def seconds(self, precision: str, flops: float, n_bytes: float = 0) -> float:
-        """The time of so many operations in products, or of so many bytes read and written, whichever is longer."""
+        """Return the time of ``flops`` in matrix products or of copying ``n_bytes``, whichever is longer."""
         return max(flops / self._speed(precision), n_bytes / self._speed("copy"))
 
     def _speed(self, what: str) -> float:
@@ -98,7 +98,7 @@ class Limits:
 
 
 def timed(call: Callable[[], object], device: torch.device, rounds: int) -> float:
-    """Median seconds of a call, what it leaves to the device included; the first one warms up."""
+    """Return the median seconds of a call, until the device has finished; the first call warms up."""
     taken = []
     for _ in range(1 + rounds):
         started = time.perf_counter()
@@ -110,7 +110,7 @@ def timed(call: Callable[[], object], device: torch.device, rounds: int) -> floa
 
 
 def ranking(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
-    """Exact ranks, and the ten best of both directions by FAISS."""
+    """Yield exact ranks, and the ten best of both directions by FAISS."""
     n, m = sizes.images, 5 * sizes.images
     images, captions = torch.randn(n, sizes.dim), torch.randn(m, sizes.dim)
     right, image_of_caption = captions.to(device), torch.arange(m, device=device) // 5
@@ -133,7 +133,7 @@ def ranking(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work
 
 
 def training(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
-    """The second epoch of VSE++, and what several processes would exchange in a step of it."""
+    """Yield the second epoch of VSE++, and the exchange of several processes in a step."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_up(folder, {"train": sizes.pairs // 5, "val": 20}, 4 * sizes.dim, 3000, 1)
@@ -146,7 +146,7 @@ def training(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Wor
                     run = train(folder / "made-up.h5", experiment, out=Path(out) / "run", device=device.type)
                     return sizes.pairs / float(pd.read_csv(run / "metrics.csv")["pairs_per_s"].iloc[-1])
 
-            word = 3 * (WORD_DIM + sizes.dim) * sizes.dim  # of a GRU, forward; backward takes twice as much
+            word = 3 * (WORD_DIM + sizes.dim) * sizes.dim  # a GRU's products for a word, forward; backward takes twice as many
             flops = 2 * (3 * WORDS * word + 2 * 4 * sizes.dim**2 + 3 * BATCH * sizes.dim)
             yield Work(f"training, {sizes.pairs} pairs", precision, epoch, limits.seconds(precision, sizes.pairs * flops))
         gradients = torch.ones(word + 4 * sizes.dim**2 + 3000 * WORD_DIM, device=device)
@@ -164,7 +164,7 @@ def training(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Wor
 
 
 def scores(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
-    """A tile of images with all captions, by models that score pairs."""
+    """Yield the scores of a tile of images with all captions, for models that score pairs."""
     rows = slice(0, min(TILE_IMAGES, sizes.scored))
     for precision in ("fp32", "bf16"):
         for attention, form in scan.FORMS.items():
@@ -187,7 +187,7 @@ def score(pairs: PairScores, rows: slice, n_captions: int) -> None:
 
 
 def extraction(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[Work]:
-    """Photos from their files, beside the bare network on photos that are in the device's memory."""
+    """Yield extractions of photos in files; the limit is the bare network on photos in the device's memory."""
     with tempfile.TemporaryDirectory() as folder:
         items = [Item(k, path) for k, path in enumerate(pictures(Path(folder), sizes.photos))]
         network = torchvision.models.get_model(sizes.model).eval().to(device)
@@ -207,7 +207,7 @@ def extraction(device: torch.device, sizes: Sizes, limits: Limits) -> Iterator[W
 
 
 class Busy:
-    """How busy a device is between entering and leaving, as a share."""
+    """The share of the time in which a device computes, between entering and leaving the context."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.share = device, float("nan")
@@ -235,7 +235,7 @@ class Busy:
 
 
 def measure(work: Work, device: torch.device, rounds: int) -> dict[str, object]:
-    """A row of the CSV."""
+    """Return a row of the CSV."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     with Busy(device) as busy:
@@ -256,7 +256,7 @@ def measure(work: Work, device: torch.device, rounds: int) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="smallest sizes, of which the times say nothing")
+    parser.add_argument("--tiny", action="store_true", help="smallest sizes, whose times mean nothing")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     arguments = parser.parse_args()
     device, sizes = pick_device(arguments.device), TINY if arguments.tiny else Sizes()

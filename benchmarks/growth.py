@@ -1,14 +1,18 @@
-"""How time and memory grow with size, over two orders of magnitude, each point in a process of its own.
+"""Growth of time and memory with size, over two orders of magnitude; each point has a process of its own.
 
-Claims: all but evaluation grow in proportion to size, and evaluation, which compares all images with all captions, with its
-square; memory grows with the embeddings, the features in memory and the texts, and with nothing else.
-Works: ``evaluation`` is ``evaluate()`` of images with five captions each, of 1,024 numbers; ``extraction`` of a small network
-on crops of 32 pixels, so that what is not the network would show; ``training`` an epoch of VSE++ of 256 dimensions, from
-opening the cache to the last checkpoint; ``search`` an exact query on rows of 512 numbers, mapped from a file, whose pages
-count as memory; ``workflow`` a dry run of Snakemake, by shards of a feature; ``dataset.json`` loading it, by images of five
-captions each.
-Limits: made-up data, one thread, one run of each point. ``cpu_s`` is processor time of the work alone; ``start_gb`` is the
-memory before it, libraries included (0 of ``workflow``, a program of its own), ``peak_gb`` the most that was resident.
+Claims: everything except evaluation grows in proportion to the size. Evaluation compares all images with all captions, so
+its time grows with the square. Memory grows with the embeddings, the features in memory and the texts, and with nothing
+else.
+Measured programs:
+- ``evaluation``: ``evaluate()``, by images with five captions each, embeddings of 1,024 numbers;
+- ``extraction``: a small network on crops of 32 pixels, so that the time outside the network shows, by images;
+- ``training``: an epoch of VSE++ of 256 dimensions, from opening the cache to the last checkpoint, by pairs;
+- ``search``: an exact query on rows of 512 numbers, memory-mapped from a file whose pages count as memory, by rows;
+- ``workflow``: a dry run of Snakemake, by shards of a feature;
+- ``dataset.json``: loading the file, by images with five captions each.
+Limits: data are made up; one thread; one run of each point. ``cpu_s`` is the processor time of the program alone.
+``start_gb`` is the memory before it starts, libraries included (0 for ``workflow``, a program of its own). ``peak_gb`` is
+the peak of the resident memory.
 
     python benchmarks/growth.py
     python benchmarks/growth.py --works search workflow --largest 0.1  # a quick look, at smaller sizes
@@ -71,7 +75,7 @@ def make_embeddings(folder: Path, n_images: int) -> None:
 
 
 def make_photos(folder: Path, n_images: int) -> None:
-    """A few drawn images under many names."""
+    """Write a data set whose images are hard links to a few images of the demo."""
     drawn = json.loads(make_demo(folder / "drawn", DRAWN).read_text())["images"]
     (folder / "images").mkdir()
     images = []
@@ -109,7 +113,10 @@ def search(folder: Path) -> None:
 
 
 def plan_jobs(folder: Path) -> float:
-    """A dry run as a program of its own; returns its peak in GB, as wait4 would count this process's own memory, too."""
+    """Run a dry run of Snakemake as a program of its own, and return its peak memory in GB.
+
+    The program reports its peak itself, because wait4 would also count the memory of this process.
+    """
     command = [sys.executable, "-c", SNAKEMAKE, "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
     command += ["--dry-run", "--quiet", "all", "--cores", "2", "--", "features/demo_fc7.h5"]
     environment = {**os.environ, "VSE_PRESETS": str(folder)}
@@ -119,9 +126,9 @@ def plan_jobs(folder: Path) -> float:
 
 @dataclass(frozen=True)
 class Work:
-    """What is made of a size in an empty folder, unmeasured, and what is then measured in that folder.
+    """A measured program: ``make`` writes the input of a size into an empty folder, and ``run``, alone measured, reads it.
 
-    ``run`` of a program of its own returns the program's peak in GB.
+    If ``run`` starts a program of its own, it returns the program's peak memory in GB.
     """
 
     unit: str
@@ -157,12 +164,12 @@ def make(name: str, folder: Path, size: int) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process, and of programs that it started and that have ended."""
+    """Return the processor time of this process and of the ended programs that it started."""
     return time.process_time() + sum(os.times()[2:4])
 
 
 def measure(name: str, folder: Path) -> dict[str, float]:
-    """Processor seconds and memory of one point; of a program that it starts, that program's memory."""
+    """Return processor seconds and memory of one point; if ``run`` starts a program, the memory is that program's."""
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
     cpu, start = cpu_seconds(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
@@ -174,19 +181,19 @@ def measure(name: str, folder: Path) -> dict[str, float]:
 
 
 def sizes(largest: float, points: int) -> list[int]:
-    """From a hundredth of the largest on, at equal ratios; none too small to be cut into shards."""
+    """Return sizes from a hundredth of the largest on, at equal ratios; each is large enough for several shards."""
     return [max(20, round(largest * 10 ** (-2 + 2 * k / (points - 1)))) for k in range(points)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--works", nargs="+", choices=list(WORKS), default=list(WORKS))
-    parser.add_argument("--largest", type=float, default=1.0, help="the largest size, as a share of the usual one")
-    parser.add_argument("--points", type=int, default=5, help="sizes of each work, two at least")
+    parser.add_argument("--largest", type=float, default=1.0, help="the largest size, as a multiple of the usual one")
+    parser.add_argument("--points", type=int, default=5, help="number of sizes for each program, at least two")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the CSV")
     arguments = parser.parse_args()
     rows: list[dict[str, object]] = []
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as processes:  # each call is a process of its own
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as processes:  # each call has a process of its own
         for name in arguments.works:
             for size in sizes(arguments.largest * WORKS[name].largest, arguments.points):
                 with tempfile.TemporaryDirectory() as folder:

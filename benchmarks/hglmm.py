@@ -1,11 +1,11 @@
-"""HGLMM Fisher vectors: how fast beside a loop and scikit-learn, and the memory that COCO's training captions need.
+"""HGLMM Fisher vectors: speed compared with a loop and with scikit-learn, and memory for COCO's training captions.
 
-Claims: ten steps of EM of a Gaussian mixture take no more processor time than scikit-learn's GaussianMixture from the same
-start, both on one thread, and of the other kinds, which scikit-learn does not have, at most twelve times that; EM and Fisher
-vectors are more than 50 times as fast as a loop over single numbers (the one the tests compare with); fitting 6,000 principal
-components of 18,000-d Fisher vectors takes less than 8 GB. Made-up word vectors and captions of COCO's numbers: 566,435
-captions of 10 or so of 30,000 words. Limit: the covariance is summed over ``--captions`` of them, because its memory is the
-same for all and its time is proportional.
+Claims: ten steps of EM of a Gaussian mixture take no more processor time than scikit-learn's GaussianMixture from the
+same start, both on one thread. Ten steps for the other mixtures, which scikit-learn does not have, take at most twelve
+times as much. EM and Fisher vectors are more than 50 times as fast as a loop over single numbers, the reference of the
+tests. Fitting 6,000 principal components of 18,000-d Fisher vectors takes less than 8 GB. Word vectors and captions are
+made up, in COCO's numbers: 566,435 captions of about 10 words, from 30,000 words. Limit: the covariance is a sum over
+only ``--captions`` captions, because its memory does not depend on their number and its time is proportional to it.
 
     python benchmarks/hglmm.py --captions 20000
 """
@@ -66,7 +66,7 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
 
 
 def em(centres: int = 30, dim: int = 300, n: int = 5000, steps: int = 10, rounds: int = 5) -> list[dict[str, object]]:
-    """Processor seconds of whole fits, which take turns; medians of the rounds."""
+    """Return the processor seconds of complete fits, which take turns; medians of the rounds."""
     data = torch.from_numpy(np.random.default_rng(0).laplace(size=(n, dim)))
     start = first_mixture(data, centres, 0)
     scikit_learn = GaussianMixture(
@@ -119,7 +119,7 @@ def memory(n_captions: int) -> dict[str, object]:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--captions", type=int, default=20_000, help="0: measure the speed alone")
+    parser.add_argument("--captions", type=int, default=20_000, help="captions of the covariance; 0: measure only the speed")
     arguments = parser.parse_args()
     report("hglmm_em", em())
     report("hglmm_speed", speed())

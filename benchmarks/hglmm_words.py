@@ -1,7 +1,7 @@
-"""The memory of fitting independent components and a mixture to 300,000 words of 300 numbers, as the published encoder.
+"""Memory to fit independent components and a mixture to 300,000 words of 300 numbers, as the published encoder does.
 
-Claim: less than 8 GB, with the word vectors themselves. Made-up vectors; 3 iterations of FastICA and one step of EM, because
-more take the same memory and more time.
+Claim: less than 8 GB, including the word vectors. The vectors are made up. The fit has 3 iterations of FastICA and one
+step of EM, because more iterations take the same memory and more time.
 
     python benchmarks/hglmm_words.py
 """

@@ -1,16 +1,18 @@
-"""Search of a corpus of 1 million x 1024 on disk, exactly and by approximate indexes, on one thread.
+"""Search in a corpus of 1 million x 1024 on disk, exact and by approximate indexes, on one thread.
 
-Claims: exact search in blocks holds less than 1 GB of memory of its own beside the 4 GB file that it maps; IVF that looks
-into one list finds 90% of the exact top 10 and more in a tenth of the time. PQ is the fastest, and its codes are a 64th of
-the vectors, but by itself it finds few of the exact top 10.
-Limits: made-up data, 2,000 clusters in 64 dimensions seen through a random projection to 1,024 with noise, and queries drawn
-alike (real embeddings are less regular); no OPQ, whose rotation takes minutes of processor time to train; HNSW on the first
-100,000 rows, to keep the whole within minutes. Each method runs in a process of its own. Other work shares the machine:
-ratios are of processor seconds. ``own_gb`` is the peak, mostly of the build, of the memory that is no file's; ``peak_gb`` has
-the pages of the mapped file, too.
+Claims: exact search in blocks takes less than 1 GB of memory besides the 4 GB file that it maps. An IVF index that
+searches one list finds at least 90% of the exact top 10 in a tenth of the time. PQ is the fastest, and its codes take a
+64th of the memory of the vectors, but by itself it finds few of the exact top 10.
+Limits: data are made up: 2,000 clusters in 64 dimensions, projected at random to 1,024 dimensions, with noise, and
+queries of the same distribution. Real embeddings are less regular. OPQ is left out, because its rotation takes minutes of
+processor time to train. HNSW searches only the first 100,000 rows, to keep the script within minutes. Each method runs in
+a process of its own. Ratios are of processor seconds, because other programs share the machine. ``own_gb`` is the peak of
+the memory that belongs to no file; it mostly occurs while an index is built. ``peak_gb`` also includes the pages of the
+mapped file.
 
-One query on 1 million x 512 in memory is a comparison of its own, in ``index_one_query``: exact search, which names a row that
-is not finite, in at most 1.1 x the time of FAISS, beside one read of all (``sum``); processor seconds, medians of rounds.
+A second comparison, ``index_one_query``, has one query on 1 million x 512 in memory. Exact search, which also reports
+rows that are not finite, takes at most 1.1 x the time of FAISS. Both are compared with one read of all rows (``sum``).
+The numbers are processor seconds, medians of rounds.
 
     python benchmarks/index.py
 """
@@ -37,7 +39,7 @@ from vse.eval.search.exact import TopK, exact_search
 from vse.eval.search.index import Built, build_index, search_index, set_parameters
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
-# (rows as a share of all, factory, parameters); without a factory exact search, by which those after it are judged.
+# (share of the rows, factory, parameters); without a factory, exact search, the reference for the next methods.
 METHODS = (
     (1.0, "", ("",)),
     (1.0, "IVF1024,Flat", ("nprobe=1", "nprobe=4", "nprobe=16")),
@@ -65,20 +67,20 @@ def make(folder: Path, n_rows: int, dim: int) -> None:
 
 
 def own_memory() -> float:
-    """GB of this process's memory that is no file's."""
+    """Return the memory of this process that belongs to no file, in GB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1e6
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and processor seconds."""
+    """Return the wall and processor seconds of a call."""
     started = time.process_time()
     wall = seconds(work)
     return wall, time.process_time() - started
 
 
 def measure(folder: Path, share: float, factory: str, parameters: Sequence[str]) -> list[dict[str, object]]:
-    """One method, in a process of its own; exact results are left in the folder for those after it."""
+    """Measure one method in this process; exact search writes its results into the folder, for the next methods."""
     faiss.omp_set_num_threads(1)
     whole = np.load(folder / "corpus.npy", mmap_mode="r")
     corpus, queries = whole[: int(share * len(whole))], np.load(folder / "queries.npy")
@@ -123,7 +125,7 @@ def measure(folder: Path, share: float, factory: str, parameters: Sequence[str])
 
 
 def one_query(n_rows: int, dim: int, rounds: int = 15) -> dict[str, object]:
-    """Exact search for one query beside FAISS's and a read of all, in turns."""
+    """Return the times of exact search for one query, of FAISS and of one read of all rows, which take turns."""
     faiss.omp_set_num_threads(1)
     rng = np.random.default_rng(0)
     corpus, query = rng.standard_normal((n_rows, dim), np.float32), rng.standard_normal((1, dim), np.float32)
@@ -140,10 +142,10 @@ def one_query(n_rows: int, dim: int, rounds: int = 15) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only-one-query", action="store_true", help="Leave the methods out, which take many minutes.")
+    parser.add_argument("--only-one-query", action="store_true", help="leave out the other methods, which take many minutes")
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--one", nargs=4, metavar=("FOLDER", "SHARE", "FACTORY", "PARAMETERS"), help="Used by itself.")
+    parser.add_argument("--one", nargs=4, metavar=("FOLDER", "SHARE", "FACTORY", "PARAMETERS"), help="used by the script")
     arguments = parser.parse_args()
     if arguments.one:
         folder, share, factory, parameters = arguments.one

@@ -1,11 +1,11 @@
-"""Memory and time of InfoNCE and the sigmoid loss with their gradients, by blocks of scores and all at once.
+"""Memory and time of InfoNCE and the sigmoid loss with their gradients, by blocks of scores and with all scores at once.
 
-Claim: by blocks of 512 rows a batch of 32,768 pairs takes under 1 GB beside its embeddings and their gradients; all at once it
-would take 4.3 GB for its scores alone, and several times that with its gradients.
-Limits: made-up unit vectors, five captions of an image as positives, a learned temperature; the loss and its gradients alone,
-without heads. Each row is a process of its own: ``peak_mb`` is what its resident memory grows by above what it was with the
-embeddings and their gradients. Where other work runs beside, processor time (cpu_s, of all threads) tells more than the clock
-(s).
+Claim: by blocks of 512 rows, a batch of 32,768 pairs takes under 1 GB besides its embeddings and their gradients. All at
+once, it would take 4.3 GB for the scores alone, and several times that with gradients.
+Limits: embeddings are made-up unit vectors, the five captions of an image are its positives, and the temperature is
+learned. Only the loss and its gradients are measured, without encoders. Each row has a process of its own; ``peak_mb`` is
+the growth of its resident memory beyond that with the embeddings and their gradients. If other programs run on the
+machine, processor time (cpu_s, all threads) is more reliable than wall time (s).
 
     python benchmarks/large_batches.py --threads 1
 """
@@ -28,21 +28,21 @@ from vse.train.losses.base import Batch
 from vse.train.models.similarities.cosine import Cosine
 
 EACH = 5  # captions of an image
-WHOLE = 0  # a block of this size is none
+WHOLE = 0  # this block size stands for all scores at once
 
 
 def resident_peak() -> float:
-    """The highest resident memory of this process so far, in units of 1e6 bytes."""
+    """Return the peak resident memory of this process so far, in units of 1e6 bytes."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return next(int(line[1]) * 1024 / 1e6 for line in lines if line[0] == "VmHWM:")
 
 
 def measured(name: str, n: int, dim: int, block: int) -> dict[str, float]:
-    """What the loss of one batch and its gradients take."""
+    """Return time and memory of the loss of one batch and its gradients."""
     generator = torch.Generator().manual_seed(0)
     sides = [torch.nn.functional.normalize(torch.randn(n, dim, generator=generator)).requires_grad_() for _ in range(2)]
     for side in sides:
-        side.grad = torch.ones_like(side)  # resident, as it will be
+        side.grad = torch.ones_like(side)  # makes its memory resident before the measurement
     image_of = np.arange(n) // EACH
     loss = LOSSES[name].model_validate({"learned": True, "same_image": "positive", "block": block or None})
     weights = loss.weights()
@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=64)
     parser.add_argument("--block", type=int, default=512)
     parser.add_argument("--pairs", type=int, nargs="+", default=[8_192, 32_768])
-    parser.add_argument("--dense-up-to", type=int, default=8_192, help="larger batches are computed by blocks alone")
-    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # name, pairs and block of a process of its own
+    parser.add_argument("--dense-up-to", type=int, default=8_192, help="compute larger batches only by blocks")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)  # loss, pairs and block size of one row
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.one:
         name, n, block = arguments.one[0], *map(int, arguments.one[1:])
-        measured(name, 64, arguments.dim, block)  # what torch imports at first is not ours
+        measured(name, 64, arguments.dim, block)  # torch imports modules on first use
         print(json.dumps(measured(name, n, arguments.dim, block)))
         return
     rows: list[dict[str, object]] = []

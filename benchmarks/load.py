@@ -1,12 +1,13 @@
-"""Check the answers of vse-serve under load: many clients at once for a minute, and some of their requests are wrong.
+"""Check of vse-serve's answers under load: many clients send requests for a minute, and some requests are invalid.
 
-Claim: no answer is wrong, no request hangs, and memory stays flat: 32 clients for 60 s, 10% of whose requests are bad. These
-have no query, a number out of range, an unknown id or method, another host, bytes that are no image or no request, a
-photograph of too many pixels or bytes, or a client that hangs up. A right answer is that which a single client got before,
-and a bad request has the status that docs/serve.md names. ``growth_pct`` is the server's memory (the most in the last quarter
-of the time) beyond that of the second quarter, ``stop_s`` the time from SIGTERM to its end.
-Limits: a tiny demo and model, and clients on the same machine, which share its cores: ``per_s`` is no limit of the server.
-The exit code is 1 if an answer was wrong, or if memory grew by more than 10%.
+Claim: with 32 clients for 60 s no answer is wrong, no request hangs, and memory does not grow. One request in ten is
+invalid: it has no query, a number out of range, an unknown id or method, another host, bytes that are not an image or not
+a request, a photograph with too many pixels or bytes, or its client hangs up. The answer to a valid request must be the
+one that a single client got before. The answer to an invalid request must have the status that docs/serve.md names.
+``growth_pct`` compares the server's peak memory in the last quarter of the time with that in the second quarter.
+``stop_s`` is the time from SIGTERM to the end of the server.
+Limits: the demo and the model are tiny, and the clients share the cores of the server, so ``per_s`` is not its highest
+rate. The exit code is 1 if an answer is wrong, or if memory grows by more than 10%.
 
     python benchmarks/load.py
 """
@@ -44,7 +45,7 @@ MOST_GROWTH = 10  # per cent
 
 
 class Request(NamedTuple):
-    """A request, and what answers it: one of some statuses, and of a right one the same content each time."""
+    """A request and the allowed statuses of its answer; a valid request always gets the same content."""
 
     method: str
     path: str
@@ -54,19 +55,19 @@ class Request(NamedTuple):
 
 
 def form(content: bytes) -> tuple[bytes, tuple[tuple[str, str], ...]]:
-    """Return the body and the header of a form with a photograph."""
+    """Return the body and the headers of a form with a photograph."""
     start = b'--x\r\nContent-Disposition: form-data; name="photo"; filename="a.jpg"\r\n\r\n'
     return start + content + b"\r\n--x--\r\n", (("Content-Type", "multipart/form-data; boundary=x"),)
 
 
 def upload(content: bytes, *statuses: int) -> Request:
-    """Return a search by a photograph."""
+    """Return the request of a search by a photograph."""
     body, headers = form(content)
     return Request("POST", "/search?as=json&k=5", body, statuses or (200,), headers)
 
 
 def png(width: int, height: int) -> bytes:
-    """Return a PNG that has little but its header."""
+    """Return a PNG file with a header and almost no pixels."""
     parts = (
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)),
         (b"IDAT", zlib.compress(bytes(9))),
@@ -77,7 +78,7 @@ def png(width: int, height: int) -> bytes:
 
 
 def good_requests(data: vse.OpenDataset) -> list[Request]:
-    """Texts, photographs, pages and small photographs."""
+    """Return searches by texts and photographs, and requests for pages and small photographs."""
     test = data.frame[data.frame["split"] == "test"]
     texts = [Request("GET", "/search?" + urlencode({"q": text, "as": "json", "k": 5})) for text in test["caption"][:20]]
     ids = data.image_ids("test")[:5]
@@ -87,7 +88,7 @@ def good_requests(data: vse.OpenDataset) -> list[Request]:
 
 
 def bad_requests() -> list[Request]:
-    """Requests that docs/serve.md refuses."""
+    """Return requests that the server refuses, as docs/serve.md describes."""
     return [
         Request("GET", "/search?as=json&q=", statuses=(400,)),
         Request("GET", "/search?as=json&q=a&k=999", statuses=(400,)),
@@ -99,12 +100,12 @@ def bad_requests() -> list[Request]:
         upload(b"no image", 400),
         upload(png(6000, 5000), 400),
         upload(bytes(UPLOAD_MB * 2**20 + 2**19), 413),  # the application refuses it
-        upload(bytes(4 * 2**20), 413),  # the server does, while it is sent
+        upload(bytes(4 * 2**20), 413),  # the server refuses it before it is complete
     ]
 
 
 def answer(connection: HTTPConnection, request: Request) -> tuple[int, bytes]:
-    """Return the status and content of an answer, without the seconds that it took."""
+    """Return the status and content of an answer; of JSON, only the hits, without times."""
     connection.request(request.method, request.path, request.body or None, dict(request.headers))
     response = connection.getresponse()
     content = response.read()
@@ -115,7 +116,7 @@ def answer(connection: HTTPConnection, request: Request) -> tuple[int, bytes]:
 
 
 def hang_up(host: str, port: int, rng: random.Random) -> None:
-    """Send what is no request, or a part of one, and close the connection."""
+    """Send an invalid or incomplete request, and close the connection."""
     sent = rng.choice(
         [b"\x16\x03\x01\x02", b"GET /search?q=a HTTP/1.1\r\nHo", b"POST /search HTTP/1.1\r\nContent-Length: 99\r\n\r\na"]
     )
@@ -124,7 +125,7 @@ def hang_up(host: str, port: int, rng: random.Random) -> None:
 
 
 class Client:
-    """One client, until a time; what it saw."""
+    """A client that sends requests until a given time, and records response times and wrong answers."""
 
     def __init__(self, netloc: str, right: dict[Request, bytes], bad: list[Request], share: float, seed: int) -> None:
         self._netloc, self._right, self._bad, self._share = netloc, right, bad, share
@@ -134,7 +135,7 @@ class Client:
         self.n_bad = 0
 
     def run(self, until: float) -> None:
-        """Send requests, nine of ten on a connection that is kept."""
+        """Send requests until ``until``; about one in ten closes the connection, the others keep it open."""
         connection = HTTPConnection(self._netloc, timeout=60)
         good = list(self._right)
         while time.monotonic() < until:
@@ -161,13 +162,13 @@ class Client:
 
 
 def memory_mb(process: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process in MB."""
     pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
     return pages * 4096 / 2**20
 
 
 def sampled(stop: threading.Event, process: int) -> list[float]:
-    """Memory of a process, four times a second."""
+    """Return the memory of a process, sampled four times a second until ``stop`` is set."""
     values = []
     while not stop.wait(0.25):
         values.append(memory_mb(process))
@@ -175,14 +176,14 @@ def sampled(stop: threading.Event, process: int) -> list[float]:
 
 
 def run_of_demo(folder: Path) -> tuple[vse.OpenDataset, vse.Run]:
-    """Build a small data set and a model of it."""
+    """Draw a small data set, and train a model on it."""
     data = vse.draw_demo(folder / "data", images=66)
     features = vse.extract(data, "fc7", sets=FEATURE, out=folder / "demo.h5", shards=1, device="cpu")
     return data, vse.train(features, sets=MODEL, out=folder / "run", device="cpu")
 
 
 def load(folder: Path, clients: int, seconds: float, share: float) -> tuple[dict[str, object], list[str]]:
-    """Return the row of the table, and a line for each wrong answer."""
+    """Run the server under load; return the row of the table, and a line for each wrong answer."""
     data, run = run_of_demo(folder)
     command = [sys.executable, "-c", SERVE, str(run.path), "--port", "0", "--device", "cpu", "--upload-mb", str(UPLOAD_MB)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -218,7 +219,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--bad", type=float, default=0.1, help="share of the requests")
+    parser.add_argument("--bad", type=float, default=0.1, help="share of the requests that are invalid")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,7 +1,8 @@
-"""What 1, 10 and 100 million pairs need: hours, GB and jobs, from the rates of ``vse-data plan`` and the points of growth.py.
+"""Estimate of the hours, GB and jobs for 1, 10 and 100 million pairs.
 
-Extraction, cache and training are those that ``vse-data plan`` estimates for a data set of that size, by config/rates.yaml;
-the rest lies on the line through the smallest and the largest point of each work of benchmarks/growth.py.
+Extraction, cache and training are the estimates of ``vse-data plan`` for a data set of that size, by config/rates.yaml.
+The other numbers are extrapolated from benchmarks/growth.py, on the line through the smallest and the largest point of
+each program.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from vse.features.plan import TargetPlan, estimated, load_rates
 from vse.pipeline.workflow import PlannedFile
 
 FEATURE, EXPERIMENT, DIM, EACH = "effnet", "vsepp_effnet", 1024, 5
-JOB_HOURS, AT_ONCE = 1, 100  # of a shard's job on a cluster, and how many of them run at once
+JOB_HOURS, AT_ONCE = 1, 100  # hours of a shard's job on a cluster; number of jobs that run at once
 PAIRS = (10**6, 10**7, 10**8)
 
 
 @contextmanager
 def preset(n_images: int) -> Iterator[None]:
-    """A data set ``millions`` of so many training images, among the presets."""
+    """Add a data set ``millions`` with ``n_images`` training images to the presets, within the context."""
     before = os.environ.get("VSE_PRESETS")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "datasets").mkdir()
@@ -39,20 +40,20 @@ def preset(n_images: int) -> Iterator[None]:
 
 
 def plan_of(n_images: int) -> TargetPlan:
-    """Extraction and training, as ``vse-data plan`` has them."""
+    """Return the estimate of ``vse-data plan`` for an extraction and a training."""
     shard, run = f"features/millions_{FEATURE}.shards/shard-00000-of-00001.h5", f"runs/millions_{EXPERIMENT}/seed-0/run.json"
     with preset(n_images):
         return estimated([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
 
 
 def extended(points: pd.DataFrame, column: str, size: float) -> float:
-    """The value at a size on the line through the smallest and the largest point."""
+    """Return the value at a size, on the line through the smallest and the largest point."""
     first, last = points.iloc[0], points.iloc[-1]
     return float(first[column] + (last[column] - first[column]) * (size - first["size"]) / (last["size"] - first["size"]))
 
 
 def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
-    """What a data set of so many pairs needs, each with its unit; ``growth`` has the points of each work, by size."""
+    """Return the needs of a data set of ``n_pairs``, with units; ``growth`` has the points of each program, by size."""
     n_images = n_pairs // EACH
     plan = plan_of(n_images)
     (extraction, _), (training, _) = sorted(plan.seconds, key=lambda item: not item[1].startswith("features/"))
@@ -74,7 +75,7 @@ def needs(n_pairs: int, growth: Mapping[str, pd.DataFrame]) -> dict[str, str]:
 
 
 def span(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """Return a time in a readable unit."""
     units: list[tuple[float, str, Callable[[float], str]]] = [
         (86400 * 3, "days", lambda value: f"{value / 86400:,.0f}"),
         (3600, "h", lambda value: f"{value / 3600:.1f}"),
@@ -91,7 +92,7 @@ def gigabytes(value: float) -> str:
 
 
 def millions_block(growth: Mapping[str, pd.DataFrame]) -> str:
-    """The table, a column per size."""
+    """Return the table, with a column for each size."""
     columns = [needs(n_pairs, growth) for n_pairs in PAIRS]
     lines = [f"| | {' | '.join(f'{n // 10**6} million pairs' for n in PAIRS)} |", "|---" * (1 + len(PAIRS)) + "|"]
     lines += [f"| {what} | {' | '.join(column[what] for column in columns)} |" for what in columns[0]]

@@ -1,11 +1,12 @@
-"""Exact ranks of order embeddings, both directions, against the published way: all differences of 100 queries held at once.
+"""Exact ranks of order embeddings in both directions, compared with the published code.
 
-Claim: for 5,000 images x 25,000 captions x 1024 dimensions ours takes at most 1/10 of the time, under 2 GB.
-Limit: random unit vectors without signs; the published loop is stated here anew, and thriftier: in place, where the published
-code holds two or three such blocks. It runs for the first images and their captions, and its time is multiplied to all of
-them. Where 10 GB are not to be had, its blocks can be smaller, and its memory is reckoned for blocks of 100. Memory is the
-peak of a process of its own, with embeddings and libraries. Where other work runs beside, processor time (cpu_s, of all
-threads) tells more than the clock (s).
+The published code computes the differences of 100 queries from all candidates at once. Claim: for 5,000 images x 25,000
+captions x 1024 dimensions ours takes at most 1/10 of its time, and under 2 GB.
+Limits: the vectors are random, of unit length, without signs. The published loop is reimplemented here, and takes less
+memory: it works in place, where the published code holds two or three such blocks. The loop runs for the first images and
+their captions, and its time is extrapolated to all of them. If 10 GB are not available, its blocks can be smaller; the
+reported memory is computed for blocks of 100. Memory is the peak of a process of its own, with embeddings and libraries.
+If other programs run on the machine, processor time (cpu_s, all threads) is more reliable than wall time (s).
 
     python benchmarks/order.py --threads 1
 """
@@ -31,7 +32,7 @@ BLOCK = 100  # queries of a published block
 
 
 def made(n_images: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Images, and captions near them: unit vectors without signs."""
+    """Return images, and captions that resemble them: unit vectors without signs."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(n_images, dim, generator=generator)
     captions = torch.randn(EACH * n_images, dim, generator=generator)
@@ -42,13 +43,13 @@ def made(n_images: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def ours(images: Tensor, captions: Tensor) -> list[int]:
-    """The rank of every image, then that of every caption."""
+    """Return the rank of every image, then that of every caption."""
     found = ranks_from_embeddings(images, captions, torch.arange(len(captions)) // EACH, "order")
     return [*found.i2t.tolist(), *found.t2i.tolist()]
 
 
 def published(images: Tensor, captions: Tensor, timed: int, block: int) -> list[int]:
-    """The rank of the first images, then that of their captions."""
+    """Return the rank of the first images, then that of their captions."""
     ranks = []
     for start in range(0, timed, block):
         queries = images[start : min(start + block, timed)]
@@ -64,7 +65,7 @@ def published(images: Tensor, captions: Tensor, timed: int, block: int) -> list[
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, object]:
-    """Runs in a process of its own."""
+    """Measure one program, ``--direction``, in this process."""
     images, captions = made(arguments.images, arguments.dim)
     ranks: list[int] = []
     cpu = time.process_time()
@@ -80,8 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--dim", type=int, default=1024)
-    parser.add_argument("--timed", type=int, default=200, help="Images, with their captions, that the published way ranks.")
-    parser.add_argument("--block", type=int, default=BLOCK, help="Queries of a block of the published way.")
+    parser.add_argument("--timed", type=int, default=200, help="images that the published loop ranks, with their captions")
+    parser.add_argument("--block", type=int, default=BLOCK, help="queries of a block of the published loop")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--direction", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -112,7 +113,7 @@ def main() -> None:
         "ratio_cpu_s": round(theirs["cpu_s"] * scale / mine["cpu_s"], 1),
         "ours_peak_gb": round(mine["peak_gb"], 2),
         "published_peak_gb_with_blocks_of_100": round(theirs["peak_gb"] + spared, 1),
-        # Roots and other orders of summation can swap candidates whose scores differ in the last bits.
+        # Roots and the order of a sum change the last bits of a score, so they can swap two candidates.
         "timed_queries_whose_rank_differs": sum(a != b for a, b in zip(same, theirs["ranks"], strict=True)),
     }
     report("order", [row])

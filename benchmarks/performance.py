@@ -1,8 +1,8 @@
-"""The tables and plots of docs/performance.md, from the CSVs of benchmarks/results/.
+"""Tables and plots of docs/performance.md, from the CSVs of benchmarks/results/.
 
-Writes docs/results/performance.csv and .svg, growth.svg, and the page's blocks between ``<!-- generated: NAME -->`` and
-``<!-- generated: end -->``; the rest of the page is written by hand. benchmarks/works.py says which CSV, row and column each
-number comes from. What a CSV lacks is shown as a dash, and named on stderr.
+The script writes docs/results/performance.csv and .svg, growth.svg, and the blocks of the page between ``<!-- generated:
+NAME -->`` and ``<!-- generated: end -->``; the rest of the page is written by hand. benchmarks/works.py defines the CSV,
+row and column of each number. A number that no CSV has becomes a dash, and a line on stderr names it.
 
     python -m benchmarks.performance
 """
@@ -31,30 +31,32 @@ DOCS = HERE.parent / "docs"
 PAGE = DOCS / "performance.md"
 _BLUE, _ORANGE, _GREEN, _INK, _QUIET = "#2a6f97", "#d9731a", "#4f772d", "#1d2733", "#8a949e"
 _DASH = "–"
+_LABELS = {"to_reach": "target", "before": "before", "peer": "alternative", "now": "now"}  # columns in plot and table
 
 
 def number(value: float) -> str:
-    """Three digits, and a dash for what is not known."""
+    """Return a number with three digits, or a dash for NaN."""
     if np.isnan(value):
         return _DASH
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def markdown(titles: str, rows: list[list[str]], below: str = "") -> str:
-    """A table whose ``titles`` are separated by bars, and a paragraph below it."""
+    """Return a table with ``titles``, which bars separate, and a paragraph below it."""
     lines = [f"| {titles} |", "|---" * (1 + titles.count("|")) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
     return "\n".join([*lines, "", below]).rstrip()
 
 
 def work_block(table: pd.DataFrame) -> str:
-    """The works of :data:`benchmarks.works.WORKS`."""
+    """Return the table of :data:`benchmarks.works.WORKS`."""
     rows = []
     for row in table.to_dict("records"):
         before, now, avx2, times = (number(row[key]) for key in ("before", "now", "avx2", "times_limit"))
         peer, limit, goal = (_named(row[key], row[f"{key}_is"]) for key in ("peer", "limit", "to_reach"))
         bold = now if now == _DASH else f"**{now}**"
         rows.append([f"{row['work']} ({row['unit']})", before, bold, avx2, peer, limit, times, goal + _reached(row)])
-    return markdown("work | before | now | without AVX-512 | peer | limit | now / limit | to reach", rows, _measured_on(table))
+    titles = "benchmark | before | now | without AVX-512 | alternative | limit | now / limit | target"
+    return markdown(titles, rows, _measured_on(table))
 
 
 def _named(value: float, name: str) -> str:
@@ -67,7 +69,7 @@ def _reached(row: Mapping[Any, Any]) -> str:
 
 
 def _measured_on(table: pd.DataFrame) -> str:
-    """The machine of most rows, and the rows of others."""
+    """Return a sentence with the machine of most rows, and with the rows of other machines."""
     machines = table[table["now"].notna()].groupby("machine")["work"].apply(list)
     most = max(machines.index, key=lambda machine: len(machines[machine]), default="")
     others = [f"on {machine}: {'; '.join(works)}" for machine, works in machines.items() if machine != most]
@@ -75,13 +77,13 @@ def _measured_on(table: pd.DataFrame) -> str:
 
 
 def drawn(table: pd.DataFrame) -> pd.DataFrame:
-    """The works that a number, ``one``, can be compared with: their limit or, without one, what is to be reached."""
+    """Return the rows of the plot, with a column ``one``: the limit or, without a limit, the target."""
     table = table.assign(one=table["limit"].fillna(table["to_reach"]))
     return table[table["now"].notna() & table["one"].notna()]
 
 
 def draw_works(figure: Figure) -> None:
-    """A line per work, in multiples of its limit, or of what is to be reached if it has none; left is better."""
+    """Draw a line for each benchmark, in multiples of its limit or, without a limit, of its target; left is better."""
     axes, table = figure.add_subplot(), drawn(measured())
     looks = {"to_reach": ("|", _GREEN, 16), "before": ("o", _QUIET, 7), "peer": ("D", _ORANGE, 6), "now": ("o", _BLUE, 8)}
     for place, row in enumerate(table.to_dict("records")):
@@ -95,24 +97,24 @@ def draw_works(figure: Figure) -> None:
     stars = ["" if np.isfinite(limit) else " *" for limit in table["limit"]]
     axes.set_yticks(range(len(table)), [work.replace("`", "") + star for work, star in zip(table["work"], stars, strict=True)])
     axes.set(xscale="log", ylim=(len(table) - 0.5, -0.7))
-    axes.set_xlabel("times the limit (*: no limit, times what is to be reached); left is better")
+    axes.set_xlabel("times the limit (*: times the target); left is better")
     axes.xaxis.set_major_locator(FixedLocator([2.0**k for k in range(-4, 10)]))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.axvline(1, color=_INK, linewidth=1, zorder=0)
     handles = [
-        Line2D([], [], marker=marker, linestyle="", color=colour, label=key.replace("_", " "))
+        Line2D([], [], marker=marker, linestyle="", color=colour, label=_LABELS[key])
         for key, (marker, colour, _) in reversed(looks.items())
     ]
     handles[2].set_markerfacecolor("white")
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(looks), frameon=False)
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(looks), frameon=False)
 
 
 def exponent(sizes: ArrayLike, values: ArrayLike) -> float:
-    """By which power of size a value grows beyond that of the smallest size, which is mostly what it takes to start.
+    """Return the power of the size with which a value grows.
 
-    The slope of what is added over what the size has grown by, both as logarithms, by least squares over the last factor of
-    ten; NaN where nothing is added.
+    The value at the smallest size, mostly the cost of a start, is subtracted first. The power is the slope of the logarithm of
+    the added value over that of the added size, by least squares over the last factor of ten; NaN if nothing is added.
     """
     n, y = np.asarray(sizes, float), np.asarray(values, float)
     added = (n >= n.max() / 10.01) & (n > n.min()) & (y > y[n.argmin()])
@@ -122,7 +124,7 @@ def exponent(sizes: ArrayLike, values: ArrayLike) -> float:
 
 
 def growth_points() -> Iterator[tuple[str, pd.DataFrame]]:
-    """The points of each work of benchmarks/growth.py, with ``own_gb``: memory beyond that of the start."""
+    """Yield the points of each program of benchmarks/growth.py, with ``own_gb``, the memory beyond that of the start."""
     table = table_of("growth")
     if not table.empty:
         for name, points in table.assign(own_gb=table["peak_gb"] - table["start_gb"]).groupby("work", sort=False):
@@ -135,22 +137,22 @@ def _power(points: pd.DataFrame, column: str) -> str:
 
 
 def growth_block() -> str:
-    """What each work takes at its largest size, and the exponents."""
+    """Return the table of time and memory at the largest size, with their exponents."""
     rows = []
     for name, points in growth_points():
         first, last = points.iloc[0], points.iloc[-1]
         time, memory = (_power(points, column) for column in ("cpu_s", "own_gb"))
         sizes = f"{first['size']:,} to {last['size']:,} {last['unit']}"
         rows.append([name, sizes, f"{number(last['cpu_s'])} s", time, f"{number(last['own_gb'])} GB", memory])
-    titles = "work | sizes | processor time at the largest | exponent | memory of its own | exponent"
+    titles = "benchmark | sizes | processor time at the largest size | exponent | memory beyond the start | exponent"
     return markdown(titles, rows, f"Measured on {machine_of('growth')}; one thread.")
 
 
 def draw_growth(figure: Figure) -> None:
-    """A panel per work: processor time, and memory of its own."""
+    """Draw a panel for each program: processor time, and memory beyond the start."""
     works = list(growth_points())
     panels = figure.subplots(2, max(1, -(-len(works) // 2)), squeeze=False).flat
-    looks = {"cpu_s": ("s", "o", _BLUE, "processor seconds"), "own_gb": ("GB", "D", _ORANGE, "GB of memory of its own")}
+    looks = {"cpu_s": ("s", "o", _BLUE, "processor seconds"), "own_gb": ("GB", "D", _ORANGE, "GB of memory beyond the start")}
     for axes, (name, points) in zip(panels, works, strict=False):  # the last panel may be empty
         slopes = []
         for column, (unit, marker, colour, _) in looks.items():
@@ -167,10 +169,10 @@ def draw_growth(figure: Figure) -> None:
 
 
 def gpu_block() -> str:
-    """What benchmarks/gpu.py measured."""
+    """Return the table of benchmarks/gpu.py."""
     table = table_of("gpu")
     if table.empty:
-        return "Not measured yet: no GPU could be had."
+        return "Not measured yet: no GPU was available."
     rows = [
         [
             row["work"],
@@ -182,12 +184,12 @@ def gpu_block() -> str:
         ]
         for row in table.to_dict("records")
     ]
-    titles = "work | precision | seconds | times the limit | busy | GB"
+    titles = "benchmark | precision | seconds | times the limit | busy | GB"
     return markdown(titles, rows, f"Measured on {', '.join(table['device'].unique())}.")
 
 
 def scripts_block() -> str:
-    """A line per script, with what it says of itself, and how long it took in a run of all."""
+    """Return a row for each script: the first paragraph of its docstring, and its minutes in a run of all scripts."""
     took = table_of("all")
     minutes = {} if took.empty else took.groupby("script")["minutes"].sum().to_dict()
     rows = []
@@ -200,7 +202,7 @@ def scripts_block() -> str:
 
 
 def blocks() -> dict[str, str]:
-    """Each generated block of the page."""
+    """Return the generated blocks of the page, by name."""
     growth = dict(growth_points())
     return {
         "works": work_block(measured()),
@@ -212,7 +214,7 @@ def blocks() -> dict[str, str]:
 
 
 def filled(page: str, made: Mapping[str, str]) -> str:
-    """The page with its generated blocks; ``ValueError`` unless each has its place."""
+    """Return the page with its generated blocks. Raises ``ValueError`` if the page has no place for a block."""
     for name, block in made.items():
         before, start, rest = page.partition(f"<!-- generated: {name} -->\n")
         _, end, after = rest.partition("<!-- generated: end -->")
@@ -227,7 +229,7 @@ def as_csv(table: pd.DataFrame) -> str:
 
 
 def save(draw: Callable[[Figure], None], size: tuple[float, float], out: Path) -> None:
-    """Draw on white, which is readable on a dark page, too; the same numbers make the same bytes."""
+    """Save a plot on white, to be readable on a dark page too. The same numbers give the same bytes."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": out.stem, "font.size": 9})

@@ -1,11 +1,12 @@
-"""Peak memory of exact ranks against the number of images, over two orders of magnitude, and under a limit on memory.
+"""Peak memory of exact ranks by the number of images, over two orders of magnitude, and under a memory limit.
 
-Claim: what ranking takes beside the embeddings does not grow with them, but for some bytes for each caption; and embeddings
-that are mapped from a file are ranked where the process may not have a fifth of their size for itself.
-Limits: random vectors, 5 captions for each image; each size in a process of its own, which maps a file. ``own_mb`` is the peak
-of the memory that is no file's (``RssAnon``), less what there was before; ``limit_mb`` what RLIMIT_DATA leaves beyond that.
-Seconds are of the processor, ``per_pair_ns`` of one of all pairs. With ``--before`` the same is measured with the package of
-another checkout, without a limit, and has a column ``before_mb``.
+Claims: the memory of ranking, without the embeddings, does not grow with their number, except for some bytes for each
+caption. Embeddings that are memory-mapped from a file can be ranked by a process that may not allocate a fifth of their
+size.
+Limits: the vectors are random, with 5 captions for each image. Each size has a process of its own, which maps a file.
+``own_mb`` is the peak of the memory that belongs to no file (``RssAnon``), minus its value before. ``limit_mb`` is what
+RLIMIT_DATA allows beyond that value. Seconds are processor time, and ``per_pair_ns`` is the time of one pair. With
+``--before`` the package of another checkout is measured too, without a limit, in a column ``before_mb``.
 
     python benchmarks/ranks_memory.py
     python benchmarks/ranks_memory.py --before OTHER_CHECKOUT
@@ -37,7 +38,7 @@ EACH, SIZES, LIMIT = 5, (500, 1000, 5000, 20_000, 50_000), 200
 
 
 def status(name: str) -> float:
-    """MB of this process, of a line of the system's."""
+    """Return a memory size of this process in MB, from the line ``name`` of /proc/self/status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1e3
 
@@ -52,9 +53,9 @@ def made(path: Path, n_images: int, dim: int) -> None:
 
 
 def measure(path: Path, limited: bool) -> dict[str, object]:
-    """Rank the embeddings in a file, in this process."""
+    """Rank the embeddings in a file in this process, and return a row of the CSV."""
     warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-    torch.mm(torch.ones(512, 64), torch.ones(64, 512))  # the library takes its buffers
+    torch.mm(torch.ones(512, 64), torch.ones(64, 512))  # lets the library allocate its buffers
     run = read_embeddings(path)
     assert run.vectors is not None
     image_of_caption = torch.from_numpy(run.image_of_caption())
@@ -88,7 +89,7 @@ def measure(path: Path, limited: bool) -> dict[str, object]:
 
 
 def in_a_process(path: Path, tree: Path, *options: str) -> dict[str, object]:
-    """What :func:`measure` gives with the package of a checkout."""
+    """Return the result of :func:`measure` in a new process, with the package of a checkout."""
     command = [sys.executable, __file__, "--one", str(path), *options]
     environment = {**os.environ, "PYTHONPATH": str(tree / "_vse")}
     said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -98,11 +99,11 @@ def in_a_process(path: Path, tree: Path, *options: str) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="Numbers of images.")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of images")
     parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
-    parser.add_argument("--one", type=Path, help="Used by itself.")
-    parser.add_argument("--limited", action="store_true", help="Used by itself.")
+    parser.add_argument("--before", type=Path, help="another checkout to measure too")
+    parser.add_argument("--one", type=Path, help="used by the script itself")
+    parser.add_argument("--limited", action="store_true", help="used by the script itself")
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(measure(arguments.one, arguments.limited)))

@@ -1,13 +1,15 @@
-"""How fast random batches are read from a cache of several shards.
+"""Speed of reading random batches from a cache of several shards.
 
-Claims: mapped, within 1.5x of one plain memory-mapped array of the same rows (h5py's own reads take several times as long as
-ours); from the files, which takes less memory, within 4x; in memory, within 10% of a plain array. Batches of 128 rows of 4096
-float16 at random (in order for h5py, which takes no other); the readers in turn, ten rounds of 50 batches each, the median
-of all; the files are in the page cache.
+Claims: memory-mapped, a batch takes at most 1.5x the time of one plain memory-mapped array of the same rows; h5py's own
+reads take several times as long as ours. Reading from the files, which takes less memory, takes at most 4x the time. In
+memory, the time is within 10% of that of a plain array. A batch is 128 random rows of 4096 float16 numbers, sorted for
+h5py, which requires that. The readers take turns, for ten rounds of 50 batches; the numbers are medians. The files are in
+the page cache.
 
-Checksums of blocks cost at most 3% of a first epoch: processor seconds of reading all features of a cache with and without
-them, beside those of an epoch of a linear model on the same cache (VSE++, five captions an image). They cost nothing once
-every block was read: the first table has reads from files with and without them.
+Claim on checksums: verifying the blocks of a cache costs at most 3% of a first epoch. The script reads all features of a
+cache with and without checksums, and compares the processor seconds with those of an epoch of a linear model on the same
+cache (VSE++, five captions an image). Once every block is read, checksums cost nothing: the first table has reads from
+files with and without.
 
     python benchmarks/reading.py
 """
@@ -52,7 +54,7 @@ def build(folder: Path) -> Path:
 
 
 def without_checksums(cache: FeatureCache) -> FeatureCache:
-    """The same cache as if its manifest had no checksums."""
+    """Return the same cache, as if its manifest had no checksums."""
     return replace(cache, blocks=Blocks([replace(shard["features"], checksums=None) for shard in cache.shards]))
 
 

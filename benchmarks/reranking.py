@@ -1,10 +1,11 @@
-"""What a search of a trained run loses and gains by scoring only the best K of a first stage by pooled vectors.
+"""Recall and time of a search that scores only the best K candidates of a first stage, which compares pooled vectors.
 
-Of each K: R@K of the re-ranked lists, how much of the exact rsum is lost, and the processor milliseconds of a query on one
-thread, with the whole split's embeddings in memory (``score_ms``) and with no more than the pooled vectors (``embed_ms``: the
-candidates are embedded, too). The row ``all`` scores every pair; its ``embed_ms`` embeds the whole split.
-Limits: one run and its test split, whose scores ``vse-embed`` has written; other work shares the machine, so times are of
-the processor, not of the clock.
+For each K the table has R@K of the re-ranked lists, the loss of rsum compared with exact search, and the processor
+milliseconds of a query on one thread. ``score_ms`` is with the embeddings of the complete split in memory. ``embed_ms``
+is with only its pooled vectors in memory, so the candidates are embedded too. The row ``all`` scores every pair; its
+``embed_ms`` embeds the complete split.
+Limits: one run and its test split, whose scores ``vse-embed`` has written. Other programs share the machine, so times are
+processor times.
 
     vse-embed runs/f8k_scan_t2i_avg_effnet/seed-0
     python benchmarks/reranking.py runs/f8k_scan_t2i_avg_effnet/seed-0
@@ -53,7 +54,7 @@ def by_image(trained: TrainedRun, captions: Packed, image: Packed) -> None:
 
 
 def milliseconds(work: Callable[[int], object], queries: int) -> float:
-    """Processor time of a query, the mean over some."""
+    """Return the mean processor time of a query, in milliseconds."""
     started = time.process_time()
     for query in range(queries):
         work(query)
@@ -68,7 +69,7 @@ def times(
     embed: Callable[..., Packed],
     k: int | None,
 ) -> dict[str, float]:
-    """Both times of a search of ``side``."""
+    """Return both times of a search in ``side``."""
     corpus, queries = pooled(side), pooled(asking)
 
     def near(query: int) -> np.ndarray:

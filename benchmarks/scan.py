@@ -1,12 +1,12 @@
-"""SCAN: scores of all images with all captions, and a training step, against the published loop over captions.
+"""SCAN: scores of all images with all captions, and a training step, compared with the published loop over captions.
 
-Claims: exact ranks of 5,000 images x 25,000 captions with 36 regions take under 3 GB on a CPU; scores take at most 1/3.5 of
-the time of the loop, a training step of batch 128 at most 1/2.
-The published loop is restated here, in tiles of 128 x 128 pairs and in float32 (the published evaluation has float64, in
-17 GB). Its time, and for 25,000 captions ours too, is that of the first whole blocks, as the column ``extrapolated`` says.
-Vectors are random unit vectors of 1,024 dimensions, captions as long as those of COCO (8 to 52 words, 13.3 on average). The
-limit is one product of all regions with all words, without padding and without anything else; ``of_limit`` is its share of the
-time. Memory is the peak of a process of its own, with embeddings and libraries.
+Claims: exact ranks of 5,000 images x 25,000 captions with 36 regions take under 3 GB on a processor. Scores take at most
+1/3.5 of the time of the loop, and a training step of batch 128 at most 1/2.
+Limits: the published loop is reimplemented here, in tiles of 128 x 128 pairs and in float32; the published evaluation
+uses float64, in 17 GB. Its time is extrapolated from the first blocks, and so is ours for 25,000 captions; the column
+``extrapolated`` has the shares. Vectors are random unit vectors of 1,024 dimensions, and captions are as long as those of
+COCO (8 to 52 words, 13.3 on average). The limit is one product of all regions with all words, without padding;
+``of_limit`` is its share of our time. Memory is the peak of a process of its own, with embeddings and libraries.
 
     python benchmarks/scan.py
     python benchmarks/scan.py --images 5000 --blocks 8
@@ -39,7 +39,7 @@ FORMS = {"t2i": ScanSettings(), "i2t": ScanSettings(attention="i2t", sharpness=4
 
 
 def lengths_like_coco(n: int) -> Tensor:
-    """Words of n captions, <start> and <end> counted."""
+    """Return the numbers of words of n captions, including <start> and <end>."""
     generator = torch.Generator().manual_seed(1)
     more = torch.distributions.Gamma(torch.tensor(1.3), torch.tensor(0.245))
     torch.manual_seed(int(generator.initial_seed()))
@@ -47,20 +47,20 @@ def lengths_like_coco(n: int) -> Tensor:
 
 
 def made(n_images: int) -> tuple[Packed, Packed]:
-    """Images and captions, as they are kept for an evaluation."""
+    """Return images and captions in the form that an evaluation reads."""
     generator = torch.Generator().manual_seed(0)
     lengths = lengths_like_coco(EACH * n_images)
     sides = []
     for counts in (torch.full((n_images,), REGIONS), lengths):
         vectors = torch.empty(int(counts.sum()), DIM)
-        for part in vectors.split(2**11):  # no second copy of all
+        for part in vectors.split(2**11):  # avoids a second copy of all vectors
             part.copy_(normalize(torch.randn(part.shape, generator=generator), dim=1))
         sides.append(Packed(vectors, counts))
     return sides[0], sides[1]
 
 
 def loop(images: Encoded, captions: Encoded, form: ScanSettings) -> Tensor:
-    """Scores as the published code computes them: caption by caption, with attended vectors."""
+    """Return scores as the published code computes them: caption by caption, with attended vectors."""
     regions, columns = images[0], []
     for words, spoken in zip(*captions, strict=True):
         repeated = words[spoken][None].expand(len(regions), -1, -1)
@@ -92,7 +92,7 @@ def model_of(form: ScanSettings) -> Model:
 
 
 def evaluation(n_images: int, n_blocks: int | None, who: str, form: ScanSettings, precision: str) -> dict[str, float]:
-    """Seconds per million pairs, and which share of the pairs was scored."""
+    """Return the seconds per million pairs, and the share of the pairs that was scored."""
     images, captions = made(n_images)
     n_pairs = n_images * len(captions)
     if who == "published":
@@ -134,7 +134,7 @@ def timed(work: Callable[[], None], precision: str) -> float:
 
 
 def training_step(who: str, form: ScanSettings, precision: str) -> dict[str, float]:
-    """Seconds of a step: both encoders, scores, max of hinges, gradients and Adam."""
+    """Return the seconds of a step: both encoders, scores, max of hinges, gradients and Adam."""
     model = model_of(form)
     if who == "published":
         model.similarity = Loop(form)
@@ -158,7 +158,7 @@ def training_step(who: str, form: ScanSettings, precision: str) -> dict[str, flo
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Runs in a process of its own."""
+    """Measure one program in this process."""
     form = FORMS[arguments.attention]
     if arguments.work == "step":
         found = training_step(arguments.who, form, arguments.precision)
@@ -170,7 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--blocks", type=int, help="blocks that are scored; all of ours, four of the loop by default")
+    parser.add_argument("--blocks", type=int, help="blocks to score; by default all for ours, four for the loop")
     parser.add_argument("--work", choices=["scores", "step"])
     parser.add_argument("--who", choices=["ours", "published", "limit"])
     parser.add_argument("--attention", choices=list(FORMS))

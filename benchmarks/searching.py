@@ -1,15 +1,17 @@
-"""Processor seconds of `vse-search` with an index, cold and in process, on a data set as large as COCO's.
+"""Processor seconds of `vse-search` with an index, in a new process and within one, on a data set of COCO's size.
 
-Claim: a cold search of 5,000 images takes at most 1.2 s more than ``import torch``, without which it cannot embed the text,
-and a further query in the same process 0.05 s, of 118,000 images as well: only those that are shown are looked at.
-Limits: made-up captions and features, and a model of one epoch, whose arithmetic is that of any other. What grows with the
-data set in a cold search is one read of ``dataset.json`` and of the index, which are recognised by their SHA-256, and one of
-the columns. Medians over rounds; of a process, over the queries after the first.
+Claim: a cold search, in a new process, of 5,000 images takes at most 1.2 s more than ``import torch``, which it needs to
+embed the text. A further query in the same process takes 0.05 s, also of 118,000 images, because it reads only the images
+that it displays.
+Limits: captions and features are made up, and the model is trained for one epoch; its arithmetic is that of any other
+model. The time of a cold search grows with the data set by one read of ``dataset.json`` and of the index, to check their
+SHA-256, and by one read of the columns. Numbers are medians over rounds; within a process, medians over the queries after
+the first.
 
     python benchmarks/searching.py
     python benchmarks/searching.py --before OTHER_CHECKOUT
 
-With ``--before`` the same is measured with the package of that checkout, in turn, and has a column ``before_s``.
+With ``--before`` the package of that checkout is measured too, in turn, in a column ``before_s``.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ open(out, "w").write(json.dumps(taken))
 
 
 def make_dataset(path: Path, n_images: int, n_test: int) -> Path:
-    """A data set whose splits ``test`` and ``restval`` are searched: so many images, and all others but a few."""
+    """Write a data set with two splits to search: ``test`` with ``n_test`` images, and ``restval`` with almost all others."""
     rng = np.random.default_rng(0)
     words = [f"word{k}" for k in range(10_000)]
     drawn = (rng.zipf(1.3, (EACH * n_images, WORDS)) % len(words)).tolist()
@@ -69,7 +71,7 @@ def make_dataset(path: Path, n_images: int, n_test: int) -> Path:
 
 
 def make_run(folder: Path, dataset: Path, n_images: int) -> Path:
-    """A run on a cache of made-up vectors, as large as its presets say."""
+    """Train a run with its preset's sizes on a cache of made-up vectors, and return its folder."""
     cache, ids, rng = folder / "made_up_vectors.h5", np.arange(n_images), np.random.default_rng(1)
     features = rng.standard_normal((n_images, FEATURE), np.float32).astype(np.float16)
     rows = Rows(ids, features, np.zeros((n_images, 32), np.uint8))
@@ -107,7 +109,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=123_287)
     parser.add_argument("--test", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
+    parser.add_argument("--before", type=Path, help="another checkout to measure too")
     arguments = parser.parse_args()
     trees = {"now": ROOT} | ({"before": arguments.before.resolve()} if arguments.before else {})
     sizes = {"test": arguments.test, "restval": arguments.images - arguments.test - 2 * TRAINED_ON}
@@ -116,7 +118,7 @@ def main() -> None:
         folder = Path(name)
         (folder / "presets").mkdir()
         dataset = make_dataset(folder / "data" / "dataset.json", arguments.images, arguments.test)
-        load_dataset_file(dataset)  # writes its columns
+        load_dataset_file(dataset)  # writes the file of columns
         make_run(folder, dataset, arguments.images)
         for split in sizes:
             cpu_seconds(command_line(f"search run word1 --split {split} --index {split}.faiss --device cpu"), ROOT, folder)

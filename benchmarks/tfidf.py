@@ -1,9 +1,10 @@
-"""TF-IDF vectors of captions: what our encoder adds to scikit-learn's own transformation.
+"""TF-IDF vectors of captions: processor time compared with scikit-learn's own transformation.
 
-Claim: dense float32 vectors of Flickr8k's number of training captions take at most 1.5 times the processor time of
-``TfidfVectorizer.transform``, which gives sparse ones, and is the limit; rounded to float16, as a cache keeps them, at most
-twice. ``dense in double precision`` is what the encoder did before: zeros and all in float64 first, then rounded by NumPy.
-Made-up captions of 11 +- 4 words; all take turns, and the medians of the rounds count.
+Claim: for as many captions as Flickr8k has for training, dense float32 vectors take at most 1.5 times the processor time
+of ``TfidfVectorizer.transform``, which returns sparse vectors; this is the limit. Rounded to float16, as a cache stores
+them, they take at most twice that time. ``dense in double precision`` is an earlier version of the encoder: it computed
+dense float64 vectors first, and NumPy rounded them. Captions are made up, of 11 +- 4 words. All variants take turns; the
+numbers are medians of the rounds.
 
     python benchmarks/tfidf.py
 """

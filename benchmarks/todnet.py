@@ -1,15 +1,15 @@
-"""TOD-Net: scores of all images with all captions in both directions, and a training step, against a loop over targets.
+"""TOD-Net: scores of all images with all captions in both directions, and a training step, compared with a loop over targets.
 
-Claims: 1,000 images x 5,000 captions of 1,024 numbers through networks of width 1,024 take minutes on two cores, in bf16 less
-than half as long, and under 2 GB; scores take at most 0.75 of the time of the loop, at more than 0.9 of the speed of matrix
-products of their own shapes (networks of width 256: at more than 0.3, as what is no product counts there).
-No code of the authors is public, so the loop is what their equations say: target by target, every vector of the other side
-beside the target goes through each network, and the target itself goes with it. The times of both are those of the first
-blocks, as the column ``extrapolated`` says, in a process of its own. Vectors are random unit vectors, and the networks'
-weights are not those of a start at the identity. The limit is the matrix products that a pair cannot do without, at the speed
-at which this machine multiplies a block of them by themselves; ``of_limit`` is its share of the time. ``ranks_changed``
-compares the ranks of bf16 with those of fp32 among 50 images and 250 captions: the share that differs, and the mean
-difference.
+Claims: 1,000 images x 5,000 captions of 1,024 numbers, with networks of width 1,024, take minutes on two cores, less than
+half of that in bf16, and under 2 GB. Scores take at most 0.75 of the time of the loop. They reach more than 0.9 of the
+speed of matrix products of the same shapes; with networks of width 256 more than 0.3, because other operations take more
+of the time there.
+Limits: the authors published no code, so the loop follows their equations. For each target it runs every vector of the
+other side, and the target itself, through each network, together with the target. Both times are extrapolated from the
+first blocks; the column ``extrapolated`` has the shares. Each program has a process of its own. Vectors are random unit
+vectors, and the networks do not start at the identity. The limit is the time of the matrix products that every pair
+needs, at the speed of a block of such products alone; ``of_limit`` is its share of our time. ``ranks_changed`` compares
+the ranks in bf16 with those in fp32 among 50 images and 250 captions: the share that differs, and the mean difference.
 
     python benchmarks/todnet.py
     python benchmarks/todnet.py --width 256
@@ -41,7 +41,7 @@ DIM, EACH, LAYERS = 1024, 5, 3
 
 
 def made(n_images: int, near: float = 0.0) -> tuple[Packed, Packed]:
-    """Images and captions; with ``near`` captions are so much of their image, and noise."""
+    """Return images and captions; a caption is noise plus ``near`` times its image."""
     generator = torch.Generator().manual_seed(0)
     images, noise = (normalize(torch.randn(n, DIM, generator=generator), dim=1) for n in (n_images, EACH * n_images))
     captions = normalize(near * images.repeat_interleave(EACH, 0) + noise, dim=1)
@@ -68,7 +68,7 @@ def flow_of(model: Model) -> ConditionalFlow:
 
 
 def loop(flow: ConditionalFlow, targets: Tensor, others: Tensor) -> Tensor:
-    """Scores of targets (rows) with the other side, target by target, through whole networks."""
+    """Return the scores of targets (rows) with the other side, target by target, through complete networks."""
     rows = []
     for target in targets:
         both = torch.cat([others, target[None]])
@@ -86,13 +86,13 @@ def loop(flow: ConditionalFlow, targets: Tensor, others: Tensor) -> Tensor:
 
 
 def evaluation(n_images: int, blocks: int, who: str, width: int, precision: str) -> dict[str, float]:
-    """Seconds per million pairs in both directions, and which share of the pairs was scored."""
+    """Return the seconds per million pairs in both directions, and the share of the pairs that was scored."""
     images, captions = made(n_images)
     n_rows, n_columns = min(n_images, TILE_IMAGES), min(len(captions), TILE_CAPTIONS * blocks)
     model, rows, columns = model_of(width), slice(0, n_rows), torch.arange(n_columns)
 
     def work() -> None:
-        if who == "loop":  # some of all targets of each direction, each with the whole other side
+        if who == "loop":  # a few targets of each direction, each with all vectors of the other side
             flow = flow_of(model)
             loop(flow, captions.vectors[: 4 * blocks], images.vectors)
             loop(flow, images.vectors[:blocks], captions.vectors)
@@ -105,12 +105,12 @@ def evaluation(n_images: int, blocks: int, who: str, width: int, precision: str)
 
 
 def products(width: int) -> list[tuple[int, int, int]]:
-    """Of each product that a pair cannot do without in a direction: numbers in, numbers out, and how often it comes."""
+    """Return the matrix products that every pair needs in a direction: input size, output size, number of products."""
     return [(width, width, LAYERS), (width, DIM, LAYERS), (DIM // 2, width, LAYERS - 1)]
 
 
 def limit(width: int, precision: str) -> dict[str, float]:
-    """Seconds of the products of a million pairs in both directions: hidden layers, last ones, kept halves."""
+    """Return the seconds of the products of a million pairs in both directions: hidden layers, last layers, kept halves."""
     n, total = 2**11, 0.0
     for n_in, n_out, times in products(width):
         rows, weights = torch.randn(n, n_in), torch.randn(n_in, n_out)
@@ -126,7 +126,7 @@ def limit(width: int, precision: str) -> dict[str, float]:
 
 
 def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
-    """Seconds of a step: scores in both directions, max of hinges, gradients and Adam."""
+    """Return the seconds of a step: scores in both directions, max of hinges, gradients and Adam."""
     model = model_of(width)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
     objective = MaxOfHinges().objective(model.similarity)
@@ -145,7 +145,7 @@ def training_step(width: int, batch: int, precision: str) -> dict[str, float]:
 
 
 def changed_ranks(width: int, n_images: int = 50) -> dict[str, float]:
-    """How ranks in bf16 differ from those in fp32."""
+    """Return the share of the ranks that differ between bf16 and fp32, and the mean difference."""
     images, captions = made(n_images, near=0.08)
     image_of, model = torch.arange(n_images).repeat_interleave(EACH), model_of(width)
     exact, rough = (ranks(model, images, captions, image_of, precision) for precision in ("fp32", "bf16"))
@@ -159,7 +159,7 @@ def timed(work: Callable[[], None], precision: str) -> float:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
-    """Runs in a process of its own."""
+    """Measure one program in this process."""
     width, precision = arguments.width, arguments.precision
     if arguments.work == "step":
         found = training_step(width, arguments.batch, precision)
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=128, help="pairs of a training step")
-    parser.add_argument("--blocks", type=int, default=4, help="tiles of 64 x 256 pairs that are scored")
+    parser.add_argument("--blocks", type=int, default=4, help="tiles of 64 x 256 pairs to score")
     parser.add_argument("--work", choices=["scores", "step", "ranks"])
     parser.add_argument("--who", choices=["ours", "loop", "limit"], default="ours")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")

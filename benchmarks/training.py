@@ -1,17 +1,20 @@
-"""How fast our trainer is, side by side with the published VSE++ training loop, which is stated here anew.
+"""Speed of our trainer compared with a reimplementation of the published VSE++ training loop.
 
-Claims: on a processor ours trains at least 1.2 times as many pairs a second in float32 and at least 2 times in bf16 (where
-the processor multiplies bf16 natively), and is within 1.3 times (2.5 times) of the limit; and it learns the same: validation
-recall goes the same direction, within noise. ``limit`` rows do the matrix products of a step and nothing else, each kind as
-one large product, as if a recurrent network had no steps: image and word projections, states, scores, and their gradients.
-Limits: the published loop gets its captions as word numbers, where the authors' code splits each anew at every visit. Without
-``--cache`` features and captions are made up: 4,096 numbers, 11 words a caption of a vocabulary of some 2,500. All loops have
-the same first weights, the same order of pairs, and take turns epoch by epoch, so that a busy machine slows all alike.
+Claims: on a processor, ours trains at least 1.2 times as many pairs a second in float32. In bf16, on a processor that
+multiplies bf16 natively, it trains at least 2 times as many. The time is at most 1.3 times (2.5 times in bf16) the limit.
+Both learn the same: validation recall has the same course, within noise. The rows ``limit`` compute only the matrix
+products of a step, each kind as one large product, as if a recurrent network had no steps: image and word projections,
+states, scores, and their gradients.
+Limits: the published loop gets captions as word indices, where the authors' code tokenises each caption at every visit.
+Without ``--cache``, features and captions are made up: 4,096 numbers, 11 words a caption, a vocabulary of about 2,500
+words. All loops start with the same weights and have the same order of pairs. They take turns epoch by epoch, so that
+other load slows all of them equally.
 
     python benchmarks/training.py
     python benchmarks/training.py --cache f8k_effnet.h5 --epochs 4 --experiments vsepp vse0
 
-The first command measures the speed; with ``--epochs`` all loops train that long and are validated after each epoch.
+The first command measures the speed. With ``--epochs`` all loops train for that number of epochs, and are validated after
+each.
 """
 
 from __future__ import annotations
@@ -59,10 +62,10 @@ Item = tuple[Tensor, Tensor, int, int]
 
 
 def make_up(folder: Path, counts: Mapping[str, int], dim: int, n_words: int, n_shards: int) -> Path:
-    """A data set of images by split, five captions each, and a cache of it; one shard is held at a time.
+    """Write a made-up data set and its cache, and return the path of the cache; one shard is in memory at a time.
 
-    Lengths of captions and frequencies of words are much like Flickr8k's: 11 +- 4 words, of which a batch of 128 captions
-    has some 450 different ones.
+    ``counts`` has the number of images of each split; an image has five captions. Lengths of captions and frequencies of
+    words resemble those of Flickr8k: 11 +- 4 words, and about 450 different words in a batch of 128 captions.
     """
     rng = np.random.default_rng(0)
     frequency = 1 / np.arange(1, n_words + 1) ** 1.1
@@ -93,7 +96,7 @@ def make_up(folder: Path, counts: Mapping[str, int], dim: int, n_words: int, n_s
 
 @dataclass(frozen=True)
 class Data:
-    """A cache and the pairs of its data set's training and validation splits."""
+    """A cache, its vocabulary, and the pairs of the training and the validation split."""
 
     cache: FeatureCache
     vocabulary: Vocabulary
@@ -114,7 +117,7 @@ class Data:
 
 
 class Items(Dataset[Item]):
-    """One item per caption: the feature of its image, its words, its number and its image's."""
+    """One item per caption: the feature of its image, its word indices, its own index and that of its image."""
 
     def __init__(self, data: Data, pairs: Pairs) -> None:
         reader = FeatureReader(data.cache)
@@ -131,7 +134,7 @@ class Items(Dataset[Item]):
 
 
 def collate(items: list[Item]) -> tuple[Tensor, Tensor, list[int], tuple[int, ...]]:
-    """Features, words padded after the longest caption, which comes first, lengths, and numbers of the captions."""
+    """Return features, words padded to the longest caption, which comes first, lengths, and indices of the captions."""
     items.sort(key=lambda item: len(item[1]), reverse=True)
     features, captions, numbers, _ = zip(*items, strict=True)
     lengths = [len(caption) for caption in captions]
@@ -146,7 +149,7 @@ def unit_length(vectors: Tensor) -> Tensor:
 
 
 class PublishedModel(nn.Module):
-    """Linear, and embedding and GRU with a packed sequence; starts from the weights of ``ours``."""
+    """A linear image encoder, and word embeddings with a GRU on packed sequences, with the weights of ``ours``."""
 
     def __init__(self, ours: Model, normalize_image: bool) -> None:
         super().__init__()
@@ -178,12 +181,12 @@ def hinges(scores: Tensor, margin: float, hardest: bool) -> Tensor:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process so far, and of processes that it started and that have ended."""
+    """Return the processor time of this process so far, and of the ended processes that it started."""
     return sum(os.times()[:4])
 
 
 class PublishedLoop:
-    """The published loop in float32; ``workers`` of its loader are processes."""
+    """The published loop in float32, with ``workers`` loader processes."""
 
     def __init__(self, experiment: ExperimentConfig, data: Data, seed: int, workers: int = 0) -> None:
         self.name = "published, fp32" + (f", {workers} loader processes" if workers else "")
@@ -194,7 +197,7 @@ class PublishedLoop:
         self.epochs = 0
 
     def epoch(self) -> dict[str, float]:
-        """Train an epoch and validate: mean loss of a pair, rsum, pairs per second of training and per one of processors."""
+        """Train an epoch and validate; return the mean loss of a pair, rsum, pairs per second and per processor second."""
         settings, loss_settings = self.experiment.train, self.experiment.loss
         for group in self.optimizer.param_groups:
             group["lr"] = settings.learning_rate * settings.decay ** (self.epochs // settings.decay_after)
@@ -228,7 +231,7 @@ class PublishedLoop:
 
 
 class TimedTrainer(Trainer):
-    """Notes when the steps of an epoch are done, before validation."""
+    """A trainer that records the processor time at the end of an epoch's steps, before validation."""
 
     def validate(self) -> dict[str, float]:
         self.cpu_ended = cpu_seconds()
@@ -236,7 +239,7 @@ class TimedTrainer(Trainer):
 
 
 class OurLoop:
-    """The product's trainer."""
+    """The trainer of this project."""
 
     def __init__(self, experiment: ExperimentConfig, data: Data, seed: int, precision: str) -> None:
         self.name = f"ours, {precision}"
@@ -271,7 +274,7 @@ class OurLoop:
 
 
 class ProductsAlone:
-    """The products of our steps by themselves, as few and as large as they could be."""
+    """The matrix products of our steps alone, as few and as large as possible."""
 
     def __init__(self, experiment: ExperimentConfig, data: Data, precision: str) -> None:
         self.name = f"limit, {precision}"
@@ -282,7 +285,7 @@ class ProductsAlone:
         n_words = round(statistics.mean(sum(map(len, some)) for some in of_batches))
         n_different = round(statistics.mean(len({word for one in some for word in one}) for some in of_batches))
         word_dim = experiment.model.word_dim
-        # rows, numbers that are read and made, and how many of forward and the two backward passes there are
+        # rows, input size, output size, and number of passes (forward, and one or two backward)
         shapes = [
             (batch, data.cache.dim, dim, 2),
             (n_different, word_dim, 3 * dim, 3),
@@ -307,7 +310,7 @@ class ProductsAlone:
 
 
 def speeds(data: Data, threads: int, rounds: int) -> list[dict[str, object]]:
-    """Medians over rounds, the first of which warms up."""
+    """Return the medians over rounds; the first round warms up."""
     torch.set_num_threads(threads)
     experiment = load_experiment("vsepp")
     loops = [
@@ -340,7 +343,7 @@ def speeds(data: Data, threads: int, rounds: int) -> list[dict[str, object]]:
 
 
 def curves(data: Data, name: str, seed: int, epochs: int) -> list[dict[str, object]]:
-    """Every loop's epochs."""
+    """Train all loops, and return a row for each of their epochs."""
     experiment = load_experiment(name)
     loops = [PublishedLoop(experiment, data, seed), *(OurLoop(experiment, data, seed, p) for p in ("fp32", "bf16"))]
     rows: list[dict[str, object]] = []
@@ -366,12 +369,12 @@ def curves(data: Data, name: str, seed: int, epochs: int) -> list[dict[str, obje
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, help="train on this instead of made-up data")
-    parser.add_argument("--images", type=int, default=512, help="made-up training images, of five captions each")
+    parser.add_argument("--cache", type=Path, help="train on this cache instead of made-up data")
+    parser.add_argument("--images", type=int, default=512, help="number of made-up training images, with five captions each")
     parser.add_argument("--dim", type=int, default=4096, help="length of a made-up feature")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="with --epochs only the last counts")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads to use; --epochs uses only the last")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, help="train so long and validate, instead of measuring the speed")
+    parser.add_argument("--epochs", type=int, help="train this number of epochs and validate, instead of measuring the speed")
     parser.add_argument("--experiments", nargs="+", default=["vsepp"], help="for --epochs; max or sum of hinges")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="for --epochs")
     arguments = parser.parse_args()

@@ -1,11 +1,12 @@
-"""Peak memory of ``vse-train`` on a cache of COCO's size, with features in memory and mapped, by phase.
+"""Peak memory of ``vse-train`` by phase on a cache of COCO's size, with features in memory and memory-mapped.
 
-Claims: under 4 GB with the features in memory, under 2 GB with ``features_in_memory: false``, on a processor.
-Limits: made-up features (113,287 x 4096 float16) and captions (566,435, of which 1,000 images' are for validation; 11 words
-each of 11,000); VSE++ with the paper's settings; SIGTERM after so many steps, so that a checkpoint is written, but not
-validated. Memory is what is resident, in units of 1e9 bytes; what is mapped from files (``file_gb``: the cache and the
-libraries) counts, though the system can take it back. ``whole`` is the figure that the system itself keeps; the phases are
-looked at fifty times a second.
+Claims: on a processor, training takes under 4 GB with the features in memory, and under 2 GB with ``features_in_memory:
+false``.
+Limits: features (113,287 x 4096 float16) and captions (566,435, of 11 words from a vocabulary of 11,000) are made up;
+1,000 images are for validation. The model is VSE++ with the paper's settings. SIGTERM ends the training after ``--steps``
+steps, so it writes a checkpoint, but does not validate. Memory is resident memory in units of 1e9 bytes. It includes
+pages that are mapped from files (``file_gb``: the cache and the libraries), though the system can reclaim these. The row
+``whole`` is the peak that the system records; the script samples the phases fifty times a second.
 
     python benchmarks/training_memory.py --steps 300
     python benchmarks/training_memory.py --steps 10000 --set train.epochs=1    # a whole epoch, and its validation
@@ -34,21 +35,21 @@ KINDS = {"VmRSS": "peak_gb", "RssAnon": "anon_gb", "RssFile": "file_gb"}
 
 
 def resident(pid: int) -> dict[str, float]:
-    """Resident memory of a process, all of it and by kind; nothing once it has ended."""
+    """Return the resident memory of a process, in total and by kind; an empty dictionary once it has ended."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {KINDS[name]: int(value.split()[0]) * 1024 / 1e9 for name, _, value in lines if name in KINDS}
 
 
 def train(cache: Path, out: Path, in_memory: bool, steps: int, threads: int, sets: list[str]) -> list[dict[str, object]]:
-    """Run the command that a user types, stop it after some steps, and look at it meanwhile.
+    """Run ``vse-train``, stop it after ``steps`` steps, and return the peak memory of each phase.
 
-    The phases: ``captions`` are read until the first shard is opened, then ``features``, until the run folder is begun;
-    ``training``, until the signal; ``saving``.
+    The phases are ``captions``, until the command opens the first shard; ``features``, until it creates the run folder;
+    ``training``, until the signal; and ``saving``.
     """
     sets = [f"train.features_in_memory={str(in_memory).lower()}", *sets]
     command = ["vse-train", "--features", str(cache), "--out", str(out), "--device", "cpu", "--threads", str(threads)]
     command += [argument for setting in sets for argument in ("--set", setting)]
-    screen, terminal = os.openpty()  # progress is shown on a terminal alone
+    screen, terminal = os.openpty()  # the command prints its progress only on a terminal
     termios.tcsetwinsize(terminal, (24, 120))
     program = str(Path(sys.executable).parent / command[0])
     pid = os.posix_spawn(program, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, terminal, 2)])
@@ -88,7 +89,7 @@ def train(cache: Path, out: Path, in_memory: bool, steps: int, threads: int, set
 
 
 def is_open(pid: int, folder: str) -> bool:
-    """Whether a process holds a file of a folder open."""
+    """Return whether a process has a file of a folder open."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             if link.readlink().parent.name == folder:
@@ -101,7 +102,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=allowed_cores())
     parser.add_argument("--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="a setting of vse-train")
-    parser.add_argument("--dir", type=Path, help="keep the made-up cache (1.1 GB) here, and take it from here if it is there")
+    parser.add_argument("--dir", type=Path, help="folder of the made-up cache (1.1 GB), which later runs reuse")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.dir or Path(temporary)

@@ -1,13 +1,14 @@
-"""What threads that sleep while they wait cost on a free machine, and save on one that has other work.
+"""Speed of training with threads that sleep while they wait, on an idle machine and next to other programs.
 
-Claims: with a neighbour that keeps one core busy, as many threads as there are cores train at least 1.5 times as many pairs a
-second if they sleep (``OMP_WAIT_POLICY=PASSIVE``) as if they spin, which is OpenMP's default; on a machine without other work
-they lose less than 30%; and either way all cores with sleeping threads train at least 0.9 times as many pairs a second as one
-thread. ``ours`` is what the commands choose at their start (``vse.pipeline.cores``): within 5% of the better of spinning and
-sleeping, with and without neighbours. ``short spin`` (``GOMP_SPINCOUNT=10000``) lies between the two. The demo's model on
-made-up data; every variant is a process of its own, one after another in each round, beside none, one and two neighbours; the
-medians of the rounds. In ``slept`` of them the threads slept. ``load`` is what the machine had beside the benchmark when it
-began: a free machine has 0, and only there do the claims about one hold.
+Claims: next to a program that keeps one core busy, training with as many threads as cores is at least 1.5 times as fast
+if the threads sleep while they wait (``OMP_WAIT_POLICY=PASSIVE``) as if they spin, OpenMP's default. On an idle machine
+sleeping costs less than 30%. In both cases, sleeping threads on all cores reach at least 0.9 times the speed of one
+thread. ``ours`` is the choice of the commands at their start (``vse.pipeline.cores``): within 5% of the better of
+spinning and sleeping, with and without other programs. ``short spin`` (``GOMP_SPINCOUNT=10000``) lies between the two.
+The model is that of the demo, on made-up data. Every variant has a process of its own; in each round the variants run one
+after another next to zero, one and two busy programs. The numbers are medians of the rounds; ``slept`` is the number of
+rounds in which the threads slept. ``load`` is the load of the machine before the benchmark. On an idle machine it is 0,
+and the claims about an idle machine hold only there.
 
     python benchmarks/waiting.py
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 from vse.pipeline.cores import allowed_cores, set_up_openmp
 
 SPIN = "while True: pass"
-NEIGHBOURS = ("none", "one busy core", "two busy cores")  # as many processes that spin
+NEIGHBOURS = ("none", "one busy core", "two busy cores")  # the index is the number of spinning processes
 CORES = allowed_cores()
 VARIANTS: dict[str, tuple[int | None, dict[str, str]]] = {
     "one thread": (1, {}),
@@ -41,7 +42,7 @@ SETS = ["model.dim=256", "model.word_dim=100", "train.epochs=2", "train.min_coun
 
 
 def pairs_per_second(cache: Path, threads: int | None, policy: dict[str, str]) -> tuple[float, bool]:
-    """The second epoch of a training in a process of its own, and whether its threads slept while they waited."""
+    """Train in a new process; return the rate of the second epoch, and whether threads slept while they waited."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMP_", "GOMP_"))} | policy
     command = [sys.executable, __file__, "--cache", str(cache), *([] if threads is None else ["--threads", str(threads)])]
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -50,7 +51,7 @@ def pairs_per_second(cache: Path, threads: int | None, policy: dict[str, str]) -
 
 
 def train_once(cache: Path, threads: int | None) -> None:
-    """Train with so many threads, or as the commands choose if there is no number."""
+    """Train with ``threads`` threads; None: with the number and the waiting policy that the commands choose."""
     if threads is None:
         set_up_openmp(os.environ)  # before torch is loaded
     from vse.features.backbones.device import use_threads
@@ -67,7 +68,7 @@ def train_once(cache: Path, threads: int | None) -> None:
 
 @contextmanager
 def busy_cores(n: int) -> Iterator[None]:
-    """Keep so many cores busy in this block."""
+    """Keep ``n`` cores busy within the context."""
     neighbours = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(n)]
     try:
         yield
@@ -78,7 +79,7 @@ def busy_cores(n: int) -> Iterator[None]:
 
 
 def measured(cache: Path, rounds: int) -> list[dict[str, object]]:
-    """A row per variant and neighbour."""
+    """Return a row for each variant and each number of busy cores."""
     load = round(os.getloadavg()[0], 1)
     runs: dict[tuple[str, str], list[tuple[float, bool]]] = {}
     for _ in range(rounds):
@@ -106,7 +107,7 @@ def measured(cache: Path, rounds: int) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=256, help="made-up training images, of five captions each")
+    parser.add_argument("--images", type=int, default=256, help="number of made-up training images, with five captions each")
     parser.add_argument("--out", type=Path, help="folder of the CSV  [benchmarks/results]")
     parser.add_argument("--cache", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)

@@ -1,4 +1,7 @@
-"""Which benchmark, row and column each number of docs/performance.md comes from: change :data:`WORKS` to change the table."""
+"""Sources of the numbers of docs/performance.md: benchmark, row and column of each.
+
+:data:`WORKS` has a row of the table for each benchmarked program; change it to change the table.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ import numpy as np
 import pandas as pd
 
 RESULTS = Path(__file__).parent / "results"
-MACHINES = {"amd-epyc": "AMD EPYC", "intel-xeon-processor": "Intel Xeon"}  # the first that has a CSV counts
+MACHINES = {"amd-epyc": "AMD EPYC", "intel-xeon-processor": "Intel Xeon"}  # in order of preference
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A number: the column of the only row of a benchmark's newest CSV whose other columns have these values.
+    """The source of a number: a column of a benchmark's newest CSV, in the only row whose other columns have these values.
 
-    If ``of_now``, the column says how many times as much (or, of a rate, as little) it is as the number ``now`` of its work.
+    If ``of_now``, the column has a factor: the number is ``now`` of the same row multiplied by it (for a rate, divided by it).
     """
 
     csv: str
@@ -37,11 +40,11 @@ def cell(csv: str, column: str, **where: object) -> Cell:
 class Work:
     """A row of the table.
 
-    unit : of all its numbers; of one with ``/`` more is better
-    now, before : what ours takes, and what it took
-    avx2 : what ours takes without AVX-512, if that changes it
-    peer, limit : what else would be used, and what the machine could do at best, each with its name
-    to_reach : ``(1.5, "limit")`` is 1.5 times as much as the limit, ``(5, "")`` is 5 of the unit
+    unit : the unit of all numbers; a unit with ``/`` is a rate, and more is better
+    now, before : time (or rate) of our program, and of its earlier version
+    avx2 : the same without AVX-512, if that changes it
+    peer, limit : name and time of an alternative program, and of the least that the machine needs
+    to_reach : the target; ``(1.5, "limit")`` is 1.5 times the limit, ``(5, "")`` is 5 of the unit
     """
 
     work: str
@@ -61,19 +64,19 @@ _TORCH = ("import torch", cell("startup", "cpu_s", start="import torch"))
 
 
 def _before(work: str) -> Cell:
-    """What a work took in the checkout that benchmarks/before.py compares with, by the ratio of its paired runs."""
+    """Return the source of a number of the earlier version, by the ratio of paired runs of benchmarks/before.py."""
     return Cell("before", "times_faster", {"work": work}, of_now=True)
 
 
 def _without_avx512(work: str) -> Cell:
-    """Return what a work takes without AVX-512, by the ratio of its paired runs."""
+    """Return the source of a number without AVX-512, by the ratio of paired runs of benchmarks/avx2.py."""
     return Cell("avx2", "times_slower", {"work": work}, of_now=True)
 
 
 def _start(command: str, line: str) -> Work:
-    """The start of a command, with what it does on an almost empty demo."""
+    """Return the row of a command's start-up, including its run on an almost empty demo."""
     now, before = (cell("startup", column, start=f"{command} {line}") for column in ("cpu_s", "before_s"))
-    return Work(f"start of `{command}`", "s", now, before=before, limit=_TORCH, to_reach=(1.23, "limit"))
+    return Work(f"start-up of `{command}`", "s", now, before=before, limit=_TORCH, to_reach=(1.23, "limit"))
 
 
 def _training(precision: str, threads: int, factor: float) -> Work:
@@ -84,14 +87,14 @@ def _training(precision: str, threads: int, factor: float) -> Work:
         rate(loop=f"ours, {precision}"),
         before=_before(f"training, {precision}") if threads == 1 else None,
         peer=("published loop, fp32", rate(loop="published, fp32")),
-        limit=("its matrix products", rate(loop=f"limit, {precision}")),
+        limit=("matrix products alone", rate(loop=f"limit, {precision}")),
         to_reach=(factor, "limit"),
         avx2=_without_avx512(f"training, {precision}") if threads == 1 else None,
     )
 
 
 def _extraction(precision: str, **further: Any) -> Work:
-    """An extraction with folded batch norms, in one precision, beside the network alone in fp32."""
+    """Return the row of an extraction with folded batch norms; the limit is the network alone in fp32."""
     of = partial(_extracted, precision=precision, folded=True)
     return Work(
         f"extraction, EfficientNet-Lite0, {precision}",
@@ -115,16 +118,16 @@ WORKS = (
         "s",
         cell("ranks", "ours_cpu_s", **_SCORED),
         before=_before("ranks"),
-        peer=("faiss, top 10 both ways", cell("ranks", "faiss_top_10_cpu_s", **_SCORED)),
+        peer=("FAISS, top 10 in both directions", cell("ranks", "faiss_top_10_cpu_s", **_SCORED)),
         limit=("sgemm", cell("ranks", "sgemm_cpu_s", **_SCORED)),
         to_reach=(1.5, "limit"),
     ),
     Work(
-        "memory of ranks beside their embeddings, 20,000 images",
+        "memory of ranks without the embeddings, 20,000 images",
         "MB",
         cell("ranks_memory", "own_mb", images=20_000),
         before=cell("ranks_memory", "before_mb", images=20_000),
-        limit=("of 500 images", cell("ranks_memory", "own_mb", images=500)),
+        limit=("500 images", cell("ranks_memory", "own_mb", images=500)),
     ),
     Work(
         "`vse.evaluate`, 5,000 x 25,000 x 1,024",
@@ -135,7 +138,7 @@ WORKS = (
         to_reach=(3, "limit"),
     ),
     Work(
-        "`vse-eval`, the same with its start",
+        "`vse-eval` with its start-up, the same data",
         "s",
         cell("evaluation", "ours_cpu_s", **_SCORED),
         peer=("published loop", cell("evaluation", "published_cpu_s", **_SCORED)),
@@ -166,7 +169,7 @@ WORKS = (
         to_reach=(1.54, "limit"),
     ),
     Work(
-        "a further query in the same process",
+        "a second query in the same process",
         "s",
         cell("searching", "cpu_s", search="in process", **_SCORED),
         before=cell("searching", "before_s", search="in process", **_SCORED),
@@ -177,20 +180,20 @@ WORKS = (
         "ms",
         cell("index_one_query", "ours_cpu_ms"),
         before=_before("query"),
-        peer=("faiss", cell("index_one_query", "faiss_cpu_ms")),
-        limit=("one read", cell("index_one_query", "one_read_cpu_ms")),
+        peer=("FAISS", cell("index_one_query", "faiss_cpu_ms")),
+        limit=("reading all rows once", cell("index_one_query", "one_read_cpu_ms")),
         to_reach=(1.1, "peer"),
     ),
     *(_training(precision, n, factor) for precision, factor in (("bf16", 2.5), ("fp32", 1.3)) for n in (1, 2)),
     Work(
-        "training on a free machine, two threads",
+        "training on an idle machine, two threads",
         "pairs/s",
         cell("waiting", "pairs_per_s", waiting="ours", **_FREE),
         before=cell("waiting", "pairs_per_s", waiting="sleeping", **_FREE),
         peer=("default of OpenMP", cell("waiting", "pairs_per_s", waiting="default of OpenMP", **_FREE)),
     ),
     Work(
-        "training beside one busy core, two threads that sleep",
+        "training next to one busy core, two sleeping threads",
         "pairs/s",
         cell("waiting", "pairs_per_s", waiting="ours", **_BUSY),
         before=cell("waiting", "pairs_per_s", waiting="sleeping", **_BUSY),
@@ -198,7 +201,7 @@ WORKS = (
         limit=("one thread", cell("waiting", "pairs_per_s", waiting="one thread", **_BUSY)),
     ),
     Work(
-        "a batch of 128 rows, mapped",
+        "reading a batch of 128 rows, memory-mapped",
         "ms",
         cell("reading", "ms_per_batch", reader="ours, mapped"),
         peer=("h5py", cell("reading", "ms_per_batch", reader="h5py, virtual views")),
@@ -234,7 +237,7 @@ WORKS = (
 
 
 def newest(name: str) -> Path | None:
-    """The CSV of a benchmark: of the first of :data:`MACHINES` that has one, that of the newest torch."""
+    """Return the CSV of a benchmark: from the first machine of :data:`MACHINES` that has one, with the newest torch."""
     candidates, places = [], list(MACHINES)
     for path in RESULTS.glob(f"{name}_*.csv"):
         if (match := re.fullmatch(rf"{name}_([a-z0-9-]+)_(\d+)-cores_torch-([\d.]+)\w*", path.stem)) is not None:
@@ -245,7 +248,7 @@ def newest(name: str) -> Path | None:
 
 
 def machine_of(name: str) -> str:
-    """The processor and cores of a benchmark's CSV, in words."""
+    """Return the processor, cores and torch version of a benchmark's CSV, in words."""
     path = newest(name)
     if path is None:
         return ""
@@ -260,7 +263,7 @@ def table_of(name: str) -> pd.DataFrame:
 
 
 def value_of(asked: Cell | None) -> float:
-    """The number of a cell, NaN if it is not measured; ``ValueError`` if several rows fit."""
+    """Return the number of a cell, NaN if it is not measured. Raises ``ValueError`` if several rows fit."""
     if asked is None:
         return np.nan
     table = table_of(asked.csv)
@@ -274,7 +277,7 @@ def value_of(asked: Cell | None) -> float:
 
 
 def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
-    """A row per work: its numbers, how many times the limit (or, without one, what is to be reached) it takes, and where."""
+    """Return the table of docs/performance.md: a row for each program, with its numbers, its target and its machine."""
     rows = []
     for work in works:
         peer_is, peer = work.peer or ("", None)
@@ -292,7 +295,7 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
                 "to_reach": goal,
                 "peer_is": peer_is,
                 "limit_is": limit_is,
-                "to_reach_is": f"{factor:.3g} x {of}" if of else "",
+                "to_reach_is": f"{factor:.3g} x {'alternative' if of == 'peer' else of}" if of else "",
                 "times_limit": ratio(work.unit, numbers["now"], numbers["limit"]),
                 "machine": machine_of(work.now.csv),
             }
@@ -301,13 +304,13 @@ def measured(works: Iterable[Work] = WORKS) -> pd.DataFrame:
 
 
 def _beside(unit: str, now: float, other: Cell | None) -> float:
-    """Return another number of a work, which may be known as a multiple of ``now``."""
+    """Return another number of a row, which may be stored as a multiple of ``now``."""
     value = value_of(other)
     return _times(unit, now, value) if other is not None and other.of_now else value
 
 
 def ratio(unit: str, one: float, other: float) -> float:
-    """How many times as much as the other one takes: of a rate, how many times as slow it is."""
+    """Return one time divided by another; for rates, by how much the first one is slower."""
     return other / one if "/" in unit else one / other
 
 
