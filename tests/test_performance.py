@@ -173,3 +173,15 @@ def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None
     (row,) = run_script("load", tmp_path, "--clients", "8", "--seconds", "2", "--bad", "0.3").to_dict("records")
     assert row["requests"] > row["bad"] > 0
     assert row["wrong"] == 0
+
+
+def test_the_page_and_the_warning_have_the_measured_factors_of_emulated_bf16() -> None:
+    path = works.newest("emulation")
+    assert path is not None
+    page, warning = (
+        " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        for name in ("docs/performance.md", "features/backbones/precision.py")
+    )
+    for factor in pd.read_csv(path)["times_slower"]:
+        assert f"{factor:.0f} times" in page
+        assert f"{factor:.0f} times" in warning
