@@ -36,7 +36,7 @@ from vse.train.solvers.encode import (
     encode_images,
     pooled,
 )
-from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.trained_run import RunPlaces
 
 KS = (20, 50, 100, 200, 500)

@@ -50,8 +50,8 @@ from vse.train.data.images import CachedImages
 from vse.train.data.pairs import Pairs, Split, images_of
 from vse.train.data.samplers.shuffled import Shuffled
 from vse.train.experiment import ExperimentConfig, load_experiment
+from vse.train.model_inputs import model_inputs
 from vse.train.models.build import Model, build_model
-from vse.train.prepare import model_inputs
 from vse.train.run.processes import Processes
 from vse.train.solvers.adam import Trainer
 from vse.train.solvers.base import RetrievalTask

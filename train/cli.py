@@ -147,7 +147,7 @@ def embed_command(
     split.
     """
     from vse.features.backbones.device import use_threads
-    from vse.train.use.commands import embed_runs
+    from vse.train.use.embed import embed_runs
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
@@ -209,7 +209,7 @@ def search_command(
     corners (x1, y1, x2, y2 in its pixels).
     """
     from vse.features.backbones.device import use_threads
-    from vse.train.use.commands import AskedSearch, find_phrase, search_run
+    from vse.train.use.search import AskedSearch, find_phrase, search_run
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)

@@ -15,16 +15,13 @@ from vse.pipeline.presets.preset_files import parse_yaml
 from vse.pipeline.presets.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
 from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.adversaries import ADVERSARIES
-from vse.train.adversaries.base import AdversarySettings
-from vse.train.data.images import ImagesConfig
 from vse.train.kinds import Kind
 from vse.train.losses import LOSSES
 from vse.train.losses.base import Loss, LossUse
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.build import PARTS, ModelConfig
+from vse.train.settings import AdversarySettings, GradientSettings, ImagesConfig, SolverSettings, TrainConfig, WarmupConfig
 from vse.train.solvers import SOLVERS
-from vse.train.solvers.adam import GradientSettings
-from vse.train.solvers.base import SolverSettings, TrainConfig, WarmupConfig
 
 _BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
 

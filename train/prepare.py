@@ -6,23 +6,24 @@ import logging
 
 import torch
 
-from vse.features.backbones.transformer import Transformer
-from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
-from vse.features.exchange.embeddings import backbone_of
 from vse.features.extractors.cnn import cnn_config, rebuild_extractor
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
-from vse.train.data.images import CachedFeatures, CachedImages, EvaluationImages, TrainingImages, photo_crops
+from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
 from vse.train.experiment import ExperimentConfig
-from vse.train.kinds import Kind, kind_of_rows
-from vse.train.models.build import PARTS, Input, Model, ModelConfig, build_model
-from vse.train.models.encoders.identity import IdentitySettings
+from vse.train.model_inputs import check_one_space, model_inputs, read_captions
+from vse.train.models.build import PARTS, Model, build_model
 from vse.train.models.trainable_cnn import TrainableCnn
-from vse.train.phrases.regions import input_length
-from vse.train.phrases.task import PhraseSettings, PhraseTask, check_phrase_inputs, training_split, validation_split
+from vse.train.phrases.task import (
+    PhraseSettings,
+    PhraseTask,
+    check_phrase_inputs,
+    phrase_model,
+    training_split,
+    validation_split,
+)
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import Inputs, start_words
 from vse.train.run.processes import Processes
@@ -100,7 +101,7 @@ def _phrases(
     train, truth_of = training_split(inputs, reading, settings, device)
     val = validation_split(inputs, reading, settings, device)
     torch.manual_seed(seed)
-    model = phrase_model(experiment, reading, inputs.cache, inputs.captions).to(device)
+    model = phrase_model(experiment.model, reading, inputs.cache, inputs.captions).to(device)
     if inputs.base is not None:
         _start_from(model, inputs.base, inputs, experiment)
     words = (caption.tokens for image in inputs.dataset.split("train") for caption in image.captions)
@@ -116,66 +117,6 @@ def _phrases(
         val=val,
     )
     return task, Vocabulary.build(words, settings.min_count)
-
-
-def phrase_model(
-    experiment: ExperimentConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
-) -> Model:
-    """The model that scores regions, each a vector, with phrases."""
-    assert phrases is not None, "words are refused before"
-    dim = input_length(candidates.dim, reading.coordinates)
-    regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
-    return build_model(experiment.model, regions, _input_of(phrases))
-
-
-def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """:class:`UserError` if cached vectors that are compared as they are come from different models."""
-    encoders = model.image_encoder, model.caption_encoder
-    if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
-        return
-    theirs, ours = backbone_of(images), backbone_of(captions)
-    if (theirs and theirs.sha256) != (ours and ours.sha256):
-        of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
-        raise UserError(
-            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}, and not of one model; "
-            "the two caches that one vse-embed --as-features writes share a space"
-        )
-
-
-def model_inputs(
-    images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
-) -> tuple[Input, Input]:
-    """What a model reads of images and of captions."""
-    if captions is not None:
-        return _input_of(images), _input_of(captions)
-    if transformer is not None:
-        n_tokens = transformer.tokenizer.get_vocab_size()
-        return _input_of(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
-    return _input_of(images), Input(Kind.WORDS, len(vocabulary), "the captions")
-
-
-def read_captions(
-    cache: FeatureCache | None,
-    transformer: Transformer | None,
-    vocabulary: Vocabulary,
-    pairs: Pairs,
-    device: torch.device,
-    memory_gb: float = 0,
-    taken_gb: float = 0,
-) -> CaptionInputs:
-    """What the model reads of captions: features of a cache, tokens of a transformer, or words.
-
-    Of the features so many GB may be kept in memory, of which others have taken some already.
-    """
-    if cache is not None:
-        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
-    if transformer is not None:
-        return TokenNumbers([caption.raw for caption in pairs.captions], transformer, device)
-    return WordNumbers(pairs.captions, vocabulary, device)
-
-
-def _input_of(cache: FeatureCache) -> Input:
-    return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")
 
 
 def _room(experiment: ExperimentConfig) -> float:

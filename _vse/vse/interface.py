@@ -247,7 +247,7 @@ def embed(
     """
     from vse.features.backbones.device import use_threads
     from vse.pipeline.presets.own_code import code_allowed
-    from vse.train.use.commands import embed_runs
+    from vse.train.use.embed import embed_runs
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
@@ -343,7 +343,7 @@ def search(
     """
     from vse.features.backbones.device import use_threads
     from vse.pipeline.presets.own_code import code_allowed
-    from vse.train.use.commands import AskedSearch, find_phrase, search_run
+    from vse.train.use.search import AskedSearch, find_phrase, search_run
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)

@@ -11,7 +11,7 @@ import pytest
 from vse.features.data_cli import main
 from vse.features.plan import EPOCHS, estimated, load_rates, measured_here
 from vse.pipeline.workflow import PlannedFile
-from vse.train.solvers.base import TrainConfig
+from vse.train.settings import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 RATES = load_rates()

@@ -22,7 +22,8 @@ from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.training import train
-from vse.train.use.embed import embed_split, load_run
+from vse.train.use.embed import embed_split
+from vse.train.use.model import load_run
 from vse.train.use.search import search_split
 
 MODEL = [

@@ -44,7 +44,7 @@ from vse.train.solvers.csa import CsaSettings
 from vse.train.solvers.none import NoTrainingSettings
 from vse.train.solvers.ridge import RidgeSettings
 from vse.train.training import train
-from vse.train.use.backbone import run_as_features
+from vse.train.use.embed import run_as_features
 
 PLANS = [presets.load_plan(name) for name in presets.known_presets("experiments")]
 EXPERIMENTS = [plan.name for plan in PLANS if not plan.ensemble_of]  # what is trained

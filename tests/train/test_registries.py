@@ -9,7 +9,6 @@ from pydantic import ValidationError
 
 from vse.pipeline.presets.parts import Registry
 from vse.train.adversaries import ADVERSARIES
-from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.samplers import SAMPLERS
 from vse.train.data.samplers.base import Sampler
 from vse.train.kinds import Kind
@@ -19,8 +18,8 @@ from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS
 from vse.train.models.encoders.base import EncoderSettings
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.models.similarities.base import SimilaritySettings
+from vse.train.settings import AdversarySettings, SolverSettings
 from vse.train.solvers import SOLVERS
-from vse.train.solvers.base import SolverSettings
 
 BASES: list[tuple[Registry[Any], type]] = [
     (IMAGE_ENCODERS, EncoderSettings),

@@ -23,7 +23,8 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing
 from vse.train.solvers.encode import encode
 from vse.train.training import train
-from vse.train.use.embed import embed_split, load_run
+from vse.train.use.embed import embed_split
+from vse.train.use.model import load_run
 
 T2I = ["model.similarity={name: scan, aggregation: lse}", SCAN[1]]
 

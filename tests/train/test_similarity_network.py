@@ -19,7 +19,8 @@ from vse.train.cli import search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode
 from vse.train.training import train
-from vse.train.use.embed import embed_split, load_run
+from vse.train.use.embed import embed_split
+from vse.train.use.model import load_run
 from vse.train.use.search import search_split
 
 SETS = [

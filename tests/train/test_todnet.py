@@ -25,7 +25,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.resume import Existing, Extras
 from vse.train.solvers.encode import encode, ranks
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 TOD = [*SETS, "train.restval=false", "train.learning_rate=1e-2", "model.similarity.width=8"]
 

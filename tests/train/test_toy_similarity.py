@@ -25,7 +25,7 @@ from vse.train.run.resume import Existing
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 TOY = ["model.similarity=toy", "model.caption_encoder={name: gru, states: all}", "train.epochs=2"]
 

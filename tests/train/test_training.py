@@ -24,7 +24,7 @@ from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
 from vse.train.solvers.epochs import COLUMNS
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 
 def test_a_run_leaves_all_its_files(run: Path) -> None:

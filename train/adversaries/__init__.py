@@ -7,7 +7,7 @@ returns a network that makes the batches of a task harder and is trained against
 from __future__ import annotations
 
 from vse.pipeline.presets.parts import Registry
-from vse.train.adversaries.base import AdversarySettings
+from vse.train.settings import AdversarySettings
 
 ADVERSARIES: Registry[AdversarySettings] = Registry(
     "adversary",

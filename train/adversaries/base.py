@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.pipeline.presets.schema import Settings
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
 from vse.train.data.pairs import Pairs
 from vse.train.losses.base import Batch, Cost, Loss, Objective, Ranking
 from vse.train.models.build import Model
 from vse.train.models.encoders.base import xavier_linear
+from vse.train.settings import AdversarySettings
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,6 @@ class Adversary(nn.Module):
 
     def start_epoch(self, model: Model) -> None:
         """Called before the first step of an epoch."""
-
-
-class AdversarySettings(Settings):
-    """Settings of an adversary, chosen by its ``name``."""
-
-    name: str
-    learning_rate: float = Field(2e-4, gt=0, description="of the adversary's own Adam")
-    clip: float | None = Field(None, gt=0, description="bound on the global norm of the adversary's gradient; none: no bound")
-    every: PositiveInt = Field(1, description="steps of the model for one of the adversary")
-
-    def build(self, opponent: Opponent) -> Adversary:
-        """The adversary of a model, with its first weights drawn from torch's default generator.
-
-        :class:`vse.pipeline.errors.UserError` if it does not go with the model, the loss or the features.
-        """
-        raise NotImplementedError
 
 
 class ReinforceSettings(AdversarySettings):

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from vse.features.backbones.device import moved
@@ -27,8 +26,8 @@ from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode
-from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind, kind_of_rows, whole_sets
+from vse.train.settings import ImagesConfig
 
 _BLOCK = 4096  # rows
 Numbers = NDArray[np.int64]
@@ -143,31 +142,6 @@ def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> fl
 
 
 _CROPS_AHEAD = 3  # batches of photos that are decoded while one is computed
-
-
-class ImagesConfig(Settings):
-    """What a training step sees of an image: its cached features, or a random crop through the CNN that made the cache."""
-
-    source: Literal["cache", "pictures"] = Field(
-        "cache", description="cache: the cached vector, or a random one of a crop bank; pictures: a new random crop each time"
-    )
-    finetune: bool = Field(False, description="train the CNN too (source: pictures)")
-    random_crop: Literal["resized", "plain"] | None = Field(
-        None, description="kind of random crops, as in a feature's settings; none: as the cache's own settings say"
-    )
-    batch_norm: Literal["frozen", "train"] = Field(
-        "frozen", description="whether a fine-tuned CNN keeps its batch norms' statistics; its dropout is always off"
-    )
-    gradient_checkpointing: bool = Field(False, description="compute the CNN twice instead of keeping its activations")
-    workers: int = Field(2, ge=0, description="threads that decode photos ahead")
-
-    @model_validator(mode="after")
-    def _fits(self) -> ImagesConfig:
-        if self.finetune and self.source != "pictures":
-            raise ValueError("finetune needs source: pictures")
-        if self.batch_norm == "train" and self.gradient_checkpointing:
-            raise ValueError("batch_norm: train does not go with gradient_checkpointing, which would count each batch twice")
-        return self
 
 
 class TrainingImages(Protocol):

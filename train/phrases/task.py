@@ -18,12 +18,16 @@ from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.train.data.images import CachedFeatures
 from vse.train.data.pairs import images_of
+from vse.train.kinds import Kind
+from vse.train.model_inputs import input_of
+from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.phrases.batches import PositiveSettings
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, recalls, score_candidates
 from vse.train.phrases.pairs import check_phrase_cache, phrase_pairs, truth_regions
-from vse.train.phrases.regions import BoxFeatures, Coordinates, RegionInputs
+from vse.train.phrases.regions import BoxFeatures, Coordinates, RegionInputs, input_length
 from vse.train.run.inputs import Inputs
-from vse.train.solvers.base import Solver, SolverSettings, Task, TrainConfig
+from vse.train.settings import SolverSettings, TrainConfig
+from vse.train.solvers.base import Solver, Task
 
 log = logging.getLogger(__name__)
 
@@ -140,3 +144,13 @@ def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, 
     if len(kept) < len(images):
         log.warning("%d images without ground-truth regions (skipped by the extraction) are left out", len(images) - len(kept))
     return kept
+
+
+def phrase_model(
+    config: ModelConfig, reading: PhraseSettings, candidates: FeatureCache, phrases: FeatureCache | None
+) -> Model:
+    """Return the model that scores regions, each a vector, with phrases."""
+    assert phrases is not None, "words are refused before"
+    dim = input_length(candidates.dim, reading.coordinates)
+    regions = Input(Kind.VECTORS, dim, f"the feature {candidates.feature!r}, region by region")
+    return build_model(config, regions, input_of(phrases))

@@ -24,7 +24,7 @@ from vse.eval.search.top_k import Attention, SearchHit
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS, BadImage, decode, pixel_count, read_bytes
-from vse.train.use.embed import TrainedRun
+from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
 from vse.train.use.search import load_searched
 from vse.train.use.searcher import Searcher, SearchOptions
@@ -182,7 +182,7 @@ class ServedRuns:
     ----------
     runs : their folders
     split : of the data set
-    places : for each run, see :func:`vse.train.use.embed.load_run`
+    places : for each run, see :func:`vse.train.use.model.load_run`
     options : what is searched, and how thoroughly
     device : where the models are
     """

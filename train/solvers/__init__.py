@@ -6,13 +6,13 @@ A new solver is one file here and one line below.
 from __future__ import annotations
 
 from vse.pipeline.presets.parts import Registry
-from vse.train.solvers.base import SolverSettings
+from vse.train.settings import SolverSettings
 
 SOLVERS: Registry[SolverSettings] = Registry(
     "solver",
     base=SolverSettings,
     lazy={
-        "gradient": "vse.train.solvers.adam:GradientSettings",
+        "gradient": "vse.train.settings:GradientSettings",
         "cca": "vse.train.solvers.cca:CcaSettings",
         "ridge": "vse.train.solvers.ridge:RidgeSettings",
         "csa": "vse.train.solvers.csa:CsaSettings",

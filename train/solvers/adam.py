@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from vse.train.adversaries.base import Opponent
 from vse.train.kinds import Encoded, Kind
 from vse.train.losses.base import Batch, Objective
 from vse.train.models.build import Model
-from vse.train.solvers.base import RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
+from vse.train.solvers.base import RetrievalSolver, RetrievalTask
 from vse.train.solvers.epochs import GradientSolver, Numbers
 from vse.train.solvers.optimisation import OPTIMIZERS
 
@@ -30,16 +30,6 @@ _OUT_OF_MEMORY = (
     "images.gradient_checkpointing=true where a CNN is trained, and model.caption_encoder.gradient_checkpointing=true where a "
     "transformer is"
 )
-
-
-class GradientSettings(SolverSettings):
-    """Gradient descent by Adam (VSE++ paper, section 3.2) or AdamW; its settings are the group ``train``."""
-
-    name: Literal["gradient"] = "gradient"
-
-    def build(self, task: Task) -> Solver:
-        assert isinstance(task, RetrievalTask)
-        return Trainer(task)
 
 
 class Trainer(GradientSolver, RetrievalSolver):

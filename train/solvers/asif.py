@@ -15,7 +15,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.progress import progress_bar
 from vse.train.models.encoders.base import unit_length
 from vse.train.models.encoders.relative import RelativeEncoder
-from vse.train.solvers.base import RetrievalTask, Solver, SolverSettings, Task
+from vse.train.settings import SolverSettings
+from vse.train.solvers.base import RetrievalTask, Solver, Task
 from vse.train.solvers.closed_form import ClosedForm, Point
 
 _BLOCK = 1024  # pairs

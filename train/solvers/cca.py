@@ -20,7 +20,8 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.presets.schema import Settings
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import CachedImages
-from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
+from vse.train.settings import SolverSettings
+from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
 
 _BLOCK = 1024  # images
 _SMALLEST = 1e-6  # correlation of a direction that is kept

@@ -9,7 +9,8 @@ from typing import ClassVar, Literal
 
 from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import UserError
-from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, SolverSettings, Task
+from vse.train.settings import SolverSettings
+from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.train.models.build import Model
-from vse.train.solvers.base import TrainConfig
+from vse.train.settings import TrainConfig
 
 
 def _eager(optimizer: type[Optimizer]) -> Any:

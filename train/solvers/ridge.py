@@ -11,7 +11,8 @@ from pydantic import Field, NonNegativeFloat
 from torch import nn
 
 from vse.pipeline.errors import UserError
-from vse.train.solvers.base import RetrievalTask, Solver, SolverSettings, Task
+from vse.train.settings import SolverSettings
+from vse.train.solvers.base import RetrievalTask, Solver, Task
 from vse.train.solvers.cca import Covariances, Matrix
 from vse.train.solvers.closed_form import ClosedForm, Point
 

@@ -25,7 +25,7 @@ from vse.pipeline.files.images import BadImage, decode
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.run.folder import RunFolder
-from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.model import TrainedRun, load_run
 
 log = logging.getLogger(__name__)
 

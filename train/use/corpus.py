@@ -19,7 +19,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.train.kinds import Packed, packed
 from vse.train.solvers.encode import encode_captions, encode_images, pooled
-from vse.train.use.embed import TrainedRun
+from vse.train.use.model import TrainedRun
 
 log = logging.getLogger(__name__)
 

@@ -1,103 +1,50 @@
-"""A trained run put to use: its model, and the file of a split's embeddings or scores that the evaluator reads."""
+"""Write the embeddings of a split by a trained run, or those of all splits as feature caches for another model."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from vse.eval.files.embeddings import EMBEDDINGS, Embeddings, write_embeddings, write_scores
+from vse.eval.files.embeddings import (
+    EMBEDDINGS,
+    Embeddings,
+    experiment_of,
+    provenance_of,
+    read_embeddings,
+    write_embeddings,
+    write_scores,
+)
 from vse.eval.files.phrase_scores import PHRASE_SCORES
-from vse.features.backbones.transformer import Transformer
-from vse.features.cache.reader import FeatureReader
-from vse.features.data_checks import data_sums, holds_texts_of
-from vse.features.extractors.cnn import rebuild_extractor
-from vse.features.extractors.text import caption_reader
-from vse.pipeline.dataset.captions import UNKNOWN, Vocabulary
-from vse.pipeline.dataset.identity import data_differences, identity_of_images
-from vse.pipeline.errors import UserError
+from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.cache.rows import Ids, row_ids
+from vse.features.cache.rows import Kind as RowKind
+from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.data_checks import data_sums
+from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
+from vse.pipeline.dataset.captions import UNKNOWN
+from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
+from vse.pipeline.dataset.identity import check_data_of, data_differences, identity_of_images
+from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_out
-from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions, TokenNumbers
-from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
-from vse.train.data.pairs import Pairs, Split, images_of
+from vse.pipeline.files.writing import sha256_json
+from vse.train.data.captions import CaptionsOnDemand, TokenNumbers
+from vse.train.data.pairs import images_of
 from vse.train.kinds import Kind
-from vse.train.models.build import Model, build_model
-from vse.train.models.trainable_cnn import TrainableCnn
-from vse.train.prepare import check_one_space, model_inputs, read_captions
 from vse.train.run.folder import RunFolder
 from vse.train.solvers.encode import PairScores, encode, pooled
 from vse.train.use.localise import score_phrases, score_sentences
-from vse.train.use.trained_run import OpenedRun, RunPlaces, identity_in, images_trained_on, load_best, open_run
+from vse.train.use.model import TrainedRun, load_opened, load_run
+from vse.train.use.trained_run import OpenedRun, RunPlaces, identity_in, images_trained_on, open_run, unfinished_state
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainedRun(OpenedRun):
-    """A run's model with its best weights, and a split as that model reads it."""
-
-    transformer: Transformer | None
-    vocabulary: Vocabulary
-    model: Model
-    split: Split
-    weights_sha256: str
-    vocabulary_sha256: str
-
-
-def load_run(
-    run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
-) -> TrainedRun:
-    """A trained run, and a split for it, or all of its data set (None); a run that trained its CNN reads the photos.
-
-    ``places`` are where its caches and data set were moved, or those of another data set, made by the same extractors.
-    :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
-    """
-    return load_opened(open_run(run, places, device, unfinished), split, places)
-
-
-def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPlaces()) -> TrainedRun:
-    """The model of an opened run, and a split for it; see :func:`load_run`."""
-    folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
-    cache, caption_cache = opened.cache, opened.caption_cache
-    if experiment.solver.reads_phrases:
-        raise UserError(f"{folder.path}: localises phrases, and embeds no images and captions; vse-embed writes its scores")
-    pairs = Pairs(images_of(dataset, list(dataset.splits) if split is None else [split], cache))
-    images: EvaluationImages
-    cnn = None
-    if experiment.images.finetune:
-        extractor = rebuild_extractor(cache, device=str(where), trained=True, positions=True)
-        cnn = TrainableCnn(extractor, experiment.images.batch_norm)
-        images = photo_crops(extractor, dataset, pairs.images, experiment.images)
-    else:
-        images = CachedImages(FeatureReader(cache, 0, mapped=False), pairs.image_ids, where)
-    check_one_space(experiment.model, cache, caption_cache)
-    vocabulary, vocabulary_sha256 = folder.read_vocabulary()
-    encoder = experiment.model.caption_encoder
-    transformer = folder.read_transformer() if encoder is not None and Kind.TOKENS in encoder.takes else None
-    captions: CaptionInputs
-    if caption_cache is not None and not holds_texts_of(caption_cache, dataset):  # its encoder reads any captions
-        reader = caption_reader(caption_cache, places.weights_dir, str(where))
-        captions = EncodedCaptions(pairs.captions, reader, caption_cache, where)
-    else:
-        read = partial(read_captions, caption_cache, transformer, vocabulary, pairs, where)
-        captions = read() if caption_cache is not None else CaptionsOnDemand(Kind.TOKENS if transformer else Kind.WORDS, read)
-    model = build_model(experiment.model, *model_inputs(cache, caption_cache, transformer, vocabulary), cnn).to(where)
-    weights_sha256 = load_best(folder, model)
-    as_read = Split(pairs, images, captions)
-    return TrainedRun(
-        **vars(opened),
-        transformer=transformer,
-        vocabulary=vocabulary,
-        model=model,
-        split=as_read,
-        weights_sha256=weights_sha256,
-        vocabulary_sha256=vocabulary_sha256,
-    )
 
 
 def embed_split(
@@ -214,3 +161,159 @@ def unknown_words(trained: TrainedRun) -> dict[str, int]:
             100 * counts["words"] / counts["of"],
         )
     return counts
+
+
+_Rows = Mapping[int, NDArray[np.float32]]  # of an id, its vector
+
+
+def run_as_features(
+    run: Path, out: Path, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
+) -> list[Path]:
+    """Write the embeddings of all splits by the best weights of a run as two caches; returns their paths.
+
+    These are ``<out>_images.h5`` and ``<out>_captions.h5``, of float32 vectors as the run compares them, and both record the
+    SHA-256 of its weights. See :func:`vse.train.use.model.load_run`. :class:`UserError` if the run scores every pair, so that
+    vectors are not all that it compares.
+    """
+    outs = cache_paths(out)
+    trained = load_run(run, None, places, device, unfinished)
+    for path in outs.values():
+        check_cache_out(path, trained.dataset.name, feature_at(path, trained.dataset.name), trained.inputs)
+    if trained.model.pairwise:
+        raise UserError(
+            f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
+            "it; take a run whose embeddings are compared as vectors"
+        )
+    images, captions = encode(trained.model, trained.split, trained.device)
+    pairs, cache = trained.split.pairs, trained.cache
+    said: dict[str, Any] = {
+        "seed": trained.record["seed"],
+        "dataset": trained.record["dataset"],
+        "features": {one.feature: one.key for one in (cache, trained.caption_cache) if one is not None},
+    }
+    if state := unfinished_state(trained.record):
+        said["unfinished"] = state
+    backbone = Backbone(trained.weights_sha256, trained.experiment.name, said, run)
+    skipped = dict.fromkeys(cache.skipped, "no features")
+    sides: dict[RowKind, tuple[Ids, torch.Tensor]] = {
+        "image": (pairs.image_ids, images.vectors),
+        "text": (pairs.caption_ids, captions.vectors),
+    }
+    for side, (_, vectors) in sides.items():
+        if not torch.isfinite(vectors).all():
+            raise UserError(f"{run}: embeddings of {SIDES[side]} are not finite (NaN or infinite); nothing is written")
+    rows = {kind: dict(zip(ids.tolist(), vectors.numpy(), strict=True)) for kind, (ids, vectors) in sides.items()}
+    return _written(outs, trained.dataset, backbone, rows, skipped)
+
+
+def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = None) -> list[Path]:
+    """Write embeddings files, a file for each split, as two caches; see :func:`run_as_features`.
+
+    Any program may have written them (``docs/formats.md``). ``captions`` is the ``dataset.json``, by default the one that the
+    first file names. Splits that no file is of are left out of the caches. :class:`UserError` if the files are not of one
+    model and this data set, hold scores, or lack images or captions of their splits.
+    """
+    outs = cache_paths(out)
+    runs = [read_embeddings(file) for file in files]
+    (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
+    for one in outs.values():
+        check_cache_out(one, dataset.name, feature_at(one, dataset.name), [*files, dataset.path])
+    rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
+    for file, run in zip(files, runs, strict=True):
+        if run.vectors is None:
+            raise UserError(f"{file}: holds scores of pairs; embeddings of images and captions are needed")
+        for name in ("dataset", "experiment", "seed", "similarity"):
+            if getattr(run, name) != getattr(first, name):
+                raise UserError(f"{file} is of {name} {getattr(run, name)!r}, {path} of {getattr(first, name)!r}")
+        check_data_of(dataset, run.identity)
+        if run.split not in dataset.splits:
+            raise UserError(f"{file}: {dataset.path} has no split {run.split!r}{did_you_mean(run.split, dataset.splits)}")
+        sides: dict[RowKind, tuple[Ids, NDArray[np.float32]]] = {
+            "image": (run.image_ids, run.vectors[0]),
+            "text": (run.caption_ids, run.vectors[1]),
+        }
+        for kind, (ids, vectors) in sides.items():
+            if len({vectors.shape[1], *(len(vector) for vector in list(rows[kind].values())[:1])}) > 1:
+                raise UserError(f"{file}: vectors of {vectors.shape[1]} numbers, in {path} they have others")
+            rows[kind] |= dict(zip(ids.tolist(), vectors, strict=True))
+    covered = {run.split for run in runs}
+    left_out = [split for split in dataset.splits if split not in covered]
+    if left_out:
+        log.warning("%s: no file is of the split %s, which the caches lack", dataset.path, " or ".join(left_out))
+    skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
+    known = {run.source.sha256 for run in runs if run.source is not None}
+    said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
+    backbone = Backbone(sha256_json(sorted(known)), experiment_of(path, first), said)
+    return _written(outs, dataset, backbone, rows, skipped)
+
+
+def _written(
+    outs: Mapping[RowKind, Path],
+    dataset: Dataset,
+    backbone: Backbone,
+    rows: Mapping[RowKind, _Rows],
+    skipped: Mapping[int, str],
+) -> list[Path]:
+    """Both caches; an id without a vector, whose image is not skipped, is a :class:`UserError`."""
+    of_skipped = {c.sentid: skipped[image.imgid] for image in dataset.images if image.imgid in skipped for c in image.captions}
+    without: dict[RowKind, Mapping[int, str]] = {"image": skipped, "text": of_skipped}
+    ids = {kind: row_ids(dataset, kind) for kind in outs}
+    for kind, wanted in ids.items():
+        missing = [i for i in wanted.tolist() if i not in rows[kind] and i not in without[kind]]
+        if missing:
+            some = f"{len(missing)} of {len(wanted)} {SIDES[kind]} have no embedding, the first is id {missing[0]}"
+            raise UserError(f"{dataset.path}: {some}; embed this very data set")
+
+    def vectors(kind: RowKind) -> Callable[[Ids], NDArray[np.float32]]:
+        own = rows[kind]
+        none = np.empty((0, len(next(iter(own.values())))), np.float32)
+        return lambda some: np.stack([own[i] for i in some.tolist()]) if len(some) else none
+
+    return [
+        write_backbone_cache(out, dataset, kind, backbone, ids[kind], vectors(kind), without[kind])
+        for kind, out in outs.items()
+    ]
+
+
+def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
+    """The data set that embeddings are of."""
+    named = provenance_of(first).get("captions")
+    if captions is None and not isinstance(named, str):
+        raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
+    dataset = load_dataset_file(captions or path.parent / str(named))
+    if dataset.name != first.dataset:
+        raise UserError(f"{path} holds embeddings of {first.dataset!r}, but {dataset.path} is {dataset.name!r}")
+    return dataset
+
+
+def embed_runs(
+    runs: Sequence[Path],
+    split: str | None = None,
+    out: Path | None = None,
+    as_features: Path | None = None,
+    places: RunPlaces = RunPlaces(),
+    device: str = "auto",
+    unfinished: bool = False,
+    allow_leak: bool = False,
+    sentences: bool = False,
+) -> list[Path]:
+    """Write the embeddings of a split by a run, or with ``as_features`` those of all splits as two caches; returns the files.
+
+    With ``as_features`` the ``runs`` may be embeddings files of any program instead, one for each split. See
+    :func:`vse.train.use.embed.embed_split` and :func:`vse.train.use.embed.run_as_features`. :class:`UserError` for
+    arguments that do not go together.
+    """
+    if as_features is None and len(runs) > 1:
+        raise UserError(f"{runs[1]}: a second run; vse-embed takes one, and several files only with --as-features")
+    if as_features is not None and (out is not None or split is not None):
+        raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
+    if as_features is not None and sentences:
+        raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
+    with memory_guard(NO_MEMORY):
+        if as_features is None:
+            return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]
+        if not runs[0].is_dir():
+            return files_as_features(runs, as_features, places.captions)
+        if len(runs) > 1:
+            raise UserError(f"{runs[1]}: a second run; --as-features takes one run, or files of embeddings")
+        return run_as_features(runs[0], as_features, places, device, unfinished)

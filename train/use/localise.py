@@ -32,8 +32,7 @@ from vse.train.models.build import Model
 from vse.train.phrases.localisation import PhraseSplit, PhraseVectors, score_candidates, scores_of_pairs, sentence_scores
 from vse.train.phrases.pairs import PhrasePairs, check_phrase_cache
 from vse.train.phrases.regions import BoxFeatures, RegionInputs
-from vse.train.phrases.task import PhraseSettings, cached_phrases, scored_split
-from vse.train.prepare import phrase_model
+from vse.train.phrases.task import PhraseSettings, cached_phrases, phrase_model, scored_split
 from vse.train.use.trained_run import OpenedRun, RunPlaces, load_best, open_run
 
 log = logging.getLogger(__name__)
@@ -198,7 +197,7 @@ def _check_finite(opened: OpenedRun, scores: Float[np.ndarray, "..."]) -> None:
 
 
 def _best_model(opened: OpenedRun, reading: PhraseSettings) -> Model:
-    model = phrase_model(opened.experiment, reading, opened.cache, opened.caption_cache).to(opened.device)
+    model = phrase_model(opened.experiment.model, reading, opened.cache, opened.caption_cache).to(opened.device)
     load_best(opened.folder, model)
     return model
 

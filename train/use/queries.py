@@ -17,8 +17,7 @@ from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import TokenNumbers, encoded_as
 from vse.train.kinds import Encoded, whole_sets
-from vse.train.use.backbone import backbone_run
-from vse.train.use.embed import TrainedRun
+from vse.train.use.model import TrainedRun, backbone_run
 
 Query = str | Image.Image
 """A text, or a photo in RGB."""

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from vse.eval.search.gpu import use_device
 from vse.eval.search.index import INDEX, INDEX_NOTE, note_file
-from vse.eval.search.top_k import SearchHit
+from vse.eval.search.top_k import PhraseHit, SearchHit
+from vse.features.backbones.device import NO_MEMORY, memory_guard
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
@@ -21,10 +22,13 @@ from vse.pipeline.files.images import decode
 from vse.pipeline.files.inputs import FileState, file_state
 from vse.pipeline.files.outputs import check_out
 from vse.train.use.attention import with_attention
-from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.localise import locate
+from vse.train.use.model import TrainedRun, load_run
 from vse.train.use.queries import Query
 from vse.train.use.searcher import Searcher, SearchOptions
 from vse.train.use.trained_run import RunPlaces, unfinished_state
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ def search_split(
 
     Parameters
     ----------
-    run, split, places, device : see :func:`vse.train.use.embed.load_run`; the weights in ``places`` are those of a CNN, for
+    run, split, places, device : see :func:`vse.train.use.model.load_run`; the weights in ``places`` are those of a CNN, for
         an image file, and of a pretrained text encoder, for a text
     corpus, index, index_type, index_parameters, rerank : see :class:`vse.train.use.searcher.SearchOptions`
     page : where the results will be written; :class:`UserError` if that is one of the files that are searched with
@@ -159,3 +163,92 @@ def _use(trained: TrainedRun) -> None:
         run = trained.folder.path
         log.warning("%s: its training did not finish (state: %s); these are the best weights so far", run, state)
     use_device(str(trained.device) if trained.device.type == "cuda" else "cpu")
+
+
+PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
+
+
+@dataclass(frozen=True)
+class AskedSearch:
+    """How a run is searched; None is what :func:`vse.train.use.search.search_split` does by itself.
+
+    Attributes
+    ----------
+    k : how many results
+    split : of the data set; ``test`` if None
+    corpus, index, index_type, index_parameters, rerank : see :func:`vse.train.use.search.search_split`
+    html : where a report with photos is written
+    """
+
+    k: int = 10
+    split: str | None = None
+    corpus: Path | None = None
+    index: Path | None = None
+    index_type: str | None = None
+    index_parameters: str = ""
+    rerank: int | None = None
+    html: Path | None = None
+
+
+def search_run(
+    run: Path,
+    query: str | Path,
+    asked: AskedSearch = AskedSearch(),
+    places: RunPlaces = RunPlaces(),
+    device: str = "auto",
+) -> list[SearchHit]:
+    """The best for a query, and a report if it is asked for; see :func:`vse.train.use.search.search_split`.
+
+    A text that ends as the name of a photo does is one.
+    """
+    given = Path(query) if str(query).lower().endswith(PHOTOS) else query
+    with memory_guard(NO_MEMORY):
+        hits = search_split(
+            run,
+            given,
+            asked.k,
+            asked.split or "test",
+            places=places,
+            device=device,
+            corpus=asked.corpus,
+            index=asked.index,
+            index_type=asked.index_type,
+            index_parameters=asked.index_parameters,
+            rerank=asked.rerank,
+            page=asked.html,
+        )
+    if asked.html is not None:
+        from vse.eval.report.pages import write_search_page
+
+        searched = f"{run}, {asked.corpus or asked.split or 'test'}"
+        log.info("%s: the results as a report", write_search_page(asked.html, given, hits, searched))
+    return hits
+
+
+def find_phrase(
+    run: Path,
+    photo: Path,
+    phrase: str,
+    asked: AskedSearch = AskedSearch(),
+    places: RunPlaces = RunPlaces(),
+    device: str = "auto",
+) -> PhraseHit:
+    """The candidate boxes of a photo for a phrase, best first, and a page with the best one if it is asked for.
+
+    :class:`UserError` for an option of a split, since one photo is searched.
+    """
+    others = ("split", "corpus", "index", "index_type", "rerank")
+    if given := [f"--{name.replace('_', '-')}" for name in others if getattr(asked, name) is not None]:
+        raise UserError(f"--image searches one photo, and {given[0]} is of a split; leave it out")
+    if asked.html is not None:
+        from vse.eval.report.pages import PHRASE_PAGE
+
+        check_out(asked.html, PHRASE_PAGE, [photo])
+    with memory_guard(NO_MEMORY):
+        located = locate(run, photo, phrase, places, device)
+    hit = PhraseHit(phrase, located.boxes, located.scores)
+    if asked.html is not None:
+        from vse.eval.report.pages import write_phrase_page
+
+        log.info("%s: the best box in the photo", write_phrase_page(asked.html, photo, [hit], str(run)))
+    return hit

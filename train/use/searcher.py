@@ -32,7 +32,7 @@ from vse.train.use.corpus import (
     searched_file,
     searched_split,
 )
-from vse.train.use.embed import TrainedRun
+from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query, QueryReader, ReadQuery
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from tests.train.adversaries.conftest import SCAN
 from tests.train.conftest import assert_same, experiment, state
 from vse.pipeline.errors import Interrupted, UserError
 from vse.train.adversaries import ADVERSARIES
-from vse.train.adversaries.base import Adversary, AdversarySettings, Opponent
+from vse.train.adversaries.base import Adversary, Opponent
 from vse.train.experiment import ExperimentConfig
 from vse.train.losses.base import Batch, Cost
 from vse.train.models.build import Model
@@ -26,6 +26,7 @@ from vse.train.models.encoders.base import unit_length
 from vse.train.run.folder import RunFolder
 from vse.train.run.processes import Processes
 from vse.train.run.resume import Existing
+from vse.train.settings import AdversarySettings
 from vse.train.solvers import adam
 from vse.train.training import train
 

@@ -17,8 +17,8 @@ from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
-from vse.train.data.images import ImagesConfig
 from vse.train.models.trainable_cnn import TrainableCnn
+from vse.train.settings import ImagesConfig
 
 WITH_NORMS = CnnConfig(name="norms", model="shufflenet_v2_x0_5", layer="stage2", weights="random", resize=32, crop=32)
 

@@ -19,7 +19,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
 from vse.train.run.resume import Existing
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 from vse.train.use.search import search_split
 
 KNOWN = ("red", "circle", "a")

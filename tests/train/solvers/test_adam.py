@@ -21,7 +21,7 @@ from vse.train.run.folder import RunFolder
 from vse.train.solvers import adam
 from vse.train.solvers.encode import encode
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 
 def test_the_learning_rate_falls_to_a_tenth(run: Path) -> None:

@@ -14,7 +14,7 @@ from tests.train.conftest import assert_same, experiment, state, weights
 from vse.train.solvers import adam
 from vse.train.solvers.optimisation import AveragedWeights
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 
 def network() -> nn.Sequential:

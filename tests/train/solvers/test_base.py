@@ -15,7 +15,7 @@ from vse.train.kinds import packed
 from vse.train.solvers.base import folds_of
 from vse.train.solvers.encode import encode, ranks
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 
 def test_folds_are_consecutive_images_with_their_captions() -> None:

@@ -18,7 +18,7 @@ from vse.train.kinds import Kind
 from vse.train.models.build import Input, Model, ModelConfig, build_model
 from vse.train.models.encoders.branch import BranchSettings
 from vse.train.run.folder import RunFolder
-from vse.train.solvers.base import TrainConfig
+from vse.train.settings import TrainConfig
 from vse.train.solvers.optimisation import Schedule
 from vse.train.training import train
 

@@ -12,7 +12,7 @@ import torch
 from tests.drawn import Shown, shares
 from vse.train.kinds import Packed
 from vse.train.solvers.encode import encode
-from vse.train.use.embed import TrainedRun, load_run
+from vse.train.use.model import TrainedRun, load_run
 
 
 def scan(side: str) -> list[str]:

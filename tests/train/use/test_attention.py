@@ -21,7 +21,7 @@ from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.train.cli import search_main
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 SIDES = ["t2i", "i2t"]
 TEXT = "a red square above a blue zebra"

@@ -18,7 +18,8 @@ from vse.pipeline.dataset.dataset import load_dataset_file, mentions
 from vse.pipeline.demo import make_demo
 from vse.pipeline.errors import UserError
 from vse.train.run.folder import RunFolder
-from vse.train.use.embed import embed_split, load_run
+from vse.train.use.embed import embed_split
+from vse.train.use.model import load_run
 from vse.train.use.trained_run import RunPlaces
 
 

@@ -24,7 +24,7 @@ from vse.train.cli import embed_main, search_main
 from vse.train.models.similarities import SIMILARITIES
 from vse.train.solvers.encode import encode
 from vse.train.training import train
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 
 WORDS = ["model.caption_encoder={name: gru, states: all}", "train.epochs=1"]
 FORMS = {

@@ -16,7 +16,7 @@ from vse.train.solvers.encode import pooled
 from vse.train.training import train
 from vse.train.use import corpus as searched
 from vse.train.use.corpus import encoded_side, pooled_side
-from vse.train.use.embed import load_run
+from vse.train.use.model import load_run
 from vse.train.use.search import search_split
 from vse.train.use.searcher import Searcher, SearchOptions
 

@@ -1,0 +1,69 @@
+"""What a model reads: the kinds and lengths of its inputs, and captions as features, tokens or words."""
+
+from __future__ import annotations
+
+import torch
+
+from vse.features.backbones.transformer import Transformer
+from vse.features.cache.feature_cache import FeatureCache
+from vse.features.cache.reader import FeatureReader
+from vse.features.exchange.embeddings import backbone_of
+from vse.pipeline.dataset.captions import Vocabulary
+from vse.pipeline.errors import UserError
+from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
+from vse.train.data.images import CachedFeatures
+from vse.train.data.pairs import Pairs
+from vse.train.kinds import Kind, kind_of_rows
+from vse.train.models.build import Input, ModelConfig
+from vse.train.models.encoders.identity import IdentitySettings
+
+
+def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
+    """:class:`UserError` if cached vectors that are compared as they are come from different models."""
+    encoders = model.image_encoder, model.caption_encoder
+    if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
+        return
+    theirs, ours = backbone_of(images), backbone_of(captions)
+    if (theirs and theirs.sha256) != (ours and ours.sha256):
+        of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
+        raise UserError(
+            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}, and not of one model; "
+            "the two caches that one vse-embed --as-features writes share a space"
+        )
+
+
+def model_inputs(
+    images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
+) -> tuple[Input, Input]:
+    """What a model reads of images and of captions."""
+    if captions is not None:
+        return input_of(images), input_of(captions)
+    if transformer is not None:
+        n_tokens = transformer.tokenizer.get_vocab_size()
+        return input_of(images), Input(Kind.TOKENS, n_tokens, "the captions", transformer)
+    return input_of(images), Input(Kind.WORDS, len(vocabulary), "the captions")
+
+
+def read_captions(
+    cache: FeatureCache | None,
+    transformer: Transformer | None,
+    vocabulary: Vocabulary,
+    pairs: Pairs,
+    device: torch.device,
+    memory_gb: float = 0,
+    taken_gb: float = 0,
+) -> CaptionInputs:
+    """What the model reads of captions: features of a cache, tokens of a transformer, or words.
+
+    Of the features so many GB may be kept in memory, of which others have taken some already.
+    """
+    if cache is not None:
+        return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)
+    if transformer is not None:
+        return TokenNumbers([caption.raw for caption in pairs.captions], transformer, device)
+    return WordNumbers(pairs.captions, vocabulary, device)
+
+
+def input_of(cache: FeatureCache) -> Input:
+    """Return the input of a model that reads the rows of a cache."""
+    return Input(kind_of_rows(cache.row_kind), cache.dim, f"the feature {cache.feature!r}")
