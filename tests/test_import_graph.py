@@ -1,0 +1,109 @@
+"""The graph of imports: each package imports only packages below it, and no module is part of a cycle.
+
+Imports inside functions and under ``TYPE_CHECKING`` count, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {"vse.pipeline": "pipeline", "vse.features": "features", "vse.eval": "eval", "vse.train": "train"}
+BELOW = {
+    "vse.pipeline": set(),
+    "vse.features": {"vse.pipeline"},
+    "vse.eval": {"vse.pipeline"},
+    "vse.train": {"vse.pipeline", "vse.features", "vse.eval"},
+}
+# The packages inside each room in their order: a package imports those before it.
+LAYERS = {
+    "vse.pipeline": ["files", "presets", "dataset", "imports"],
+    "vse.features": ["cache", "settings", "backbones", "extractors", "exchange"],
+    "vse.eval": ["ranking", "files", "search", "protocols", "tables", "report"],
+    "vse.train": ["models", "losses", "data", "run", "adversaries", "solvers", "phrases", "use", "serve"],
+}
+LONGEST_CHAIN = 23
+MOST_LINES = 400
+
+
+def modules() -> dict[str, Path]:
+    """Return the file of every module of the product by its dotted name."""
+    found = {f"vse.{file.stem}": file for file in (ROOT / "_vse" / "vse").glob("*.py")}
+    for name, folder in ROOMS.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            found[".".join([name, *file.relative_to(ROOT / folder).with_suffix("").parts])] = file
+    return {name.removesuffix(".__init__"): file for name, file in found.items()}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """Yield the dotted names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports by full name"
+            for name in node.names:
+                yield f"{node.module}.{name.name}"
+
+
+def graph_of(files: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Return the modules that each module imports; ``from package import module`` imports the module."""
+    graph = {}
+    for name, file in files.items():
+        names = {one if one in files else one.rpartition(".")[0] for one in imported(file)}
+        graph[name] = names & files.keys() - {name}
+    return graph
+
+
+FILES = modules()
+GRAPH = graph_of(FILES)
+
+
+def test_no_module_is_part_of_a_cycle() -> None:
+    try:
+        TopologicalSorter(GRAPH).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_no_chain_of_imports_is_long() -> None:
+    chains: dict[str, list[str]] = {}
+    for module in TopologicalSorter(GRAPH).static_order():
+        chains[module] = [*max((chains[one] for one in GRAPH[module]), key=len, default=[]), module]
+    longest = max(chains.values(), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " <- ".join(longest)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_rooms_below_it(room: str) -> None:
+    for module in (name for name in GRAPH if name.startswith(f"{room}.")):
+        rooms = {".".join(one.split(".")[:2]) for one in GRAPH[module]}
+        assert rooms <= {room, *BELOW[room]}, module
+
+
+@pytest.mark.parametrize("room", LAYERS)
+def test_a_package_imports_only_packages_below_it(room: str) -> None:
+    layers = LAYERS[room]
+    assert {file.parent.name for file in FILES.values() if file.parent.parent == ROOT / ROOMS[room]} == set(layers)
+    for module in GRAPH:
+        own = module.removeprefix(f"{room}.").split(".")[0]
+        if module.startswith(f"{room}.") and own in layers:
+            others = {one.removeprefix(f"{room}.").split(".")[0] for one in GRAPH[module] if one.startswith(f"{room}.")}
+            above = others & set(layers[layers.index(own) + 1 :])
+            assert not above, f"{module} imports {above}"
+
+
+def test_the_root_package_is_imported_by_no_room() -> None:
+    for module, others in GRAPH.items():
+        if module.startswith(tuple(f"{room}." for room in ROOMS)):
+            assert not [one for one in others if one == "vse" or one.count(".") == 1 and one not in ROOMS], module
+
+
+@pytest.mark.parametrize("module", FILES)
+def test_no_module_is_long(module: str) -> None:
+    assert len(FILES[module].read_text(encoding="utf-8").splitlines()) <= MOST_LINES
