@@ -1,13 +1,13 @@
-"""Losses. A new one is one file here and one line below.
+"""Losses. A new loss is one file here and one line below.
 
 A ranking loss is a class of settings, derived from :class:`vse.train.losses.ranking.RankingLoss`, with a method ``cost`` of
 
-- ``scores`` (n, m): of n queries with m candidates,
-- ``positives`` (n,): the candidate that is right for each query,
-- ``negatives`` (n, m): True where a candidate counts as a negative of a query,
+- ``scores`` (n, m): the scores of n queries with m candidates,
+- ``positives`` (n,): the column of the right candidate of each query,
+- ``negatives`` (n, m): True where a candidate is a negative of the query,
 
-that returns a scalar, summed over the queries. It is called for images as queries and for captions as queries. A loss of
-single pairs derives from :class:`vse.train.losses.pair_loss.PairLoss`.
+that returns a scalar, summed over the queries. It is called once for each direction. A loss of single pairs derives from
+:class:`vse.train.losses.pair_loss.PairLoss`.
 """
 
 from __future__ import annotations

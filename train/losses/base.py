@@ -1,9 +1,4 @@
-"""What all losses share: their settings, the batch that they see, and the cost that they give.
-
-The hinge costs that the ranking losses sum up or take the highest of.
-
-The temperature, and the bias, that a loss learns together with the model.
-"""
+"""The base class of losses, their input (a batch) and output (its cost), hinge costs, and a learned temperature."""
 
 from __future__ import annotations
 
@@ -28,27 +23,27 @@ from vse.train.models.similarities.base import Similarity, SimilaritySettings
 def hinge_costs(
     scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"], margin: float
 ) -> Float[Tensor, "n m"]:
-    """The cost [margin - s(q, positive) + s(q, c)]+ of every query q (row) and negative c (column), 0 elsewhere."""
+    """Return [margin - s(q, positive) + s(q, c)]+ for every query q (row) and negative c (column), and 0 elsewhere."""
     return (margin + scores - scores.gather(1, positives[:, None])).clamp(min=0) * negatives
 
 
 def highest(costs: Float[Tensor, "n m"], settings: Loss) -> Float[Tensor, ""]:
-    """The ``k`` highest costs of each row: their sum, or with the reduction ``mean_topk`` their mean over all rows."""
+    """Return the sum of the ``k`` highest costs of each row, or their mean over all rows (reduction ``mean_topk``)."""
     top = costs if settings.k is None else costs.topk(min(settings.k, costs.shape[1]), sorted=False).values
     return top.mean() if settings.reduction == "mean_topk" else top.sum()
 
 
 class LearnedScale(nn.Module):
-    """Logits exp(log_scale) s + bias of scores s; both numbers are learned, in float32.
+    """A learned map from scores s to logits exp(log_scale) s + bias, with both numbers in float32.
 
-    The scale is learned by its logarithm, so that it stays positive (CLIP: Radford et al., 2021, section 2.3; SigLIP: Zhai
-    et al., 2023, Algorithm 1).
+    The logarithm of the scale is learned, so that the scale stays positive (CLIP: Radford et al., 2021, section 2.3; SigLIP:
+    Zhai et al., 2023, Algorithm 1).
 
     Parameters
     ----------
     temperature : 1 / scale at the start
-    bias : at the start; None: there is none
-    least : the temperature is held at this or above; None: it is not held
+    bias : the bias at the start; None: no bias
+    least : lower bound of the temperature; None: no bound
     """
 
     def __init__(self, temperature: float, bias: float | None = None, least: float | None = None) -> None:
@@ -63,17 +58,17 @@ class LearnedScale(nn.Module):
 
     @torch.no_grad()
     def bound(self) -> None:
-        """Hold the temperature at its least; called after each step."""
+        """Raise the temperature to its lower bound if it is below; called after each step."""
         self.log_scale.clamp_(max=self._highest)
 
     def values(self) -> dict[str, float]:
-        """The temperature and, if there is one, the bias."""
+        """Return the temperature and, if there is one, the bias, by name."""
         temperature = {"temperature": math.exp(-self.log_scale.item())}
         return temperature if self.bias is None else {**temperature, "bias": self.bias.item()}
 
 
 def in_full_precision(scores: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Scores in float32 at least."""
+    """Return scores of 16 bits as float32, and others unchanged."""
     return scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
 
 
@@ -82,12 +77,12 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batch:
-    """The pairs of a batch.
+    """The n pairs of a batch.
 
-    images, captions : embeddings of the n pairs, see :mod:`vse.train.kinds`
-    image_of, text_of : (n,) a number for the image and for the text of each pair
-    more_images, more_captions : embeddings of further candidates, which are negatives of every query, such as an adversary's
-    pair_of : (n,) the number of each pair among those that are trained on, if an adversary asks
+    images, captions : embeddings of the pairs, see :mod:`vse.train.kinds`
+    image_of, text_of : (n,) the index of the image and of the text of each pair
+    more_images, more_captions : embeddings of further candidates, for example of an adversary; negatives of every query
+    pair_of : (n,) the index of each pair among all training pairs, for adversaries that need it
     """
 
     images: Encoded
@@ -100,7 +95,7 @@ class Batch:
 
 
 class Ranking(NamedTuple):
-    """What the queries of one direction were compared with: scores (n, m), positives (n,) and negatives (n, m)."""
+    """The candidates of the queries of one direction: scores (n, m), positives (n,) and negatives (n, m)."""
 
     scores: Float[Tensor, "n m"]
     positives: Tensor
@@ -108,26 +103,26 @@ class Ranking(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """The loss of a batch, what it would be if all embeddings were equal, and what images and captions were compared with."""
+    """The loss of a batch, its loss if all embeddings were equal (``collapsed``), and the rankings of both directions."""
 
     loss: Float[Tensor, ""]
     collapsed: Float[Tensor, ""]
     rankings: tuple[Ranking, Ranking] | None = None
 
 
-# From a batch, and a seed for what is drawn at random, to its cost.
+# A function of a batch and of a random seed that returns the cost of the batch.
 Objective = Callable[[Batch, int], Cost]
 
 
 @dataclass(frozen=True)
 class LossUse:
-    """What a loss is used with.
+    """The setting in which a loss is used.
 
-    similarity : the model's
-    compiled : whether it is to be compiled
-    adversary : whether there is one
+    similarity : the similarity of the model
+    compiled : whether the loss is compiled
+    adversary : whether the training has an adversary
     phrases : whether regions are matched with phrases
-    warmup : the loss of the first epochs, if they have one of their own
+    warmup : the loss of the first epochs, if it is another one
     """
 
     similarity: SimilaritySettings
@@ -140,31 +135,31 @@ class LossUse:
 class Loss(Settings, ABC):
     """Settings of a loss, chosen by its ``name`` (VSE++ paper, Eqs. 5 and 6; two-branch paper, Eqs. 3 to 7).
 
-    ``ranks`` says whether it compares the candidates of a query, so that a hardest negative exists; ``several_positives``
-    whether a query may have more positives than one.
+    ``ranks`` : whether the loss compares the candidates of a query, so that a hardest negative exists
+    ``several_positives`` : whether a query may have more than one positive
     """
 
     ranks: ClassVar[bool]
     several_positives: ClassVar[bool] = False
     name: str
-    margin: float = Field(0.2, ge=0, description="alpha of the hinges; m of the two-branch paper")
+    margin: float = Field(0.2, ge=0, description="margin of the hinges: alpha in the VSE++ paper, m in the two-branch paper")
     same_image: Literal["keep", "mask", "positive"] = Field(
         "keep",
-        description="whether other captions of the same image count as negatives (keep, as in the VSE++ paper), do not count "
-        "(mask), or are positives too (positive: of infonce and sigmoid)",
+        description="other captions of the same image are negatives (keep, as in the VSE++ paper), are ignored (mask), or are "
+        "positives (positive: infonce and sigmoid only)",
     )
     k: PositiveInt | None = Field(
-        10, description="top and the neighbourhood terms: the highest so many hinges count; none: all"
+        10, description="for top and the neighbourhood terms: only the k highest hinges of a query count; none: all"
     )
     reduction: Literal["sum", "mean_topk"] = Field(
         "sum",
-        description="of top and of the neighbourhood terms: the sum over the triplets that violate the margin (the two-branch "
-        "paper), or the mean over all k of each query, be they 0 or not (the authors' code)",
+        description="for top and the neighbourhood terms: the sum over the triplets that violate the margin (sum, the "
+        "two-branch paper), or the mean over the k highest hinges of all queries, zeros too (mean_topk, the authors' code)",
     )
-    lambda1: float = Field(1.0, ge=0, description="weight of the terms in which an image is the query")
-    lambda2: float = Field(1.0, ge=0, description="weight of those in which a caption is")
+    lambda1: float = Field(1.0, ge=0, description="weight of the terms with an image as the query")
+    lambda2: float = Field(1.0, ge=0, description="weight of the terms with a caption as the query")
     lambda3: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among images")
-    lambda4: float = Field(0.0, ge=0, description="weight of those among captions")
+    lambda4: float = Field(0.0, ge=0, description="weight of the neighbourhood constraints among captions")
 
     @model_validator(mode="after")
     def _positives(self) -> Self:
@@ -174,33 +169,33 @@ class Loss(Settings, ABC):
 
     @property
     def averages(self) -> bool:
-        """Whether the cost of a batch is a mean over its queries, not a sum."""
+        """Whether the cost of a batch is a mean over its queries instead of a sum."""
         return False
 
     @property
     def lists_negatives(self) -> bool:
-        """Whether its costs come with the rankings of a batch, of which hard negatives can be listed."""
+        """Whether the cost comes with rankings, so that hard negatives can be listed."""
         return self.ranks
 
     def check_use(self, use: LossUse) -> None:
-        """:class:`ValueError` if it cannot be used so."""
+        """Raise ValueError if the loss cannot be used in this setting."""
 
     @property
     def own_rate(self) -> float | None:
-        """The learning rate of what the loss itself learns; None: that of the model."""
+        """Learning rate of the parameters of the loss; None: the rate of the model."""
         return None
 
     def weights(self) -> LearnedScale | None:
-        """What the loss itself learns, at its start; None if it learns nothing."""
+        """Return the parameters of the loss with their first values; None if the loss has none."""
         return None
 
     @abstractmethod
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """What training minimises.
+        """Return the function that training minimises.
 
         Parameters
         ----------
-        similarity : compares embeddings
-        compiled : by torch.compile, if it can be
-        weights : what :meth:`weights` gave, as far as it is learned; None: settings stay as they are
+        similarity : scores embeddings
+        compiled : whether to compile the loss (torch.compile), where that is possible
+        weights : the parameters of the loss, see :meth:`weights`; None: the settings are used
         """

@@ -1,4 +1,4 @@
-"""What the losses of today's models share: a temperature that may be learned, several positives, and blocks of scores."""
+"""The base class of contrastive losses: a fixed or learned temperature, several positives, and blocks of scores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vse.train.models.similarities.base import Similarity
 
 
 class ScoreBlock(NamedTuple):
-    """Some images of a batch with all its captions.
+    """The logits of b images of a batch with all its n captions.
 
     logits : (b, n)
-    own : (b,) the column of the caption that each image is paired with
-    same : (b, n) whether a caption is one of the image itself
+    own : (b,) column of the caption that each image is paired with
+    same : (b, n) True where a caption belongs to the image
     """
 
     logits: Float[Tensor, "b n"]
@@ -29,22 +29,24 @@ class ScoreBlock(NamedTuple):
 
 
 class ContrastiveLoss(RankingLoss):
-    """A loss of logits: scores over a temperature.
+    """A loss of logits, which are scores divided by a temperature.
 
-    With ``block`` it is the same loss, to rounding, and so are its gradients; but of the n x n scores of a batch only so many
-    rows are held at once, and computed once more in the backward pass.
+    With ``block``, only that many rows of the n x n scores of a batch are in memory at a time, and the backward pass computes
+    them again. Loss and gradients are the same up to rounding.
     """
 
     several_positives: ClassVar = True
-    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; if it is learned, where it starts")
+    temperature: float = Field(0.1, ge=1e-6, description="divides the scores; the first value of a learned temperature")
     learned: bool = Field(False, description="whether the temperature is learned")
     learning_rate: float | None = Field(
-        None, gt=0, description="of what is learned, which has no weight decay; none: train.learning_rate"
+        None,
+        gt=0,
+        description="learning rate of the temperature and bias, which have no weight decay; none: train.learning_rate",
     )
     block: PositiveInt | None = Field(
         None,
-        description="so many images at a time are compared with all captions of a batch, for large batches of single vectors: "
-        "memory is for block x batch_size scores, not for all, and the loss is the same; none: all at once",
+        description="number of images that are compared with all captions of a batch at a time, for large batches of single "
+        "vectors: memory holds block x batch_size scores, and the loss is the same; none: all images at once",
     )
 
     @property
@@ -76,12 +78,12 @@ class ContrastiveLoss(RankingLoss):
 
     @property
     def first_bias(self) -> float | None:
-        """What is added to the logits, before it is learned; None: nothing."""
+        """First value of the bias of the logits; None: no bias."""
         return None
 
     @property
     def held_at(self) -> float | None:
-        """The temperature below which none is learned; None: any may be."""
+        """Lower bound of a learned temperature; None: no bound."""
         return None
 
     @property
@@ -92,7 +94,7 @@ class ContrastiveLoss(RankingLoss):
         return LearnedScale(self.temperature, self.first_bias, self.held_at) if self.learned else None
 
     def logits(self, scores: Float[Tensor, "n m"], weights: nn.Module | None = None) -> Float[Tensor, "n m"]:
-        """Scores over the temperature, as it is learned or else as it is set."""
+        """Return the scores divided by the learned temperature, or by the one in the settings."""
         if weights is not None:
             learned: Tensor = weights(scores)
             return learned
@@ -112,19 +114,19 @@ class ContrastiveLoss(RankingLoss):
     def of_logits(
         self, logits: Float[Tensor, "n m"], positives: Bool[Tensor, "n m"], negatives: Bool[Tensor, "n m"]
     ) -> Float[Tensor, ""]:
-        """The cost of one direction, summed over its queries, each of which has one positive or more."""
+        """Return the cost of one direction, summed over its queries; each query has at least one positive."""
 
     @abstractmethod
     def of_block(self, block: ScoreBlock) -> tuple[Float[Tensor, ""], Float[Tensor, " m"]]:
-        """What a block costs in both directions, and what else of its columns :meth:`of_columns` needs."""
+        """Return the cost of a block in both directions, and the numbers of its columns for :meth:`of_columns`."""
 
     @abstractmethod
     def of_columns(self, columns: Float[Tensor, "n_blocks m"]) -> Float[Tensor, ""]:
-        """What is to be added to the costs of all blocks."""
+        """Return the cost that is added to the costs of all blocks."""
 
     @abstractmethod
     def of_equal(self, n_same: Int[Tensor, " n"], mean: Float[Tensor, ""]) -> Float[Tensor, ""]:
-        """The loss of a batch whose logits all have this value; of each pair it is said how many are of the same image."""
+        """Return the loss of a batch whose logits all equal ``mean``; ``n_same`` counts the pairs with the same image."""
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
         if self.block is None:

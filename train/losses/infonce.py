@@ -1,4 +1,4 @@
-"""InfoNCE, by which CLIP learns."""
+"""InfoNCE, the loss of CLIP."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 
 from vse.train.losses.contrastive import ContrastiveLoss, ScoreBlock
 
-_MASKED = -1e30  # a logit that counts for nothing, and whose differences are finite
+_MASKED = -1e30  # a logit without effect; unlike infinity, its differences are finite
 _CLIP = 0.07  # the first temperature of CLIP
 
 
 class InfoNce(ContrastiveLoss):
     """Cross entropy of each query's positive among its negatives (van den Oord et al., 2018), in both directions.
 
-    If it is learned, the temperature starts at 0.07 unless another is set, and the logits are the scores times 100 at most
-    (CLIP: Radford et al., 2021, section 2.3). With ``same_image: positive`` a query has the mean of the cross entropies of its
-    positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
+    A learned temperature starts at 0.07 unless another value is set, and the logits are at most the scores times 100 (CLIP:
+    Radford et al., 2021, section 2.3). With ``same_image: positive`` the cost of a query is the mean of the cross entropies of
+    its positives, each among all candidates (UniCL: Yang et al., 2022, Eqs. 3 and 4). The margin is not used.
     """
 
     name: Literal["infonce"] = "infonce"
-    least_temperature: float = Field(0.01, ge=1e-6, description="of a learned temperature: it is held there")
+    least_temperature: float = Field(0.01, ge=1e-6, description="lower bound of a learned temperature")
 
     @model_validator(mode="before")
     @classmethod
@@ -37,8 +37,8 @@ class InfoNce(ContrastiveLoss):
     def _is_not_below(self) -> Self:
         if self.learned and self.temperature < self.least_temperature:
             raise ValueError(
-                f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}, at which a learned "
-                "one is held"
+                f"temperature {self.temperature:g} is below least_temperature {self.least_temperature:g}, the lower bound "
+                "of a learned one"
             )
         return self
 

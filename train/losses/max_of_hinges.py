@@ -14,17 +14,17 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class MaxOfHinges(RankingLoss):
-    """Of each query only the hardest negative costs (VSE++ paper, Eq. 6).
+    """Max of hinges: only the hardest negative of each query has a cost (VSE++ paper, Eq. 6).
 
-    Negatives that tie for the hardest share the gradient in equal parts, as the derivative of ``amax`` has it; the authors'
-    code, whose maximum takes one of them, gives it all to that one. The loss is the same.
+    Negatives that tie for the hardest share the gradient equally, as in the derivative of ``amax``. The maximum in the
+    authors' code selects one of them, which gets the complete gradient. The loss is the same.
     """
 
     name: Literal["max"] = "max"
     mirrored_positive: bool = Field(
         False,
-        description="count the positive as a negative of score -s, as the code of DSVE-loc does, which subtracts twice the "
-        "diagonal instead of leaving it out: a pair of s < 0 costs margin - 2 s at least, whatever its negatives",
+        description="count the positive as a negative with the score -s, as the code of DSVE-loc does: it subtracts twice the "
+        "diagonal instead of leaving it out, so a pair with s < 0 costs at least margin - 2 s",
     )
 
     def cost(

@@ -1,4 +1,4 @@
-"""Neighbourhood constraints: what belongs together within one side is nearer than what does not."""
+"""Neighbourhood constraints: related items of one side should be nearer to each other than unrelated ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from vse.train.losses.base import Loss, highest
 def neighbourhood(
     scores: Float[Tensor, "n n"], neighbours: Bool[Tensor, "n n"], outside: Bool[Tensor, "n n"], settings: Loss
 ) -> Float[Tensor, ""]:
-    """Hinges [m + d(y, y+) - d(y, y-)]+ of queries y, their neighbours y+ and what is outside y- (two-branch, Eqs. 4 to 6).
+    """Return the hinges [m + d(y, y+) - d(y, y-)]+ of queries y, neighbours y+ and other items y- (two-branch, Eqs. 4 to 6).
 
-    ``scores`` = -d compare all of one side with each other. Of each query and neighbour the ``k`` highest hinges are summed.
-    With the reduction ``mean_topk`` only the farthest neighbour counts, and the query is a neighbour of its own, as in the
-    authors' code; the mean of the ``k`` highest hinges is taken over all queries.
+    ``scores`` = -d are the scores of all items of one side with each other. The ``k`` highest hinges of each query and
+    neighbour are summed. With the reduction ``mean_topk``, as in the authors' code, only the farthest neighbour counts, a
+    query is its own neighbour, and the result is the mean of the ``k`` highest hinges over all queries.
     """
     if settings.reduction == "mean_topk":
         itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
@@ -31,10 +31,10 @@ def neighbourhood(
 def related(
     own: Int[Tensor, " n"], others: Int[Tensor, " n"]
 ) -> tuple[Int[Tensor, " m"], Bool[Tensor, "m m"], Bool[Tensor, "m m"]]:
-    """Which items of one side belong together, since they share an item of the other side in some pair of the batch.
+    """Return which items of one side are related: they share an item of the other side in some pair of the batch.
 
-    ``own`` and ``others`` number the items of each pair on both sides. Returns the first pair of each different item, which of
-    these are neighbours of which (none of itself), and which are not related at all.
+    ``own`` and ``others`` are the indices of the items of each pair on both sides. Returns the first pair of each of the m
+    different items, a mask of neighbours (an item is not its own neighbour), and a mask of unrelated items.
     """
     items, item_of = torch.unique(own, return_inverse=True)
     partners, partner_of = torch.unique(others, return_inverse=True)

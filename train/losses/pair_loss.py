@@ -1,7 +1,4 @@
-"""Losses of single pairs, each positive or negative.
-
-The logistic loss of single pairs, by which the similarity network learns.
-"""
+"""Losses of single pairs, each positive or negative, among them the logistic loss of the similarity network."""
 
 from __future__ import annotations
 
@@ -19,16 +16,16 @@ from vse.train.models.similarities.base import Similarity
 
 
 class PairLoss(Loss):
-    """A loss of single pairs; as many negative pairs are drawn as a batch has positive ones."""
+    """A loss of single pairs. A batch gets as many random negative pairs as it has positive pairs."""
 
     ranks: ClassVar = False
 
     @abstractmethod
     def cost(self, scores: Float[Tensor, " n"], labels: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-        """The cost of pairs with ``labels`` +1 (positive) or -1 (negative), summed over them."""
+        """Return the sum of the costs of pairs with ``labels`` +1 (positive) or -1 (negative)."""
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """The cost of the batch's pairs and of as many negative ones, drawn by the seed."""
+        """Return the function that computes the cost of the pairs of a batch and of as many random negative pairs."""
 
         def cost(batch: Batch, seed: int) -> Cost:
             device = batch.images[0].device
@@ -45,9 +42,9 @@ class PairLoss(Loss):
 
 
 def balanced_pairs(image_of: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
-    """The positive pairs of a batch, then for each its image with a random caption of another image: (2n,) rows and columns.
+    """Return the positive pairs of a batch, then each image with a random caption of another image: (2n,) rows and columns.
 
-    Every caption of another image is as likely. If all are of one image, there are no pairs.
+    All captions of other images are equally likely. If the batch has only one image, there are no pairs.
     """
     order = np.argsort(image_of, kind="stable")
     _, number, counts = np.unique(image_of, return_inverse=True, return_counts=True)
@@ -60,7 +57,7 @@ def balanced_pairs(image_of: Numbers, rng: np.random.Generator) -> tuple[Numbers
 
 
 class Logistic(PairLoss):
-    """log(1 + exp(-z p)) of scores p and labels z = +1 (positive pair) or -1 (negative pair) (two-branch paper, Eq. 7)."""
+    """The logistic loss log(1 + exp(-z p)) of scores p and labels z = +1 or -1 (two-branch paper, Eq. 7)."""
 
     name: Literal["logistic"] = "logistic"
 

@@ -1,8 +1,7 @@
-"""Losses of rankings: of each query, how its positive scores among its negatives, for images and for captions as queries.
+"""Ranking losses: a query's positive is compared with its negatives, for images and for captions as queries.
 
-Costs of the scores of all images with all captions of a batch, a block of images at a time, in memory for one block.
-
-A loss from a plain function of a user's own, whose further parameters are its settings.
+:func:`block_costs` computes a cost block by block, for batches whose score matrix is too large for the memory.
+:func:`loss_of_function` makes a loss of a user's plain function, whose further parameters become settings.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from vse.train.losses.base import Batch, Cost, Loss, Objective, Ranking
 from vse.train.losses.neighbourhood import neighbourhood, related
 from vse.train.models.similarities.base import Scores, Similarity
 
-# What a block costs; a number for each column, or none; and a number that is summed up without gradients.
+# The cost of a block; a number for each column, or none; and a number that is summed over blocks without gradients.
 BlockCost = tuple[Float[Tensor, ""], Float[Tensor, " m"], Float[Tensor, ""]]
 OfRows = Callable[[Tensor, Tensor, int], BlockCost]
 
 
 class BlockCosts(NamedTuple):
-    """The summed cost of all blocks, what each has for each column, and the sum of the numbers without gradients."""
+    """The sum of the costs of all blocks, the numbers of each block for each column, and the sum without gradients."""
 
     cost: Float[Tensor, ""]
     columns: Float[Tensor, "n_blocks m"]
@@ -43,22 +42,23 @@ def block_costs(
     captions: Float[Tensor, "m dim"],
     *parameters: nn.Parameter,
 ) -> BlockCosts:
-    """Costs of ``size`` images at a time with all captions; the backward pass computes each block again (Chen et al., 2016).
+    """Return costs computed for ``size`` images at a time; the backward pass computes each block again (Chen et al., 2016).
 
     Parameters
     ----------
-    of_rows : from some images, all captions and the number of the first of these images to what they cost; it depends on
-        nothing else that has gradients but ``parameters``
-    size : images of a block
+    of_rows : function of some images, all captions and the index of the first of these images that returns their cost; of
+        all tensors with gradients it uses only its arguments and ``parameters``
+    size : number of images in a block
     images, captions : embeddings
-    parameters : what else there are gradients of
+    parameters : further tensors that need gradients
     """
     return BlockCosts(*_ByBlocks.apply(of_rows, size, images, captions, *parameters))
 
 
 class _ByBlocks(torch.autograd.Function):
-    """No block leaves anything behind but its numbers, in memory that is taken once: what lives on between large blocks that
-    come and go would keep an allocator from using their memory for the next ones.
+    """Costs block by block. Results of all blocks are stored in memory that is allocated once.
+
+    Small tensors that outlive a block would fragment the memory, so that the next block could not use it.
     """
 
     @staticmethod
@@ -97,9 +97,9 @@ class _ByBlocks(torch.autograd.Function):
 
 
 class RankingLoss(Loss):
-    """A loss of scores (n, m) of queries with candidates.
+    """A loss of the scores (n, m) of queries with candidates.
 
-    With ``distinct_candidates`` an image that a batch has several times is a candidate once, at the first of its rows.
+    With ``distinct_candidates``, an image that occurs several times in a batch is a candidate only in its first row.
     """
 
     ranks: ClassVar = True
@@ -109,34 +109,34 @@ class RankingLoss(Loss):
     def cost(
         self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]
     ) -> Float[Tensor, ""]:
-        """The cost of one direction, summed over its queries.
+        """Return the cost of one direction, summed over its queries.
 
         Parameters
         ----------
-        scores : of each query (row) with each candidate (column)
-        positives : the column of each query's positive
-        negatives : which candidates count as negatives of a query
+        scores : score of each query (row) with each candidate (column)
+        positives : column of the positive of each query
+        negatives : True where a candidate is a negative of the query
         """
 
     def of_direction(self, ranking: Ranking, weights: nn.Module | None = None) -> Float[Tensor, ""]:
-        """The cost of one direction, by what the loss has learned, if it learns anything."""
+        """Return the cost of one direction, with the parameters of the loss if it has any."""
         return self.cost(*ranking)
 
     def of_rankings(self, images: Ranking, captions: Ranking, weights: nn.Module | None = None) -> Float[Tensor, ""]:
-        """The weighted costs of images as queries and of captions as queries."""
+        """Return the weighted sum of the costs of both directions."""
         return self.lambda1 * self.of_direction(images, weights) + self.lambda2 * self.of_direction(captions, weights)
 
     def if_equal(self, images: Ranking, captions: Ranking) -> tuple[Ranking, Ranking]:
-        """Both rankings as they would be if all embeddings were equal."""
+        """Return both rankings with the scores of equal embeddings."""
         equal = self.equal_scores
         return images._replace(scores=equal(images.scores)), captions._replace(scores=equal(captions.scores))
 
     def equal_scores(self, scores: Float[Tensor, "n m"]) -> Float[Tensor, "n m"]:
-        """What the scores would be if all embeddings were equal; 0, unless the loss is not the same for any number."""
+        """Return the scores of equal embeddings: 0, unless the loss depends on their common value."""
         return torch.zeros_like(scores)
 
     def objective(self, similarity: Similarity, compiled: bool = False, weights: nn.Module | None = None) -> Objective:
-        """The cost of both directions and the neighbourhood constraints of a batch."""
+        """Return the function that adds the costs of both directions and of the neighbourhood constraints of a batch."""
         of_rankings = torch.compile(self.of_rankings) if compiled else self.of_rankings
 
         def cost(batch: Batch, seed: int) -> Cost:
@@ -159,7 +159,7 @@ class RankingLoss(Loss):
 def rankings_of(
     batch: Batch, similarity: Similarity, mask_same_image: bool, distinct: bool = False
 ) -> tuple[Ranking, Ranking]:
-    """What each image and each caption of a batch is compared with: the other side, and the batch's further candidates."""
+    """Return the rankings of the images and of the captions of a batch, with the batch's further candidates."""
     image_of = torch.from_numpy(batch.image_of).to(batch.images[0].device)
     negatives = negative_pairs(image_of, mask_same_image)
     positives = torch.arange(len(image_of), device=image_of.device)
@@ -184,10 +184,10 @@ def rankings_of(
 
 
 def negative_pairs(image_ids: Int[Tensor, " n"], mask_same_image: bool) -> Bool[Tensor, "n n"]:
-    """Which pairs of a batch are negatives: all but i = j, or, if masked, all whose images differ.
+    """Return a mask of the negative pairs of a batch: all but i = j, or, if masked, all pairs with different images.
 
-    A batch of shuffled captions can hold two captions of one image. The VSE++ paper and its code count
-    each as a negative of the other's image; masking does not.
+    A batch of shuffled captions can hold two captions of one image. The VSE++ paper and its code count each caption as a
+    negative of the image, as the other caption has its own row. Masking leaves such pairs out.
     """
     if mask_same_image:
         return image_ids[:, None] != image_ids[None, :]
@@ -205,7 +205,7 @@ def _both(scores: Scores) -> tuple[Tensor, Tensor]:
 
 
 def _sides(loss: Loss, batch: Batch) -> list[tuple[float, Encoded, Tensor, Tensor]]:
-    """The sides that have neighbourhood constraints: their weight, embeddings, own numbers and those of the other side."""
+    """Return weight, embeddings, own indices and partners' indices of each side with neighbourhood constraints."""
     if not loss.lambda3 and not loss.lambda4:
         return []
     device = batch.images[0].device
@@ -221,7 +221,7 @@ _GIVEN = ("scores", "positives", "negatives")
 
 
 class OwnFunction(RankingLoss):
-    """The function of a user's own as the cost of one direction."""
+    """A loss whose cost of one direction is a user's function."""
 
     function: ClassVar[Callable[..., Tensor]]
     passed: ClassVar[tuple[str, ...]]
@@ -234,17 +234,17 @@ class OwnFunction(RankingLoss):
 
 
 def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
-    """The loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
+    """Return the loss whose :meth:`RankingLoss.cost` is ``function(scores, positives, negatives, ...)``.
 
-    Each further parameter is a setting: one of every loss, such as ``margin``, or a new one with the default that it has.
-    :class:`UserError` if the function cannot be called so.
+    Each further parameter becomes a setting: a setting of every loss, such as ``margin``, or a new one with its default.
+    Raises UserError if the function does not have these parameters.
     """
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}" if inspect.isfunction(function) else "code"
     parameters = list(inspect.signature(function).parameters.values())
     plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     further = parameters[len(_GIVEN) :]
     if len(parameters) < len(_GIVEN) or any(one.kind not in plain for one in further):
-        raise UserError(f"{place}: a loss is a function of {', '.join(_GIVEN)} and of settings by name")
+        raise UserError(f"{place}: a loss function takes {', '.join(_GIVEN)}, then settings by name")
     fields: dict[str, Any] = {}
     for one in further:
         if one.default is not inspect.Parameter.empty:
@@ -258,6 +258,6 @@ def loss_of_function(function: Callable[..., Any]) -> type[Loss]:
 
 
 def _type_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
-    """The type of a setting: what the function says, else that of its default."""
+    """Return the type of a setting: the annotation of the parameter, or the type of its default."""
     kind = get_type_hints(function).get(parameter.name, type(parameter.default))
     return float if kind is int and isinstance(parameter.default, float) else kind

@@ -1,4 +1,4 @@
-"""The sigmoid loss, by which SigLIP learns."""
+"""The sigmoid loss of SigLIP."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vse.train.losses.contrastive import ContrastiveLoss, ScoreBlock
 
 
 class Sigmoid(ContrastiveLoss):
-    """log(1 + exp(-z (s / temperature + bias))) of every pair of a batch, z = +1 or -1 (SigLIP: Zhai et al., 2023, Eq. 1).
+    """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
-    A pair is seen from its image and from its caption, and counts half each time. ``same_image`` says of other captions of an
-    image whether they have z = -1 (``keep``), z = +1 (``positive``) or do not count (``mask``). The margin is not used.
+    Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other
+    captions of the same image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"
     learned: bool = Field(True, description="whether the temperature and the bias are learned")
-    bias: float = Field(-10.0, description="added to the logits; if it is learned, where it starts")
-    lambda1: float = Field(0.5, ge=0, description="weight of the terms in which an image is the query")
-    lambda2: float = Field(0.5, ge=0, description="weight of those in which a caption is")
+    bias: float = Field(-10.0, description="added to the logits; the first value of a learned bias")
+    lambda1: float = Field(0.5, ge=0, description="weight of the terms with an image as the query")
+    lambda2: float = Field(0.5, ge=0, description="weight of the terms with a caption as the query")
 
     @property
     def first_bias(self) -> float:

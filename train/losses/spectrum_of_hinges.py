@@ -1,4 +1,4 @@
-"""The spectrum of losses from the sum of hinges to their max, by one temperature."""
+"""A spectrum of losses between the sum and the max of hinges, set by a temperature."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class SpectrumOfHinges(RankingLoss):
-    """Hinges re-weighted by how far they are from the hardest of their query.
+    """Hinges weighted by their distance from the hardest hinge of their query.
 
-    The VSE++ paper remarks after Eq. 6 that a spectrum of losses lies between SH and MH, in which the gradients of all
-    triplets are re-weighted. Here a hinge h weighs exp((h - max h) / temperature), the maximum being its query's; no
-    gradient flows through the weights. So a temperature near 0 is MH (but counts all of several hardest hinges that tie), a
-    high one SH.
+    The VSE++ paper remarks after Eq. 6 that a spectrum of losses lies between SH and MH. In these losses the gradients of all
+    triplets are re-weighted. Here the weight of a hinge h is exp((h - max h) / temperature), with the maximum over the hinges
+    of its query. No gradient flows through the weights. A temperature near 0 gives MH, except that all hinges count that tie
+    for the hardest. A high temperature gives SH.
     """
 
     name: Literal["spectrum"] = "spectrum"
-    temperature: float = Field(0.1, ge=1e-6, description="near 0 the max of hinges, infinite their sum")
+    temperature: float = Field(0.1, ge=1e-6, description="near 0: the max of hinges; very high: their sum")
 
     def cost(
         self, scores: Float[Tensor, "n m"], positives: Int[Tensor, " n"], negatives: Bool[Tensor, "n m"]

@@ -12,7 +12,7 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class SumOfHinges(RankingLoss):
-    """Every negative within the margin costs (VSE++ paper, Eq. 5)."""
+    """Sum of hinges: every negative within the margin has a cost (VSE++ paper, Eq. 5)."""
 
     name: Literal["sum"] = "sum"
 

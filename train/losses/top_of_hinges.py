@@ -1,4 +1,4 @@
-"""The K highest hinges of each query, the loss of the two-branch embedding network."""
+"""Sum of the K highest hinges, the loss of the two-branch embedding network."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vse.train.losses.ranking import RankingLoss
 
 
 class TopOfHinges(RankingLoss):
-    """Of each query the ``k`` negatives that cost most (two-branch paper, Eq. 3, section 5.1).
+    """Top of hinges: the ``k`` negatives with the highest cost count for each query (two-branch paper, Eq. 3, section 5.1).
 
-    Its hinges [m + d(x, y) - d(x, y')]+ are those of scores s = -d. With masked negatives an image that the batch has
-    several times is one negative, at the first of its rows.
+    The hinges [m + d(x, y) - d(x, y')]+ are those of the scores s = -d. With masked negatives, an image that occurs several
+    times in a batch is a negative only in its first row.
     """
 
     name: Literal["top"] = "top"
