@@ -17,7 +17,8 @@ class Sigmoid(ContrastiveLoss):
     """The sigmoid loss log(1 + exp(-z (s / temperature + bias))) of all pairs (SigLIP: Zhai et al., 2023, Eq. 1).
 
     Positive pairs have z = +1, negative ones z = -1. Each pair counts half in either direction. Other
-    captions of the same image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The margin is not used.
+    captions of the same image have z = -1 (``same_image: keep``), z = +1 (``positive``) or are left out (``mask``). The
+    margin is not used.
     """
 
     name: Literal["sigmoid"] = "sigmoid"

@@ -1,4 +1,4 @@
-"""The model of an experiment: two encoders and a similarity, built from its settings in one place."""
+"""The model of an experiment: an image encoder, a caption encoder and a similarity."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class ModelConfig(Settings):
     """The model (VSE++ paper, section 2 and Eq. 3; order embeddings: section 3.5; two-branch paper, section 3)."""
 
     dim: PositiveInt = Field(
-        1024, description="length of the joint embedding, unless an encoder has its own, and of a recurrent network's state"
+        1024, description="length of the joint embedding, unless an encoder sets it, and of the state of a recurrent network"
     )
-    word_dim: PositiveInt = Field(300, description="length of a word's vector, for encoders that read words")
+    word_dim: PositiveInt = Field(300, description="length of a word vector, for encoders that read words")
     image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_of(IMAGE_ENCODERS)] = Linear()
     caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_of(CAPTION_ENCODERS)] = Field(
-        None, description="none: the usual one of what is read, a GRU for words, a linear map for cached vectors"
+        None, description="none: a GRU for words, a linear map for cached vectors"
     )
     normalize_image: bool = Field(True, description="unit-length image embeddings; false for VSE0")
     absolute: bool = Field(False, description="absolute values of both embeddings, after their normalisation; true for Order0")
@@ -46,7 +46,7 @@ class ModelConfig(Settings):
         return self
 
     def for_captions(self, kind: Kind) -> ModelConfig:
-        """These settings with the caption encoder that reads a kind of captions, if none is named."""
+        """Return these settings with the default caption encoder for a kind of captions, if no encoder is named."""
         if self.caption_encoder is not None:
             return self
         return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.read(DEFAULT_CAPTION_ENCODERS[kind])})
@@ -54,9 +54,12 @@ class ModelConfig(Settings):
 
 @dataclass(frozen=True)
 class Input:
-    """What one side of a model reads: its ``kind``, its name for messages, and the length of a vector or of the vocabulary.
+    """The input of one side of a model.
 
-    Of tokens it is said whose they are.
+    kind : vectors, sets, words or tokens
+    size : length of a vector, or of the vocabulary
+    name : the name of the input in messages
+    transformer : for tokens, the transformer that they belong to
     """
 
     kind: Kind
@@ -66,13 +69,13 @@ class Input:
 
 
 class Model(nn.Module):
-    """An image encoder and a caption encoder into one space, and a similarity that compares what they give.
+    """An image encoder and a caption encoder into a joint space, and a similarity that scores their embeddings.
 
     Parameters
     ----------
-    config : the experiment's settings
-    image_input, caption_input : what is read
-    cnn : what turns pixels into image vectors, if it belongs to the model
+    config : the settings of the experiment
+    image_input, caption_input : the inputs of both sides
+    cnn : the network from pixels to image vectors, if it is part of the model
     """
 
     def __init__(self, config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> None:
@@ -104,23 +107,23 @@ class Model(nn.Module):
 
     @property
     def pairwise(self) -> bool:
-        """Whether a score is more than a comparison of two vectors, so that every pair goes through the similarity."""
+        """Whether the similarity must score every pair, because a score is more than a comparison of two vectors."""
         return self.config.similarity.ranked_by is None
 
     @property
     def gives(self) -> tuple[Kind, Kind]:
-        """The kinds of image and caption embeddings: vectors or sets."""
+        """Kinds of the image and caption embeddings: vectors or sets."""
         return self.config.similarity.images, self.config.similarity.captions
 
     def freeze(self, *parts: str) -> None:
-        """Train these of :data:`PARTS` no more: no gradients, and evaluation mode."""
+        """Stop training some of :data:`PARTS`: they get no gradients and stay in evaluation mode."""
         self._frozen = parts
         for part in parts:
             getattr(self, part).requires_grad_(False)
         self.train(self.training)
 
     def hold(self, *modules: str) -> None:
-        """Do not train these modules, by their dotted names, until the next call; what is frozen stays so."""
+        """Stop training these modules, by their dotted names, until the next call; frozen parts stay frozen."""
         for weight in self._held:
             weight.requires_grad_(True)
         self._waiting = modules
@@ -131,14 +134,14 @@ class Model(nn.Module):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Model:
-        """Parts that are not trained stay in evaluation mode."""
+        """Set the mode of all parts that are trained; the others stay in evaluation mode."""
         super().train(mode)
         for name in (*self._frozen, *self._waiting):
             self.get_submodule(name).train(False)
         return self
 
     def embed_images(self, *images: Tensor) -> Encoded:
-        """Embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) of pixels 0-255."""
+        """Return embeddings of image inputs or, with a CNN, of crops (n, n_crops, 3, side, side) with pixels 0-255."""
         if self.cnn is not None:
             seen = self.cnn(*images)
             images = whole_sets(seen) if seen.ndim == 3 else (seen,)
@@ -147,18 +150,18 @@ class Model(nn.Module):
         return self._as_compared(vectors), *mask
 
     def embed_captions(self, *captions: Tensor) -> Encoded:
-        """Embeddings of caption inputs."""
+        """Return embeddings of caption inputs."""
         vectors, *mask = self.caption_encoder(*captions)
         return self._as_compared(unit_length(vectors)), *mask
 
     def score_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Scores of the images ``rows`` with the captions ``columns``, one by one."""
+        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
         return self.similarity.of_pairs(images, captions, rows, columns)
 
     def forward(self, images: tuple[Tensor, ...], captions: tuple[Tensor, ...]) -> Scores:
-        """Scores of every image (row) with every caption (column) of a batch."""
+        """Return the scores of all images (rows) with all captions (columns) of a batch."""
         scores: Scores = self.similarity(self.embed_images(*images), self.embed_captions(*captions))
         return scores
 
@@ -167,15 +170,15 @@ class Model(nn.Module):
 
 
 def build_model(config: ModelConfig, image_input: Input, caption_input: Input, cnn: nn.Module | None = None) -> Model:
-    """The model of an experiment, for training, embedding and search alike.
+    """Build the model of an experiment, for training, embedding and search.
 
-    :class:`UserError` names an encoder and the feature that it cannot read, or a similarity and what it cannot compare.
+    Raises UserError if an encoder cannot read its input, or the similarity cannot compare the embeddings.
     """
     return Model(config, image_input, caption_input, cnn)
 
 
 def check_fit(config: ModelConfig, image_input: Input, caption_input: Input) -> None:
-    """:class:`UserError` if an encoder cannot read what it is given, or the similarity compares something else."""
+    """Raise UserError if an encoder cannot read its input, or the similarity compares another kind of embeddings."""
     similarity, captions = config.similarity, config.for_captions(caption_input.kind).caption_encoder
     assert captions is not None
     _check_side("image", config.image_encoder, image_input, similarity, similarity.images)

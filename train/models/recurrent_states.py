@@ -1,9 +1,9 @@
-"""States of a GRU or LSTM on the processor: torch's arithmetic, laid out so that a backward pass costs less.
+"""States of a GRU or LSTM on a CPU, with the arithmetic of torch and a cheaper backward pass.
 
-Torch adds up the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient
-is one product over all steps, and each word of a batch is projected once. Under autocast the products are
-in bfloat16 and all else stays in float32. The rows of a product are rounded up, with rows that nobody reads or with zeros,
-because for every new shape the library beneath torch compiles a kernel and keeps it.
+Torch sums the gradient of the recurrent weights step by step, and projects every occurrence of a word. Here that gradient is
+one product over all steps, and each word of a batch is projected once. Under autocast the products are in bfloat16, and
+everything else stays in float32. The number of rows of a product is rounded up, because oneDNN compiles and keeps a kernel
+for every new shape. The additional rows are zeros or are not read.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-_FEW, _MANY = 16, 256  # rows of a step, and of all steps, are rounded up to multiples of these
+_FEW, _MANY = 16, 256  # the rows of a step, and of all steps, are rounded up to multiples of these
 
 
 def last_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence
 ) -> Float[Tensor, "n dim"]:
-    """The state of a one-layer ``network`` after each caption's last word, in the order in which captions were packed.
+    """Return the state of a one-layer ``network`` after the last word of each caption, in the order before packing.
 
     Parameters
     ----------
-    network : whose weights are used
-    table : a vector per word
-    words : packed word numbers
+    network : the network whose weights are used
+    table : the vector of each word
+    words : packed word indices
     """
     return last_of(packed_states(network, table, words), words)
 
 
 def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Float[Tensor, "n dim"]:
-    """Of the states after each word, those after the last ones, in the order in which captions were packed."""
+    """Select the states after the last words from those after all words, in the order before packing."""
     starts, lengths = _layout(words)
     last = states[(starts[lengths - 1] + torch.arange(len(lengths))).to(states.device)]
     return last if words.unsorted_indices is None else last[words.unsorted_indices]
@@ -42,10 +42,10 @@ def last_of(states: Float[Tensor, "n_packed dim"], words: PackedSequence) -> Flo
 def packed_states(
     network: nn.GRU | nn.LSTM, table: Float[Tensor, "n_words word_dim"], words: PackedSequence, backwards: bool = False
 ) -> Float[Tensor, "n_packed dim"]:
-    """The state of a one-layer ``network`` after each word, in the order of ``words.data``.
+    """Return the state of a one-layer ``network`` after each word, in the order of ``words.data``.
 
-    With ``backwards`` it is the state of the second direction of a bidirectional network, which reads captions from their end.
-    Other parameters are those of :func:`last_states`.
+    With ``backwards`` these are the states of the second direction of a bidirectional network, which reads captions from their
+    end. The other parameters are those of :func:`last_states`.
     """
     data, mirror = words.data, None
     if backwards:
@@ -66,33 +66,33 @@ def packed_states(
 
 
 def _layout(words: PackedSequence) -> tuple[Int[Tensor, " longest"], Int[Tensor, " n"]]:
-    """Where each step starts among packed words, and the lengths of captions, the longest first."""
+    """Return the first packed word of each step, and the lengths of captions, the longest first."""
     sizes = words.batch_sizes
     return sizes.cumsum(0) - sizes, (sizes[:, None] > torch.arange(int(sizes[0]))).sum(0)
 
 
 class _Factor:
-    """The left factor of products step by step, and of one product over all steps; it has rows of zeros at its end.
+    """The left factor of the products of all steps, with rows of zeros at its end.
 
-    rows : (n_rows, n_in) in the type of the products, of which those of each step are written before it is multiplied
+    rows : (n_rows, n_in) in the type of the products; the caller writes the rows of a step before it is multiplied
     """
 
     def __init__(self, n: int, most: int, weight: Float[Tensor, "n_in n_out"]) -> None:
-        """``n`` rows, at most ``most`` in a step, to be multiplied by ``weight``."""
+        """Allocate ``n`` rows, at most ``most`` in a step, that are multiplied by ``weight``."""
         self.rows = weight.new_zeros(_rounded(n, _MANY) + _FEW, len(weight))
         self._weight, self._product = weight, weight.new_empty(_rounded(most, _FEW), weight.shape[1])
 
     def multiplied(self, step: slice) -> Float[Tensor, "size n_out"]:
-        """The product of a step, which the next call overwrites."""
+        """Return the product of a step; the next call overwrites it."""
         size = step.stop - step.start
         rows = _rounded(size, _FEW)
         return torch.mm(self.rows[step.start : step.start + rows], self._weight, out=self._product[:rows])[:size]
 
 
 class _Gru(torch.autograd.Function):
-    """h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
+    """GRU: h' = (1 - z) n + z h, with r, z = sigmoid(x + W h + b) and n = tanh(x + r (W h + b)), gates in the order r, z, n.
 
-    Captions are sorted by length, the longest first: the ``sizes[t]`` first of them have a word t.
+    Captions are sorted by length, the longest first: the first ``sizes[t]`` captions have a word at step t.
     """
 
     @staticmethod
@@ -145,9 +145,9 @@ class _Gru(torch.autograd.Function):
 
 
 class _Lstm(torch.autograd.Function):
-    """c' = f c + i g and h' = o tanh(c'), with i, f, o = sigmoid(x + W h + b), g = tanh(x + W h + b), in the order i, f, g, o.
+    """LSTM: c' = f c + i g and h' = o tanh(c'), gates in the order i, f, g, o.
 
-    Captions are sorted as for the GRU.
+    i, f, o = sigmoid(x + W h + b) and g = tanh(x + W h + b). Captions are sorted as for the GRU.
     """
 
     @staticmethod
@@ -202,7 +202,7 @@ class _Lstm(torch.autograd.Function):
 def _gradients_of_gates(
     n: int, most: int, weight: Tensor, before: Tensor, exact: torch.dtype
 ) -> tuple[_Factor, Float[Tensor, "n_rows n_gates"]]:
-    """Gradients as they are multiplied, and as they are; one memory for both if their types are the same."""
+    """Return memory for gradients in the type of the products and in their own; the same memory if the types are equal."""
     factor = _Factor(n, most, weight)
     of_gates = factor.rows[: len(before)]
     if exact != weight.dtype:

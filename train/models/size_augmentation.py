@@ -1,4 +1,4 @@
-"""Size augmentation: in training, sets lose some of their vectors and captions some of their words, at random."""
+"""Size augmentation: random removal of vectors from sets, and of words from captions, during training."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
-_MASKED, _CHANGED = 0.5, 0.6  # of the words that are drawn, half are masked, a tenth are changed, and the others are left out
+_MASKED, _CHANGED = 0.5, 0.6  # of the selected words, half are masked, a tenth are changed, and the others are removed
 
 
 def some_of_sets(mask: Bool[Tensor, "n longest"], share: float) -> Bool[Tensor, "n longest"]:
-    """The mask without this share of what it has, drawn at random; the luckiest of each set stays."""
+    """Return the mask without a random ``share`` of its elements; at least one element of each set stays."""
     drawn = torch.rand(mask.shape, device=mask.device).masked_fill(~mask, -1)
     return mask & ((drawn >= share) | (drawn == drawn.amax(1, keepdim=True)))
 
 
 class WordAugmentation(nn.Module):
-    """Captions some of whose words are masked, changed or left out, in training alone (VSE-infinity, Chen et al., CVPR 2021).
+    """Random masking, change and removal of words during training (VSE-infinity, Chen et al., CVPR 2021).
 
-    A word is drawn with the probability ``share``. Of those drawn half become the mask, a tenth a random word, and the others
-    are left out, as in the authors' code. What marks the start and the end of a caption stays.
+    A word is selected with the probability ``share``. Half of the selected words are replaced by the mask, a tenth by a random
+    word, and the others are removed, as in the authors' code. The marks of the start and the end of a caption stay.
 
     Parameters
     ----------
-    share : of the words, in [0, 1[
-    n_words : how many words there are
-    special : words that are never drawn, nor drawn for another
-    masked : the word that stands for a masked one
-    padding : the word that fills short captions up
-    continued : words that go on with the one before them, and share its fate, as pieces of a word do
+    share : probability that a word is selected, in [0, 1[
+    n_words : size of the vocabulary
+    special : words that are never selected, and never replace another word
+    masked : the word that replaces a masked word
+    padding : the word that pads short captions
+    continued : pieces that continue the word before them, and are treated as it is
     """
 
     special: Tensor
@@ -59,7 +59,7 @@ class WordAugmentation(nn.Module):
     def forward(
         self, words: Int[Tensor, "n n_words"], mask: Bool[Tensor, "n n_words"]
     ) -> tuple[Int[Tensor, "n n_left"], Bool[Tensor, "n n_left"]]:
-        """The words that are left, without gaps, and their mask; as they were in evaluation. No caption becomes empty."""
+        """Return the remaining words without gaps, and their mask. No caption becomes empty. In evaluation nothing changes."""
         if not self.training or not self.share:
             return words, mask
         drawn = torch.rand(words.shape, device=words.device)

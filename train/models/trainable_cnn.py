@@ -1,4 +1,4 @@
-"""A CNN as a part of the model, for fine-tuning."""
+"""A CNN that is part of the model, for fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from vse.features.extractors.cnn import CnnExtractor, normalized
 
 
 class TrainableCnn(nn.Module):
-    """The network of an extractor with gradients: the mean over an image's crops, unit length as its cache says.
+    """The network of an extractor, with gradients.
 
-    Of a cache with a vector for each position of a map, the mean at each position.
-
-    Parameters after the layer that is read are dropped, so that they are neither saved nor updated. Dropout is off.
+    It returns the mean over the crops of an image, or over the crops at each position of a map, with unit length if the
+    vectors of the cache have it. Parameters after the layer that is read are dropped, so that they are neither saved nor
+    updated. Dropout is off.
 
     Parameters
     ----------
-    extractor : the CNN and how its images are prepared
-    batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` takes those of the batch in training
-    checkpointing : compute activations a second time in the backward pass instead of keeping them
-    compiled : compile the network
+    extractor : the CNN, and the preparation of its images
+    batch_norm : ``frozen`` keeps the statistics of batch norms; ``train`` uses those of the batch during training
+    checkpointing : whether to compute activations again in the backward pass instead of storing them
+    compiled : whether to compile the network
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class TrainableCnn(nn.Module):
         return nn.functional.normalize(vectors, dim=-1) if self.config.normalize else vectors
 
     def train(self, mode: bool = True) -> TrainableCnn:
-        """Only batch norms ever leave evaluation mode, and only if they are to be trained."""
+        """Set the mode of batch norms if they are trained; all other modules stay in evaluation mode."""
         super().train(False)
         self.training = mode
         if mode and self.batch_norm == "train":
