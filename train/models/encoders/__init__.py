@@ -1,4 +1,4 @@
-"""Encoders of images and of captions. A new one is one file here and one line below.
+"""Encoders of images and of captions. A new encoder is one file here and one line below.
 
 An encoder is a class of settings, derived from :class:`vse.train.models.encoders.base.EncoderSettings`, whose ``build``
 returns a network from one side of a batch to its embeddings, see :mod:`vse.train.kinds`.
@@ -44,5 +44,5 @@ CAPTION_ENCODERS: Registry[EncoderSettings] = Registry(
     },
 )
 
-# The caption encoder of an experiment that names none.
+# The default caption encoder for each kind of captions.
 DEFAULT_CAPTION_ENCODERS = {Kind.WORDS: "gru", Kind.VECTORS: "linear", Kind.SETS: "linear"}

@@ -1,4 +1,4 @@
-"""Captions read by a pretrained transformer such as BERT, which may be trained further."""
+"""A caption encoder on a pretrained transformer such as BERT, which can be trained further."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 from vse.train.models.encoders.gpo import GeneralisedPooling
 from vse.train.models.size_augmentation import WordAugmentation
 
-_TOGETHER = 32  # captions that a processor reads at once
+_TOGETHER = 32  # captions that a CPU encodes at once
 
 
 class Bert(EncoderSettings):
-    """A pretrained transformer on the tokens of its own tokenizer, and a linear map of what its last layer gives.
+    """A pretrained transformer on the tokens of its own tokenizer, and a linear map of the output of its last layer.
 
-    The text encoder of the BERT model in the TOD-Net paper, section IV-A; its dropout is the model's own.
+    This is the text encoder of the BERT model in the TOD-Net paper, section IV-A. Dropout is that of the pretrained model.
     """
 
     name: Literal["bert"] = "bert"
@@ -33,30 +33,33 @@ class Bert(EncoderSettings):
     model: str = Field(
         "bert-large-uncased",
         description="a model of the Hugging Face hub such as BERT, MiniLM or RoBERTa, or its local folder; tiny: 2 layers of "
-        "32 with random weights and the words of the training captions, for demos",
+        "width 32 with random weights and the words of the training captions, for demos",
     )
     states: Literal["pooled", "all"] = Field(
         "pooled", description="pooled: a caption is one vector; all: the set of the vectors of its tokens"
     )
     pooling: Literal["mean", "first", "gpo"] = Field(
         "mean",
-        description="of the last layer's outputs: their mean over a caption's tokens, that of the first token, or generalised "
-        "pooling of what the linear map makes of them (VSE-infinity)",
+        description="mean: the mean of the last layer's outputs over the tokens; first: the output of the first token; gpo: "
+        "generalised pooling of the mapped outputs (VSE-infinity)",
     )
     size_augmentation: float = Field(
         0.0,
         ge=0,
         lt=1,
-        description="share of the words that is drawn in each step of a training; of these half become the mask, a tenth "
-        "random tokens, and the rest are left out (VSE-infinity: 0.2)",
+        description="share of the words that is selected in each training step; half of them become the mask, a tenth "
+        "random tokens, and the rest are removed (VSE-infinity: 0.2)",
     )
     frozen_layers: int = Field(
-        0, ge=0, description="so many layers, from the first, and the embeddings below them stay as they are; 0: none of them"
+        0,
+        ge=0,
+        description="number of layers, from the first, that stay untrained, as the embeddings below them; 0: none",
     )
     max_length: PositiveInt | None = Field(
-        None, description="tokens beyond which a caption is cut, special ones included; none: as many as the model can read"
+        None,
+        description="length in tokens at which captions are truncated, special tokens included; none: the limit of the model",
     )
-    gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of keeping its activations")
+    gradient_checkpointing: bool = Field(False, description="compute each layer twice instead of storing its activations")
 
     @model_validator(mode="after")
     def _pools(self) -> Bert:
@@ -78,7 +81,7 @@ class Bert(EncoderSettings):
 
 
 class BertEncoder(Encoder):
-    """The transformer, ``network``, and the linear map of its pooled outputs or, without pooling, of each.
+    """The transformer, ``network``, and a linear map of its pooled outputs, or of every output without pooling.
 
     Frozen layers have no gradients and stay in evaluation mode.
     """
@@ -103,7 +106,7 @@ class BertEncoder(Encoder):
             layer.forward = _recomputed(layer.forward)
 
     def forward(self, tokens: Int[Tensor, "n n_tokens"], mask: Bool[Tensor, "n n_tokens"]) -> Encoded:
-        """On a processor captions of like lengths are read together, which spares it half of the padding."""
+        """Return the embeddings. On a CPU, captions of similar lengths are encoded together, which halves the padding."""
         if self.augmentation is not None:
             tokens, mask = self.augmentation(tokens, mask)
         if tokens.device.type != "cpu" or len(tokens) <= _TOGETHER:
@@ -129,7 +132,7 @@ class BertEncoder(Encoder):
         return (self.linear((states * weights[:, :, None]).sum(1)),)
 
     def train(self, mode: bool = True) -> BertEncoder:
-        """Frozen layers stay in evaluation mode."""
+        """Set the mode of all layers but the frozen ones, which stay in evaluation mode."""
         super().train(mode)
         for module in self._frozen:
             module.train(False)
@@ -140,19 +143,19 @@ class BertEncoder(Encoder):
 
 
 def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
-    """The augmentation of a transformer's tokens; pieces of a word, such as WordPiece's, share its fate."""
+    """Return the augmentation of a transformer's tokens; the pieces of a word are treated together."""
     tokenizer = transformer.tokenizer
     number_of = tokenizer.get_vocab()
     masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
     if masked is None:
-        raise UserError(f"size_augmentation: {transformer.name} has no token that stands for a masked one; 0 does without")
+        raise UserError(f"size_augmentation: {transformer.name} has no mask token; set it to 0")
     special = {*tokenizer.encode("").ids, transformer.padding, masked}
     pieces = [number for token, number in number_of.items() if token.startswith("##")]
     return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.padding, pieces)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A layer's forward pass that keeps no activations; they are computed again, with the same dropout, going backward."""
+    """Return a forward pass that stores no activations; the backward pass computes them again, with the same dropout."""
 
     def run(*inputs: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():

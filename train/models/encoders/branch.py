@@ -1,4 +1,4 @@
-"""Fully connected layers, a branch of the two-branch networks."""
+"""Fully connected layers: a branch of the two-branch networks."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 class LayersSettings(Settings):
     """Fully connected layers with ReLU and dropout between them and batch normalisation (two-branch paper, section 3.2.1).
 
-    A single layer is the linear variant, which has neither.
+    A single layer is the linear variant, without batch normalisation and dropout.
     """
 
-    widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="outputs of the layers")
+    widths: list[PositiveInt] = Field(default=[2048, 512], min_length=1, description="output lengths of the layers")
     batch_norm: Literal["after_last", "after_first"] = Field(
         "after_last",
-        description="after_last: after the last layer (the paper's text); after_first: between the first and its ReLU (the "
-        "authors' code)",
+        description="after_last: after the last layer (the paper's text); after_first: between the first layer and its ReLU "
+        "(the authors' code)",
     )
     batch_norm_momentum: float = Field(
-        0.1, gt=0, le=1, description="share of a batch in the running statistics; 0.9 in the authors' code"
+        0.1, gt=0, le=1, description="weight of a batch in the running statistics; 0.9 in the authors' code"
     )
     dropout: float = Field(0.5, ge=0, lt=1, description="after each ReLU")
 
@@ -42,12 +42,12 @@ class BranchSettings(EncoderSettings, LayersSettings):
 
 
 class Branch(Encoder):
-    """The layers.
+    """A network of fully connected layers.
 
     Parameters
     ----------
     input_dim : length of an input vector
-    settings : widths of the layers, where the batch normalisation is, its momentum, and the dropout
+    settings : widths of the layers, place and momentum of the batch normalisation, and dropout
     """
 
     def __init__(self, input_dim: int, settings: LayersSettings) -> None:

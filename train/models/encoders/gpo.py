@@ -1,6 +1,6 @@
-"""A set of vectors as one, by the generalised pooling operator: the image encoder of VSE-infinity.
+"""The generalised pooling operator (GPO), and the image encoder of VSE-infinity that uses it.
 
-The generalised pooling operator (GPO): a weighted mean of sorted features, whose weights a network makes of their ranks.
+GPO is a weighted mean of sorted features. A small network computes the weights from the ranks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from vse.train.kinds import Encoded, Kind
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
 from vse.train.models.size_augmentation import some_of_sets
 
-_DIM = 32  # of a rank's encoding, and of a state of the network
+_DIM = 32  # length of the encoding of a rank, and of a state of the network
 _TEMPERATURE = 0.1
 
 
 class GeneralisedPooling(nn.Module):
-    """One vector of each set, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
+    """Pooling of a set into one vector, sum_k theta_k max_k (VSE-infinity, Chen et al., CVPR 2021, section 4).
 
-    In each dimension by itself max_k is the k-th highest of the set's numbers. The weights theta depend on the size of the set
-    alone: a bidirectional GRU reads the sinusoidal encodings of the ranks 1 to its size, a linear map of the mean of its two
-    states at rank k is a logit, and theta is their softmax at the temperature 0.1. So they sum to 1; equal weights are the
-    mean, a weight of 1 for the first rank the maximum, and a set of one vector is that vector.
+    max_k is the k-th highest number of the set, separately in each dimension. The weights theta depend only on the size of the
+    set. A bidirectional GRU reads the sinusoidal encodings of the ranks from 1 to the size, the logit of rank k is a linear
+    map of the mean of its two states, and theta is the softmax of the logits at the temperature 0.1. The weights sum to 1.
+    Equal weights give the mean, a weight of 1 for the first rank gives the maximum, and a set of one vector gives that vector.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class GeneralisedPooling(nn.Module):
         self.logit = nn.Linear(_DIM, 1, bias=False)
 
     def weights(self, sizes: Int[Tensor, " n"], longest: int) -> Float[Tensor, "n longest"]:
-        """Theta of sets of these sizes, each at least 1; 0 beyond the size."""
+        """Return theta for sets of these sizes, each at least 1; weights beyond the size are 0."""
         different, which = torch.unique(sizes, return_inverse=True)
         encoded = rank_encodings(longest, self.logit.weight).expand(len(different), -1, -1)
         with torch.autocast(sizes.device.type, enabled=False):
@@ -48,7 +48,7 @@ class GeneralisedPooling(nn.Module):
         return (logits / _TEMPERATURE).masked_fill(beyond, -torch.inf).softmax(1)[which]
 
     def forward(self, vectors: Float[Tensor, "n longest dim"], mask: Bool[Tensor, "n longest"]) -> Float[Tensor, "n dim"]:
-        """The pooled vectors; what is not in the ``mask``, wherever it stands, counts for nothing. No set is empty."""
+        """Return the pooled vectors of the elements in the ``mask``. No set may be empty."""
         sizes = mask.sum(1)
         weights = self.weights(sizes, mask.shape[1])
         by_dim = vectors.masked_fill(~mask[:, :, None], -torch.inf).transpose(1, 2)
@@ -58,7 +58,7 @@ class GeneralisedPooling(nn.Module):
 
 
 def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
-    """sin(k / 10000^(2 i / 32)) and its cosine, in turn for i = 0 to 15, of the ranks k from 0; in the type of ``like``."""
+    """Return sin(k / 10000^(2 i / 32)) and its cosine for i = 0 to 15 and ranks k from 0, in the type of ``like``."""
     ranks = torch.arange(longest, device=like.device, dtype=like.dtype)
     scales = torch.exp(torch.arange(0, _DIM, 2, device=like.device, dtype=like.dtype) * (-math.log(10_000.0) / _DIM))
     angles = ranks[:, None] * scales
@@ -66,20 +66,20 @@ def rank_encodings(longest: int, like: Tensor) -> Float[Tensor, "longest 32"]:
 
 
 class Gpo(EncoderSettings):
-    """A linear map of each vector of a set, a small network beside it, and generalised pooling (Chen et al., CVPR 2021).
+    """A linear map of each vector of a set, a small residual network, and generalised pooling (Chen et al., CVPR 2021).
 
-    It reads regions, positions of a grid, or the vectors of a caption's tokens.
+    It reads regions, positions of a grid, or the vectors of the tokens of a caption.
     """
 
     name: Literal["gpo"] = "gpo"
     takes: ClassVar = (Kind.SETS,)
     residual: bool = Field(
         True,
-        description="add to the linear map two layers, the first with dim / 2 outputs, batch normalisation and ReLU, as the "
-        "authors' code does with cached features",
+        description="add to the linear map the output of two layers, the first with dim / 2 outputs, batch normalisation and "
+        "ReLU, as the authors' code does with cached features",
     )
     size_augmentation: float = Field(
-        0.2, ge=0, lt=1, description="share of the vectors of a set that is left out in training, drawn in each step"
+        0.2, ge=0, lt=1, description="share of the vectors of a set that is removed at random in each training step"
     )
 
     def gives(self, kind: Kind) -> Kind:
@@ -90,7 +90,7 @@ class Gpo(EncoderSettings):
 
 
 class GpoEncoder(Encoder):
-    """The linear map, the layers beside it, and the pooling."""
+    """The linear map, the residual layers, and the pooling."""
 
     def __init__(self, input_dim: int, dim: int, settings: Gpo) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class GpoEncoder(Encoder):
 
 
 class _ResidualLayers(nn.Module):
-    """Two layers with batch normalisation and ReLU between them, of vectors without any padding."""
+    """Two layers with batch normalisation and ReLU between them, for vectors without padding."""
 
     def __init__(self, input_dim: int, hidden: int, dim: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _ResidualLayers(nn.Module):
 
     def forward(self, rows: Float[Tensor, "n input_dim"]) -> Float[Tensor, "n dim"]:
         hidden = self.first(rows)
-        if self.training and len(rows) < 2:  # which have no variance
+        if self.training and len(rows) < 2:  # a single row has no variance
             norm = self.batch_norm
             hidden = torch.nn.functional.batch_norm(hidden, norm.running_mean, norm.running_var, norm.weight, norm.bias)
         else:

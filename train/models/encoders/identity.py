@@ -1,4 +1,4 @@
-"""Cached vectors as they are."""
+"""An encoder that returns cached vectors unchanged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes
 
 
 class IdentitySettings(EncoderSettings):
-    """The cached vectors themselves, for features that share a space already; nothing is learnt, and ``dim`` is theirs."""
+    """Cached vectors, unchanged, for features that already share a space. Nothing is learned; ``dim`` is their length."""
 
     name: Literal["identity"] = "identity"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
@@ -21,7 +21,7 @@ class IdentitySettings(EncoderSettings):
 
 
 class IdentityEncoder(Encoder):
-    """No weights; a mask passes through."""
+    """An encoder without weights; a mask is passed through."""
 
     def __init__(self, input_dim: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 
 
 class Linear(EncoderSettings):
-    """A linear map into the joint space, f(x) = W x + b (VSE++ paper, Eq. 1); of sets, of each vector by itself."""
+    """A linear map into the joint space, f(x) = W x + b (VSE++ paper, Eq. 1), applied to each vector of a set."""
 
     name: Literal["linear"] = "linear"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
@@ -21,7 +21,7 @@ class Linear(EncoderSettings):
 
 
 class LinearEncoder(Encoder):
-    """The linear map; a mask passes through."""
+    """The linear map; a mask is passed through."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A head of several layers on vectors."""
+"""A multi-layer perceptron on vectors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 
 
 class Mlp(EncoderSettings):
-    """Linear maps with GELU and dropout between them, into the joint space; of sets, of each vector by itself.
+    """Linear maps into the joint space with GELU and dropout between them, applied to each vector of a set.
 
     One hidden layer is the projection head of SimCLR (Chen et al., 2020, section 4.2), with GELU (Hendrycks and Gimpel, 2016)
-    for ReLU. Unlike ``branch`` it has no batch normalisation, so that several processes may train it.
+    instead of ReLU. Unlike ``branch`` it has no batch normalisation, so that several processes can train it.
     """
 
     name: Literal["mlp"] = "mlp"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
-    hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="outputs of the layers before the last")
+    hidden: list[PositiveInt] = Field(default=[2048], min_length=1, description="output lengths of the layers before the last")
     dropout: float = Field(0.0, ge=0, lt=1, description="after each GELU")
 
     def build(self, sizes: Sizes) -> Encoder:
@@ -30,7 +30,7 @@ class Mlp(EncoderSettings):
 
 
 class MlpEncoder(Encoder):
-    """The layers; a mask passes through."""
+    """The layers; a mask is passed through."""
 
     def __init__(self, input_dim: int, settings: Mlp, dim: int) -> None:
         super().__init__()

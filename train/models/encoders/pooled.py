@@ -1,4 +1,4 @@
-"""A set of vectors as one vector, a linear map of each and then their mean, or a weighted mean."""
+"""Pooling of a set: a linear map of each vector, then their mean or a weighted mean."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, unit
 
 
 class Pooled(EncoderSettings):
-    """A linear map of each vector of a set, and one vector of what it gives, for similarities that compare vectors."""
+    """A linear map of each vector of a set, and pooling into one vector, for similarities that compare vectors."""
 
     name: Literal["pooled"] = "pooled"
     takes: ClassVar = (Kind.SETS,)
     pooling: Literal["mean", "attention"] = Field(
         "mean",
-        description="of the mapped vectors x_k, at unit length: their mean, or sum_k w_k x_k, w = softmax_k(q . x_k), with a "
-        "vector q that is learnt",
+        description="mean: the mean of the mapped vectors x_k at unit length; attention: sum_k w_k x_k, w = "
+        "softmax_k(q . x_k), with a learned vector q",
     )
 
     def gives(self, kind: Kind) -> Kind:
@@ -32,7 +32,7 @@ class Pooled(EncoderSettings):
 
 
 class PooledEncoder(Encoder):
-    """The linear map and the pooling; ``query`` is q, zeros at the start, when both poolings are the mean."""
+    """The linear map and the pooling; ``query`` is q. It starts as zeros, so that both poolings start as the mean."""
 
     def __init__(self, input_dim: int, dim: int, attends: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Words read by a GRU or an LSTM."""
+"""Caption encoders with a GRU or an LSTM over words."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vse.train.models.recurrent_states import last_states, packed_states
 
 
 class RecurrentSettings(WordReaderSettings):
-    """What the GRU and the LSTM share."""
+    """Settings of both the GRU and the LSTM."""
 
     kind: ClassVar[type[nn.GRU] | type[nn.LSTM]]
     bidirectional: bool = Field(
         False,
-        description="with states: all or pooled, the mean of the state after a word and of the one that a second network has "
-        "there, which reads captions from their end (SCAN)",
+        description="with states: all or pooled, the mean of the states of two networks at each word; the second reads "
+        "captions from their end (SCAN)",
     )
 
     def build(self, sizes: Sizes) -> Encoder:
@@ -39,8 +39,8 @@ class RecurrentSettings(WordReaderSettings):
 class Gru(RecurrentSettings):
     """Word embeddings and a one-layer GRU whose last state is the caption (VSE++ paper, section 3).
 
-    The paper's Eq. 2 projects that state, g(c) = W_g psi(c); the authors' code has no such projection, and neither has this
-    unless ``head`` is one, such as ``head: { widths: [1024] }``.
+    The paper's Eq. 2 projects that state, g(c) = W_g psi(c). The authors' code has no such projection, and this encoder has it
+    only if ``head`` is set, for example ``head: { widths: [1024] }``.
     """
 
     name: Literal["gru"] = "gru"
@@ -67,7 +67,7 @@ class RecurrentEncoder(WordReader):
         return state
 
     def after_each(self, words: PackedSequence) -> Tensor:
-        """Of two networks the mean."""
+        """Return the state after each word; with two networks, their mean."""
         if words.data.device.type == "cpu":
             directions = [
                 packed_states(self.recurrent, self.words.weight, words, backwards=bool(k))

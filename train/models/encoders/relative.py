@@ -1,4 +1,4 @@
-"""Vectors described by their similarities to anchors, which are vectors of the same kind."""
+"""An encoder that describes vectors by their similarities to anchor vectors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, unit
 
 
 class Relative(EncoderSettings):
-    """The highest cosines with ``model.dim`` anchors, to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
+    """The k highest cosines with ``model.dim`` anchors, raised to a power, and 0 elsewhere (Norelli et al., NeurIPS 2023).
 
-    The solver ``asif`` finds the anchors. No cosine below 0 stays.
+    The solver ``asif`` sets the anchors. Negative cosines become 0.
     """
 
     name: Literal["relative"] = "relative"
@@ -26,7 +26,7 @@ class Relative(EncoderSettings):
 
 
 class RelativeEncoder(Encoder):
-    """The anchors (dim, input_dim), of unit length, how many cosines stay, and their power; nothing of it is trained."""
+    """The anchors (dim, input_dim) of unit length, the number of cosines that are kept, and their power; not trained."""
 
     anchors: Tensor
     k: Tensor

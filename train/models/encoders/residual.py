@@ -1,4 +1,4 @@
-"""A head that adds to a linear map of vectors what a network makes of it."""
+"""A linear map of vectors, with residual blocks on top."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 
 
 class Residual(EncoderSettings):
-    """A linear map y = W x + b, and blocks y <- y + V gelu(U norm(y)) on top; of sets, of each vector by itself.
+    """A linear map y = W x + b, then blocks y <- y + V gelu(U norm(y)), applied to each vector of a set.
 
-    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts at 0, so that the head starts as the
-    linear map and learns what to add (He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
+    The norm is layer normalisation (the pre-norm form: Xiong et al., 2020). V starts at 0, so that the encoder starts
+    as the linear map and learns the difference (He et al., 2016; zero start: Goyal et al., 2017, section 5.1).
     """
 
     name: Literal["residual"] = "residual"
     takes: ClassVar = (Kind.VECTORS, Kind.SETS)
-    blocks: PositiveInt = Field(1, description="how many blocks")
-    width: PositiveInt = Field(2048, description="length of what is inside of a block")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of what a block adds")
+    blocks: PositiveInt = Field(1, description="number of blocks")
+    width: PositiveInt = Field(2048, description="length of the hidden vector of a block")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the output of a block")
 
     def build(self, sizes: Sizes) -> Encoder:
         return ResidualEncoder(sizes.input_dim, self, sizes.dim)
 
 
 class ResidualEncoder(Encoder):
-    """The linear map and the blocks; a mask passes through."""
+    """The linear map and the blocks; a mask is passed through."""
 
     def __init__(self, input_dim: int, settings: Residual, dim: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class ResidualEncoder(Encoder):
 
 
 class _Block(nn.Module):
-    """What a block adds."""
+    """A block without its skip connection."""
 
     def __init__(self, dim: int, width: int, dropout: float) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Layers of Simple Recurrent Units: one matrix product for all steps, then a recurrence of single numbers.
+"""Simple Recurrent Units (SRU), and the caption encoder of DSVE-loc that uses them.
 
-Words read by Simple Recurrent Units, the caption encoder of DSVE-loc.
+A layer computes one matrix product for all steps, then an elementwise recurrence.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from vse.train.models.encoders.base import Encoder, Sizes
 from vse.train.models.encoders.word_reader import WordReader, WordReaderSettings
 from vse.train.models.recurrent_states import last_of
 
-_MANY = 256  # rows are rounded up to a multiple of it: for every new shape the library beneath torch compiles a kernel
+_MANY = 256  # rows are rounded up to a multiple of this, because oneDNN compiles a kernel for every new shape
 
 
 class SruLayers(nn.Module):
-    """Layers of SRUs, one upon the other (Lei et al., EMNLP 2018).
+    """A stack of SRU layers (Lei et al., EMNLP 2018).
 
     Parameters
     ----------
     input_dim, dim : lengths of an input and of a state
-    n_layers : how many
-    dropout : of what each layer reads and, but for the last, of what it adds to that; one mask for all steps of a caption
+    n_layers : number of layers
+    dropout : of the input of each layer and, except for the last layer, of the part that it adds to its input; one mask for
+        all steps of a caption
     """
 
     def __init__(self, input_dim: int, dim: int, n_layers: int, dropout: float) -> None:
@@ -38,7 +39,7 @@ class SruLayers(nn.Module):
         )
 
     def forward(self, inputs: Float[Tensor, "n_packed input_dim"], sizes: list[int]) -> Float[Tensor, "n_packed dim"]:
-        """The last layer's state after each step; of the n captions, the longest first, ``sizes[t]`` have a step t."""
+        """Return the state of the last layer after each step; ``sizes[t]`` captions, the longest first, have a step t."""
         n_packed = len(inputs)
         states = nn.functional.pad(inputs, (0, 0, 0, -n_packed % _MANY))
         for layer in self.layers:
@@ -47,30 +48,30 @@ class SruLayers(nn.Module):
 
 
 class SruLayer(nn.Module):
-    """A layer in the form of the paper's first version, which DSVE-loc takes, with tanh and a highway from its input.
+    """A layer with tanh and a highway from its input, in the form of the paper's first version, as in DSVE-loc.
 
     With the forget gate f, the reset gate r and the cell c::
 
         f_t = sigmoid(W_f x_t + b_f)                r_t = sigmoid(W_r x_t + b_r)
         c_t = f_t c_{t-1} + (1 - f_t) W x_t         h_t = r_t tanh(c_t) + (1 - r_t) x_t
 
-    The printed paper adds v c_{t-1} to both gates. Where x and h differ in length, W_h x_t stands for x_t in h_t. Weights
-    start as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
+    The printed paper adds v c_{t-1} to both gates. If x and h differ in length, W_h x_t replaces x_t in h_t. Weights start
+    as U(-a, a), a = sqrt(3 / input_dim), smaller where there is dropout, and biases as 0 (the authors' package).
     """
 
     def __init__(self, input_dim: int, dim: int, input_dropout: float, dropout: float) -> None:
         super().__init__()
         self.dim, self.input_dropout, self.dropout = dim, input_dropout, dropout
         n_products = 3 if input_dim == dim else 4
-        self.weight = nn.Parameter(torch.empty(n_products * dim, input_dim))  # of W, W_f, W_r and, where it is needed, W_h
-        self.bias = nn.Parameter(torch.zeros(2 * dim))  # of f and r
+        self.weight = nn.Parameter(torch.empty(n_products * dim, input_dim))  # W, W_f, W_r and, if it is needed, W_h
+        self.bias = nn.Parameter(torch.zeros(2 * dim))  # b_f and b_r
         nn.init.uniform_(self.weight, -((3 / input_dim) ** 0.5), (3 / input_dim) ** 0.5)
         with torch.no_grad():
             self.weight.mul_((1 - input_dropout) ** 0.5)
             self.weight[:dim].mul_((1 - dropout) ** 0.5)
 
     def forward(self, inputs: Float[Tensor, "n_rows input_dim"], sizes: list[int]) -> Float[Tensor, "n_rows dim"]:
-        """States of packed inputs, after which there may be rows that nobody reads."""
+        """Return the states of packed inputs; rows after the last input are padding."""
         seen = self._dropped(inputs, self.input_dropout, sizes)
         products = linear(seen, self.weight).to(self.weight.dtype)
         gates = (products[:, self.dim : 3 * self.dim] + self.bias).sigmoid()
@@ -79,7 +80,7 @@ class SruLayer(nn.Module):
         return passed + self._dropped(cells.tanh() - passed, self.dropout, sizes) * gates[:, self.dim :]
 
     def _dropped(self, rows: Tensor, rate: float, sizes: list[int]) -> Tensor:
-        """Rows of packed captions after dropout by one mask per caption."""
+        """Apply dropout to packed captions, with one mask for each caption."""
         if not rate or not self.training:
             return rows
         kept = rows.new_empty(sizes[0], rows.shape[1]).bernoulli_(1 - rate).div_(1 - rate)
@@ -88,7 +89,7 @@ class SruLayer(nn.Module):
 
 
 class _Cells(torch.autograd.Function):
-    """c_t = f_t c_{t-1} + (1 - f_t) u_t of all captions at once, step by step."""
+    """The recurrence c_t = f_t c_{t-1} + (1 - f_t) u_t, step by step for all captions at once."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, forget: Tensor, sizes: list[int]) -> Tensor:
@@ -123,11 +124,11 @@ class _Cells(torch.autograd.Function):
 
 
 class Sru(WordReaderSettings):
-    """Word embeddings and layers of SRUs, whose last state is the caption (DSVE-loc, Engilberge et al., CVPR 2018)."""
+    """Word embeddings and SRU layers; the last state is the caption (DSVE-loc, Engilberge et al., CVPR 2018)."""
 
     name: Literal["sru"] = "sru"
     layers: PositiveInt = 4
-    dropout: float = Field(0.25, ge=0, lt=1, description="one mask for all words of a caption, in each layer")
+    dropout: float = Field(0.25, ge=0, lt=1, description="dropout in each layer, with one mask for all words of a caption")
 
     def build(self, sizes: Sizes) -> Encoder:
         return SruEncoder(sizes, self)
@@ -137,7 +138,7 @@ class Sru(WordReaderSettings):
 
 
 class SruEncoder(WordReader):
-    """Word embeddings and the layers."""
+    """Word embeddings and SRU layers."""
 
     recurrent: SruLayers
 

@@ -1,4 +1,4 @@
-"""A linear map to unit length, each number of which has a weight."""
+"""A linear map to unit length, with a weight for each dimension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, unit
 
 
 class Weighted(EncoderSettings):
-    """f(x) = r * u, u = (W x + b) / |W x + b|, with a weight r for each number (Li et al., ICLR 2025); its length is not 1."""
+    """f(x) = r * u, u = (W x + b) / |W x + b|, with a weight r for each dimension (Li et al., ICLR 2025)."""
 
     name: Literal["weighted"] = "weighted"
     takes: ClassVar = (Kind.VECTORS,)
@@ -23,7 +23,7 @@ class Weighted(EncoderSettings):
 
 
 class WeightedEncoder(Encoder):
-    """The map, and ``weights`` (dim,), which are 1 at the start."""
+    """The linear map, and ``weights`` (dim,), which start as 1."""
 
     def __init__(self, input_dim: int, dim: int) -> None:
         super().__init__()

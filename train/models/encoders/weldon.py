@@ -1,4 +1,4 @@
-"""A map of an image as one vector, from the positions of each channel's highest and lowest responses: DSVE-loc's encoder."""
+"""WELDON pooling: the image encoder of DSVE-loc, from the highest and lowest responses of each channel."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavi
 class Weldon(EncoderSettings):
     """WELDON pooling of a map, and a linear map into the joint space (DSVE-loc, Engilberge et al., CVPR 2018).
 
-    A linear map of the vector at each position, which is a 1 x 1 convolution, has ``channels`` responses. Of each channel the
-    mean of the ``k_max`` highest over all positions and the mean of the ``k_min`` lowest are added up.
+    A 1 x 1 convolution computes ``channels`` responses at each position. The output of a channel is the mean of its ``k_max``
+    highest responses over all positions plus the mean of its ``k_min`` lowest responses.
     """
 
     name: Literal["weldon"] = "weldon"
     takes: ClassVar = (Kind.SETS,)
     channels: PositiveInt = 2400
-    k_max: PositiveInt = Field(15, description="highest responses of a channel whose mean counts; all, if there are fewer")
-    k_min: int = Field(15, ge=0, description="lowest ones; 0: none")
-    dropout: float = Field(0.5, ge=0, lt=1, description="of the pooled channels")
+    k_max: PositiveInt = Field(15, description="number of highest responses of a channel in the mean; all, if there are fewer")
+    k_min: int = Field(15, ge=0, description="number of lowest responses; 0: none")
+    dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the pooled channels")
 
     def gives(self, kind: Kind) -> Kind:
         return Kind.VECTORS
@@ -53,9 +53,9 @@ class WeldonEncoder(Encoder):
 def weldon_pooling(
     responses: Float[Tensor, "n longest channels"], mask: Bool[Tensor, "n longest"], k_max: int, k_min: int
 ) -> Float[Tensor, "n channels"]:
-    """The mean of the ``k_max`` highest responses of each channel plus that of the ``k_min`` lowest, among masked positions.
+    """Return the mean of the ``k_max`` highest plus that of the ``k_min`` lowest responses of each channel in the mask.
 
-    Where there are fewer positions, all of them count (Durand et al., CVPR 2016).
+    If there are fewer positions, all of them count (Durand et al., CVPR 2016).
     """
     by_channel = responses.transpose(1, 2).contiguous()
     pooled = _mean_of_highest(by_channel, mask, k_max)
@@ -63,7 +63,7 @@ def weldon_pooling(
 
 
 def _mean_of_highest(responses: Tensor, mask: Tensor, k: int) -> Tensor:
-    """Of responses (n, channels, longest), the mean of the ``k`` highest."""
+    """Return the mean of the ``k`` highest of the responses (n, channels, longest)."""
     k = min(k, mask.shape[1])
     top = responses.masked_fill(~mask[:, None], -torch.inf).topk(k, sorted=True).values
     top = top.to(torch.promote_types(top.dtype, torch.float32))

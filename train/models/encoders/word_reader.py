@@ -1,4 +1,4 @@
-"""What encoders that read captions word by word share: word embeddings, which may start from a file, and layers on top."""
+"""The base class of encoders that read captions word by word: word embeddings, a network over them, and layers on top."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vse.train.models.encoders.branch import Branch, LayersSettings
 from vse.train.models.encoders.gpo import GeneralisedPooling
 from vse.train.models.size_augmentation import WordAugmentation
 
-_RANGE = 0.1  # of word embeddings that start from nothing
+_RANGE = 0.1  # range of randomly initialised word embeddings
 
 
 class WordReaderSettings(EncoderSettings):
-    """What recurrent encoders of words share."""
+    """Settings that all recurrent encoders of words have."""
 
     takes: ClassVar = (Kind.WORDS,)
     states: Literal["last", "all", "pooled"] = Field(
@@ -34,16 +34,18 @@ class WordReaderSettings(EncoderSettings):
         0.0,
         ge=0,
         lt=1,
-        description="share of the words that is drawn in each step of a training; of these half become <unk>, a tenth another "
-        "word, and the rest are left out (VSE-infinity: 0.2)",
+        description="share of the words that is selected in each training step; half of them become <unk>, a tenth another "
+        "word, and the rest are removed (VSE-infinity: 0.2)",
     )
-    head: LayersSettings | None = Field(None, description="layers from the last state to the embedding; none: the state is it")
+    head: LayersSettings | None = Field(
+        None, description="layers from the last state to the embedding; none: the state is the embedding"
+    )
     words: str | None = Field(
         None,
-        description="file of word vectors that word embeddings start from, unless --words names one: word2vec (.bin or text), "
-        "GloVe, or Skip-Thought's table (.npy, with its dictionary.txt beside it); none: they start as U(-0.1, 0.1)",
+        description="file of word vectors with which word embeddings start, unless --words names one: word2vec (.bin or "
+        "text), GloVe, or Skip-Thought's table (.npy with dictionary.txt next to it); none: they start as U(-0.1, 0.1)",
     )
-    train_words: bool = Field(True, description="train word embeddings that start from a file; others always are")
+    train_words: bool = Field(True, description="train word embeddings that start from a file; others are always trained")
 
     def gives(self, kind: Kind) -> Kind:
         return Kind.SETS if self.states == "all" else Kind.VECTORS
@@ -52,18 +54,18 @@ class WordReaderSettings(EncoderSettings):
         return Path(self.words) if self.words else None
 
     def network(self, sizes: Sizes) -> nn.Module:
-        """The network over word embeddings, whose states have ``sizes.dim`` numbers."""
+        """Return the network over word embeddings; its states have the length ``sizes.dim``."""
         raise NotImplementedError
 
     @model_validator(mode="after")
     def _head_fits(self) -> WordReaderSettings:
         if self.states == "all" and self.head is not None:
-            raise ValueError("states: all gives a state per word, and a head reads the last one alone")
+            raise ValueError("a head reads the last state; it does not go with states: all")
         return self
 
 
 class WordReader(Encoder):
-    """Word embeddings, a network over them, and layers on its last state, or on the pooled ones, if there are any.
+    """Word embeddings, a network over them, and optional layers on its last or pooled state.
 
     Word embeddings start as U(-0.1, 0.1). The last state is the one after ``<end>`` (VSE++ paper, section 3).
     """
@@ -82,15 +84,15 @@ class WordReader(Encoder):
         self._train_words = settings.train_words
 
     def after_each(self, words: PackedSequence) -> Float[Tensor, "n_packed dim"]:
-        """The state after each word, in the order of ``words.data``."""
+        """Return the state after each word, in the order of ``words.data``."""
         raise NotImplementedError
 
     def after_last(self, words: PackedSequence) -> Float[Tensor, "n dim"]:
-        """The state after the last word of each caption, in the order in which captions were packed."""
+        """Return the state after the last word of each caption, in the order before packing."""
         raise NotImplementedError
 
     def forward(self, words: Int[Tensor, "n n_words"], lengths: Int[Tensor, " n"]) -> Encoded:
-        """``words`` are padded after ``lengths`` words; ``lengths`` lie on the CPU."""
+        """Return the embeddings of ``words``, padded after ``lengths`` words; ``lengths`` is on the CPU."""
         if self.augmentation is not None and self.training:
             words, mask = self.augmentation(words, _mask(lengths, words.shape[1], words.device))
             lengths = mask.sum(1).cpu()
@@ -106,7 +108,7 @@ class WordReader(Encoder):
         return (state,) if self.head is None else self.head(state)
 
     def start_words(self, vectors: Float[Tensor, "n_words word_dim"], known: Bool[Tensor, " n_words"]) -> None:
-        """Word embeddings start from these vectors; those that are not ``known`` stay random, at the scale of the others."""
+        """Start word embeddings with these vectors; words that are not ``known`` stay random, scaled to the others."""
         with torch.no_grad():
             weight = self.words.weight
             vectors, known = vectors.to(weight), known.to(weight.device)
@@ -119,5 +121,5 @@ class WordReader(Encoder):
 
 
 def _mask(lengths: Tensor, longest: int, device: torch.device) -> Bool[Tensor, "n longest"]:
-    """Which places of padded captions have a word."""
+    """Return a mask of the places of padded captions that hold a word."""
     return torch.arange(longest, device=device) < lengths.to(device)[:, None]

@@ -1,7 +1,7 @@
-"""Similarities of images and captions. A new one is one file here and one line below.
+"""Similarities of images and captions. A new similarity is one file here and one line below.
 
 A similarity is a class of settings, derived from :class:`vse.train.models.similarities.base.SimilaritySettings`, whose
-``build`` returns a network from what the encoders give to the scores of all images with all captions.
+``build`` returns a network from the embeddings to the scores of all images with all captions.
 """
 
 from __future__ import annotations

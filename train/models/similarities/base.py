@@ -1,4 +1,4 @@
-"""What all similarities share: they score the images of a batch with its captions, alike for both directions or not."""
+"""The base classes of similarities, which score the images of a batch with its captions."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Scores = Tensor | tuple[Tensor, Tensor]
 
 
 class Similarity(nn.Module):
-    """Scores of n images with m captions, for any n and m.
+    """A network that scores n images with m captions, for any n and m.
 
-    A pair's score depends on that image and that caption alone, not on the others that it is scored with.
+    The score of a pair depends only on that image and that caption, not on the other items of the batch.
     """
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Scores (n, m) for both directions, or (i2t, t2i), two matrices (n, m), if an image query scores otherwise."""
+        """Return scores (n, m) for both directions, or two matrices (n, m), i2t and t2i, if the directions differ."""
         raise NotImplementedError
 
     def of_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Scores of the images ``rows`` with the captions ``columns``, one by one; for losses of single pairs."""
+        """Return the score of each image in ``rows`` with the caption at the same place in ``columns``."""
         scores = self(images, captions)
         if isinstance(scores, tuple):
-            raise UserError("a loss of single pairs has no direction, and this similarity has a score for each")
+            raise UserError("a loss of single pairs has no direction, but this similarity has a score for each direction")
         chosen: Tensor = scores[rows, columns]
         return chosen
 
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """Of single pairs, how much each word attends to each region, or the reverse, where the settings say ``attends``."""
+        """Return the attention weights of single pairs, if the settings have ``attends``."""
         raise NotImplementedError
 
 
@@ -49,12 +49,12 @@ class SimilaritySettings(Settings):
     Attributes
     ----------
     images, captions : the kind of embeddings that it compares, on each side
-    ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors as this one does; None: every pair
-        goes through the model, and its scores are what ``vse-embed`` writes
-    compares_one_side : whether two images, or two captions, can be compared by it as well
-    needs_unit_length : whether it takes unit vectors alone
-    attends : which side of a pair attends to the other, so that ``attention`` gives weights: with ``t2i`` (k, n_regions,
-        n_words), each word's over the regions; with ``i2t`` (k, n_words, n_regions), each region's over the words; or neither
+    ranked_by : the similarity of :mod:`vse.eval.ranking.scores` that ranks single vectors in the same order; None: the model
+        scores every pair, and ``vse-embed`` writes the scores
+    compares_one_side : whether it can also compare two images, or two captions
+    needs_unit_length : whether it requires unit vectors
+    attends : the direction of the attention. ``t2i``: weights (k, n_regions, n_words) of each word over the regions; ``i2t``:
+        weights (k, n_words, n_regions) of each region over the words; None: no attention
     """
 
     name: str
@@ -69,11 +69,11 @@ class SimilaritySettings(Settings):
         return None
 
     def build(self, dim: int) -> Similarity:
-        """The similarity of embeddings of length ``dim``."""
+        """Return the similarity of embeddings of length ``dim``."""
         raise NotImplementedError
 
 
 def root_or_zero(squared: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """Square roots whose gradient is 0, not infinite, where they are 0; a NaN stays a NaN."""
-    positive = squared != 0  # which a NaN is, too
+    """Return square roots with a gradient of 0 instead of infinity at 0; NaN stays NaN."""
+    positive = squared != 0  # true for NaN, too
     return torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)

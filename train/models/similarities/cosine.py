@@ -12,7 +12,7 @@ from vse.train.models.similarities.base import Similarity, SimilaritySettings
 
 
 class CosineSettings(SimilaritySettings):
-    """Inner products of embeddings, which are cosines where both have unit length (VSE++ paper, Eq. 3)."""
+    """Inner products of embeddings; cosines, if both have unit length (VSE++ paper, Eq. 3)."""
 
     name: Literal["cosine"] = "cosine"
     ranked_by: ClassVar = "cosine"
@@ -23,7 +23,7 @@ class CosineSettings(SimilaritySettings):
 
 
 class Cosine(Similarity):
-    """Inner products; the model decides about unit length, so for VSE0 captions alone have it."""
+    """Inner products. The model sets unit length; in VSE0 only captions have it."""
 
     def forward(self, images: Encoded, captions: Encoded) -> Tensor:
         return cosine(images[0], captions[0])
@@ -32,5 +32,5 @@ class Cosine(Similarity):
 def cosine(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"]
 ) -> Float[Tensor, "n_images n_captions"]:
-    """The inner product of each image and each caption."""
+    """Return the inner product of each image with each caption."""
     return images @ captions.T

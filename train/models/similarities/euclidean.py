@@ -1,4 +1,4 @@
-"""The negative Euclidean distance, by which two-branch networks learn."""
+"""The negative Euclidean distance, the similarity of two-branch networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vse.train.models.similarities.base import Similarity, SimilaritySettings, r
 
 
 class EuclideanSettings(SimilaritySettings):
-    """Minus the distance of unit vectors, which ranks as the cosine does (two-branch paper, section 3.2)."""
+    """Minus the distance of unit vectors. It ranks in the order of the cosine (two-branch paper, section 3.2)."""
 
     name: Literal["euclidean"] = "euclidean"
     ranked_by: ClassVar = "cosine"
@@ -22,7 +22,7 @@ class EuclideanSettings(SimilaritySettings):
     floor: float = Field(
         0.0,
         ge=0,
-        description="added to squared distances before their root; 1e-4 in the authors' code of the two-branch networks",
+        description="added to squared distances before the root; 1e-4 in the authors' code of the two-branch networks",
     )
 
     def build(self, dim: int) -> Similarity:
@@ -30,7 +30,7 @@ class EuclideanSettings(SimilaritySettings):
 
 
 class Euclidean(Similarity):
-    """Minus the distance of each image and each caption."""
+    """Minus the distance of each image to each caption."""
 
     def __init__(self, floor: float) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class Euclidean(Similarity):
 def euclidean(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], floor: float = 0.0
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Minus the distance of each image and each caption, -sqrt(||v - c||^2 + floor).
+    """Return minus the distance of each image to each caption, -sqrt(||v - c||^2 + floor).
 
-    Where two vectors are equal and there is no floor, the gradient is 0.
+    The gradient is 0 where two vectors are equal and the floor is 0.
     """
     squares = images.square().sum(1)[:, None] + captions.square().sum(1)[None, :]
     return -root_or_zero((squares - 2 * images @ captions.T).clamp(min=0) + floor)

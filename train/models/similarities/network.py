@@ -1,4 +1,4 @@
-"""The similarity network: a score of an image and a caption learnt as a classification, not as a distance."""
+"""The similarity network: it scores a pair by classification instead of by a distance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SimilarityNetworkSettings(SimilaritySettings):
 
     name: Literal["network"] = "network"
     widths: list[PositiveInt] = Field(
-        default=[512, 256], description="layers of the similarity network before its last, which gives the score"
+        default=[512, 256], description="output lengths of the layers before the last one, whose output is the score"
     )
 
     def build(self, dim: int) -> Similarity:
@@ -35,7 +35,7 @@ class SimilarityNetwork(Similarity):
     Parameters
     ----------
     dim : length of an embedding
-    widths : outputs of the layers before the last, whose output is the score
+    widths : output lengths of the layers before the last one, whose output is the score
     """
 
     def __init__(self, dim: int, widths: Sequence[int]) -> None:
@@ -44,7 +44,7 @@ class SimilarityNetwork(Similarity):
         self.linears = nn.ModuleList(xavier_linear(n_in, n_out) for n_in, n_out in zip(inputs, [*widths, 1], strict=True))
 
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        """Scores of all images with all captions, a block of pairs at a time."""
+        """Return the scores of all images with all captions, computed in blocks of pairs."""
         n, m = len(images[0]), len(captions[0])
         blocks = [
             self._of_products(images[0][pairs // m] * captions[0][pairs % m])

@@ -14,11 +14,11 @@ from vse.eval.ranking.scores import order_scores
 from vse.train.kinds import Encoded
 from vse.train.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
 
-_BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences held at once; on a CPU they stay in its cache
+_BLOCK = {"cpu": 2**18, "cuda": 2**26}  # differences in memory at a time; on a CPU they fit into its cache
 
 
 class OrderSettings(SimilaritySettings):
-    """Minus how far a caption, the more general side, exceeds an image (VSE++ paper, section 3.5)."""
+    """Minus the violation of the order by a caption, the more general side (VSE++ paper, section 3.5)."""
 
     name: Literal["order"] = "order"
     ranked_by: ClassVar = "order"
@@ -31,7 +31,7 @@ class OrderSettings(SimilaritySettings):
 
 
 class Order(Similarity):
-    """Minus the violation of each image and each caption, or its square."""
+    """Minus the order violation of each image and each caption, or its square."""
 
     def __init__(self, form: Literal["squared", "norm"]) -> None:
         super().__init__()
@@ -44,16 +44,16 @@ class Order(Similarity):
 def order(
     images: Float[Tensor, "n_images dim"], captions: Float[Tensor, "n_captions dim"], form: str = "squared"
 ) -> Float[Tensor, "n_images n_captions"]:
-    """Minus how far each caption exceeds each image: s(i, c) = -||max(0, c - v)||^2.
+    """Return minus the order violation of each pair: s(i, c) = -||max(0, c - v)||^2.
 
-    With the form ``norm`` the square is left out; where nothing exceeds, its gradient is 0.
+    With the form ``norm`` the score is -||max(0, c - v)||; its gradient is 0 where there is no violation.
     """
     squared: Tensor = _Violations.apply(images, captions)
     return squared if form == "squared" else -root_or_zero(-squared)
 
 
 class _Violations(torch.autograd.Function):
-    """-||max(0, c - v)||^2 of every pair; the backward pass forms the differences again, block by block: none are kept."""
+    """-||max(0, c - v)||^2 of every pair; the backward pass computes the differences again, block by block."""
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, captions: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class _Violations(torch.autograd.Function):
 
 
 def _exceeding(images: Tensor, captions: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """max(0, c - v) of some images with all captions (rows, n_captions, dim), block by block."""
+    """Yield max(0, c - v) of blocks of images with all captions, (rows, n_captions, dim)."""
     size = max(1, _BLOCK.get(images.device.type, 2**26) // max(1, captions.numel()))
     for start in range(0, len(images), size):
         rows = slice(start, min(start + size, len(images)))
