@@ -14,15 +14,15 @@ from torch.utils.checkpoint import checkpoint
 from vse.train.kinds import Encoded, Kind, select
 from vse.train.models.similarities.base import Similarity, SimilaritySettings, root_or_zero
 
-_EPS = 1e-8  # added to norms, and the least denominator of a cosine, as in the authors' code
-_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # cosines of regions and words at once; on a CPU they stay in its caches
-_KEPT = 2**26  # cosines of a call for whose backward pass all is kept
-_GROUPS = 4  # of captions of like lengths in a training step
-_STEEP = 20.0  # beyond this sharpness exponents are taken relative to the highest
+_EPS = 1e-8  # added to norms, and the smallest denominator of a cosine, as in the authors' code
+_BLOCK = {"cpu": 2**20, "cuda": 2**26}  # cosines of regions and words at a time; on a CPU they fit into its caches
+_KEPT = 2**26  # up to this number of cosines in a call, everything is stored for the backward pass
+_GROUPS = 4  # groups of captions with similar lengths in a training step
+_STEEP = 20.0  # above this sharpness, exponents are relative to the highest, against overflow
 
 
 class ScanSettings(SimilaritySettings):
-    """Cosines of each query vector with what it attends to, in one number (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
+    """Aggregated cosines of query vectors with the context they attend to (SCAN: Lee et al., ECCV 2018, Eqs. 1 to 10).
 
     With ``t2i`` the words e_j of a caption attend to the regions v_k of an image; with ``i2t``, regions to words:
 
@@ -38,17 +38,18 @@ class ScanSettings(SimilaritySettings):
     attention: Literal["t2i", "i2t"] = Field("t2i", description="t2i: words attend to regions; i2t: regions attend to words")
     aggregation: Literal["avg", "lse", "sum", "max"] = Field(
         "avg",
-        description="of the cosines R_j of a pair: their mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
+        description="how the R_j of a pair are aggregated: mean, log(sum_j exp(lse_sharpness R_j)) / lse_sharpness, sum, max",
     )
     sharpness: float = Field(9.0, gt=0, le=1000, description="lambda_1 of the paper, lambda_softmax of the code")
-    lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; of lse alone")
+    lse_sharpness: float = Field(6.0, gt=0, le=1000, description="lambda_2 of the paper, lambda_lse of the code; for lse only")
     raw_feature_norm: Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "clipped", "softmax", "no_norm"] = Field(
         "clipped_l2norm",
-        description="what becomes of a_kj before the softmax, under the names of the code: clipped: the rectifier; l1norm, "
-        "l2norm, softmax: normalised over the queries j of each k",
+        description="normalisation of a_kj before the softmax, with the names of the code: clipped: the rectifier; l1norm, "
+        "l2norm, softmax: over the queries j of each k",
     )
     rectifier: Literal["relu", "leaky_relu"] = Field(
-        "relu", description="of the clipped norms: relu (the paper), or leaky_relu with a slope of 0.1 (the authors' code)"
+        "relu",
+        description="rectifier of the clipped norms: relu (the paper), or leaky_relu with slope 0.1 (the authors' code)",
     )
 
     @property
@@ -62,9 +63,10 @@ class ScanSettings(SimilaritySettings):
 class Scan(Similarity):
     """Scores of sets of regions with sets of words.
 
-    No attended vector is ever formed: its product with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj, and its length is
-    |sum_k w_kj v_k|^2 = w_j' G w_j with the inner products G of one set's vectors. Softmaxes are not normalised: a cosine
-    does not change by it. Pairs are scored block by block; for large batches the backward pass computes each block again.
+    Attended vectors are not computed. The product of one with a query is e_j . sum_k w_kj v_k = sum_k w_kj a_kj. Its length is
+    |sum_k w_kj v_k|^2 = w_j' G w_j, where G has the inner products of the vectors of one set. Softmaxes are not normalised,
+    because cosines do not depend on it. Pairs are scored in blocks. For large batches the backward pass computes each block
+    again.
     """
 
     def __init__(self, settings: ScanSettings) -> None:
@@ -72,8 +74,8 @@ class Scan(Similarity):
         self.settings = settings
 
     def forward(self, images: Encoded, captions: Encoded) -> Float[Tensor, "n_images n_captions"]:
-        """A score of every image (row) with every caption (column)."""
-        if not torch.is_grad_enabled():  # so that a pair's arithmetic does not depend on the others
+        """Return the score of every image (row) with every caption (column)."""
+        if not torch.is_grad_enabled():  # the arithmetic of a pair must not depend on other pairs
             return self._of_all(images, captions)
         order = captions[1].sum(1).argsort()
         groups = order.chunk(_GROUPS)
@@ -82,7 +84,7 @@ class Scan(Similarity):
     def of_pairs(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, " k"]:
-        """Scores of single pairs."""
+        """Return the scores of single pairs."""
         context, inside, queries, asked = self._of_single(images, captions, rows, columns)
         with torch.autocast(context.device.type, enabled=False):
             cosines, squares = (context @ queries.transpose(1, 2))[..., None], queries.square().sum(2, keepdim=True)
@@ -91,13 +93,13 @@ class Scan(Similarity):
     def attention(
         self, images: Encoded, captions: Encoded, rows: Int[Tensor, " k"], columns: Int[Tensor, " k"]
     ) -> Float[Tensor, "k n_context n_queries"]:
-        """The weights w of single pairs: of regions for each word or, with i2t, of words for each region."""
+        """Return the weights w of single pairs: over regions for each word or, with i2t, over words for each region."""
         context, inside, queries, asked = self._of_single(images, captions, rows, columns)
         weights = self._weights((context @ queries.transpose(1, 2))[..., None], inside, asked)
         return (weights / weights.sum(1, keepdim=True))[..., 0]
 
     def _sides(self, images: Encoded, captions: Encoded) -> tuple[Encoded, Encoded]:
-        """Context and queries, with zeros where there is no vector."""
+        """Return context and queries, with zeros for padding."""
         sides = [(vectors * mask[:, :, None], mask) for vectors, mask in (images, captions)]
         context, queries = sides if self.settings.attention == "t2i" else reversed(sides)
         return context, queries
@@ -105,7 +107,7 @@ class Scan(Similarity):
     def _of_single(
         self, images: Encoded, captions: Encoded, rows: Tensor, columns: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of k pairs: context (k, n_context, dim), its mask, queries (k, n_queries, dim), their mask (k, n_queries, 1)."""
+        """Return context (k, n_context, dim), its mask, queries (k, n_queries, dim), and their mask (k, n_queries, 1)."""
         (context, inside), (queries, asked) = self._sides(select(images, rows), select(captions, columns))
         return context, inside, queries, asked[:, :, None]
 
@@ -142,7 +144,7 @@ class Scan(Similarity):
         inside: Bool[Tensor, "k n_context"],
         asked: Bool[Tensor, "... n_queries m"],
     ) -> Float[Tensor, "k n_queries m"]:
-        """R: the cosine of each query, of squared length ``squares``, with what it attends to; 0 where there is none."""
+        """Return R, the cosine of each query, with squared length ``squares``, with its attended vector; 0 for padding."""
         weights = self._weights(cosines, inside, asked)
         products = (weights * cosines).sum(1)
         flat = weights.flatten(2)
@@ -153,7 +155,7 @@ class Scan(Similarity):
     def _weights(
         self, cosines: Float[Tensor, "k n_context n_queries m"], inside: Bool[Tensor, "k n_context"], asked: Tensor
     ) -> Float[Tensor, "k n_context n_queries m"]:
-        """Attention weights, up to a factor for each query."""
+        """Return attention weights, up to a factor for each query."""
         exponents = self._exponents(cosines, asked)
         there = inside[:, :, None, None]
         if self.settings.sharpness > _STEEP:
@@ -162,7 +164,7 @@ class Scan(Similarity):
         return weights if bool(inside.all()) else weights * there
 
     def _exponents(self, cosines: Tensor, asked: Tensor) -> Tensor:
-        """The sharpness times h, the cosines as ``raw_feature_norm`` says, over the queries (dimension 2)."""
+        """Return the sharpness times h: the cosines, normalised by ``raw_feature_norm`` over the queries (dimension 2)."""
         norm, sharpness = self.settings.raw_feature_norm, self.settings.sharpness
         if norm == "softmax":
             return sharpness * cosines.masked_fill(~asked, -torch.inf).softmax(2).masked_fill(~asked, 0)
@@ -176,7 +178,7 @@ class Scan(Similarity):
     def _aggregated(
         self, relevance: Float[Tensor, "k n_queries m"], asked: Bool[Tensor, "... n_queries m"]
     ) -> Float[Tensor, "k m"]:
-        """One score of each pair from R over its queries."""
+        """Aggregate R over the queries of each pair into its score."""
         kind, sharpness = self.settings.aggregation, self.settings.lse_sharpness
         if kind == "max":
             return relevance.masked_fill(~asked, -torch.inf).amax(1)
@@ -191,7 +193,7 @@ def _gram(sets: Float[Tensor, "k n dim"]) -> Float[Tensor, "k n n"]:
 
 
 def _cut(sets: Encoded) -> Encoded:
-    """Sets without the columns that none of them has."""
+    """Remove the columns that are padding in all sets."""
     vectors, mask = sets
     longest = int((mask * torch.arange(1, mask.shape[1] + 1, device=mask.device)).amax())
     return vectors[:, :longest], mask[:, :longest]

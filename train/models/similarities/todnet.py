@@ -1,6 +1,6 @@
-"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped by what one of them says, and then compared.
+"""Target-oriented deformation (TOD-Net): both vectors of a pair are mapped, depending on one of them, and then compared.
 
-Maps of vectors that depend on a condition: the conditional Real-NVP flow, which has an inverse, and an MLP beside it.
+The map is a conditional Real-NVP flow, which has an inverse, or an MLP.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from vse.train.kinds import Encoded
 from vse.train.models.encoders.base import unit_length, xavier_linear
 from vse.train.models.similarities.base import Scores, Similarity, SimilaritySettings
 
-# What a network's output s becomes before it multiplies, and its value where that is the identity.
+# The scale as a function of a network's output s, and the s with which the scale is (nearly) 1.
 SCALES: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "exp": (torch.exp, 0.0),
     "exp_tanh": (lambda s: s.tanh().exp(), 0.0),
-    "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # 0.88 at the start, not 1
+    "sigmoid": (lambda s: logsigmoid(s + 2).exp(), 0.0),  # starts as 0.88, not 1
     "product": (lambda s: s, 1.0),
 }
 
 
 class ConditionalNetwork(nn.Module):
-    """An MLP with ReLU on a vector beside its condition.
+    """An MLP with ReLU on the concatenation of a vector and its condition.
 
-    Both may have further axes in front, which broadcast: the first layer is computed for each of them alone, and its sum for
-    every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer, and k n
-    through the others.
+    Both may have further leading axes, which broadcast. The first layer is computed separately for vectors and conditions, and
+    summed for every combination. So vectors (1, n, dim) and conditions (k, 1, dim) cost n + k passes through the first layer,
+    and k n passes through the others.
 
     Parameters
     ----------
-    dim, condition_dim : lengths of a vector and of its condition; 0: there is none
-    widths : outputs of the layers before the last
-    n_out : outputs of the last
-    zero : whether the last layer's weights are 0 at the start
+    dim, condition_dim : lengths of a vector and of its condition; 0: no condition
+    widths : output lengths of the layers before the last
+    n_out : output length of the last layer
+    zero : whether the weights of the last layer start as 0
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], n_out: int, zero: bool) -> None:
@@ -54,7 +54,7 @@ class ConditionalNetwork(nn.Module):
 
     @property
     def last(self) -> nn.Linear:
-        """The layer without a ReLU."""
+        """The last layer, which has no ReLU."""
         last = self.linears[-1]
         assert isinstance(last, nn.Linear)
         return last
@@ -71,9 +71,9 @@ class ConditionalNetwork(nn.Module):
 
 
 class ConditionalMlp(nn.Module):
-    """T(x; c) as an MLP of x and c: any continuous map, which need not be one to one (TOD-Net paper, section V-C).
+    """T(x; c) as an MLP of x and c: a continuous map that need not be injective (TOD-Net paper, section V-C).
 
-    Where it is the identity at the start, its output is added to x.
+    If it starts as the identity, its output is added to x.
     """
 
     def __init__(self, dim: int, condition_dim: int, widths: Sequence[int], identity: bool) -> None:
@@ -82,7 +82,7 @@ class ConditionalMlp(nn.Module):
         self.adds = identity
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """T(x; c), in one part."""
+        """Return T(x; c) as a list of one part."""
         out = self.network(x, condition).to(x.dtype)
         return [x + out if self.adds else out]
 
@@ -92,9 +92,9 @@ class ConditionalMlp(nn.Module):
 
 
 class ConditionalFlow(nn.Module):
-    """T(x; c) as coupling layers, a conditional Real-NVP (TOD-Net paper, section III-C; Dinh et al., ICLR 2017).
+    """T(x; c) as a conditional Real-NVP of coupling layers (TOD-Net paper, section III-C; Dinh et al., ICLR 2017).
 
-    A layer keeps one half x_k of the vector, and moves the other one, x_m, by what a network makes of x_k and the condition:
+    A layer keeps one half x_k of the vector, and moves the other half x_m. A network of x_k and the condition determines how:
 
         (s, t) = network(x_k, c),  y_m = x_m * scale(s) + t
 
@@ -103,11 +103,11 @@ class ConditionalFlow(nn.Module):
     Parameters
     ----------
     dim : even length of a vector
-    condition_dim : length of a condition; 0: there is none
-    layers : how many
-    widths : of the hidden layers of each network
+    condition_dim : length of a condition; 0: no condition
+    layers : number of coupling layers
+    widths : widths of the hidden layers of each network
     scale : one of :data:`SCALES`
-    identity : whether scale(s) is 1 (of ``sigmoid``, 0.88) and t 0 at the start
+    identity : whether scale(s) starts as 1 (for ``sigmoid``, as 0.88) and t as 0
     kept : the half that the first layer keeps, 0 or 1
     """
 
@@ -116,7 +116,7 @@ class ConditionalFlow(nn.Module):
     ) -> None:
         super().__init__()
         if dim % 2:
-            raise ValueError(f"{dim} numbers have no halves")
+            raise ValueError(f"vectors of the odd length {dim} have no halves")
         self.networks = nn.ModuleList(
             ConditionalNetwork(dim // 2, condition_dim, widths, dim, identity) for _ in range(layers)
         )
@@ -128,7 +128,7 @@ class ConditionalFlow(nn.Module):
                 nn.init.constant_(network.last.bias[: dim // 2], at_identity)
 
     def parts(self, x: Float[Tensor, "... dim"], condition: Tensor | None) -> list[Tensor]:
-        """T(x; c) as its halves, one of which may lack axes that the conditions alone have."""
+        """Return the halves of T(x; c); one of them may lack axes that only the conditions have."""
         halves = list(x.chunk(2, -1))
         for number, network in enumerate(self.networks):
             kept = (self._kept + number) % 2
@@ -141,7 +141,7 @@ class ConditionalFlow(nn.Module):
         return _joined(self.parts(x, condition))
 
     def inverse(self, y: Float[Tensor, "... dim"], condition: Tensor | None = None) -> Tensor:
-        """The x whose T(x; c) is y."""
+        """Return the x with T(x; c) = y."""
         halves = list(y.chunk(2, -1))
         for number, network in reversed(list(enumerate(self.networks))):
             kept = (self._kept + number) % 2
@@ -150,22 +150,22 @@ class ConditionalFlow(nn.Module):
         return _joined(halves)
 
     def _of(self, network: nn.Module, kept: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What a layer multiplies by and adds, in the precision of the vectors."""
+        """Return the scale and the shift of a layer, in the precision of the vectors."""
         s, t = network(kept, condition).to(kept.dtype).chunk(2, -1)
         return self._scale(s), t
 
 
 def _joined(halves: Sequence[Tensor]) -> Tensor:
-    """Halves side by side, whose axes in front broadcast."""
+    """Concatenate halves whose leading axes broadcast."""
     first, second = halves
-    whole = first + second  # of the shape that both have in common
+    whole = first + second  # has the broadcast shape
     return torch.cat([first.expand_as(whole), second.expand_as(whole)], -1)
 
 
-_EPS = 1e-8  # the least denominator of a cosine
-_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at once
-_KEPT = 2**28  # numbers that are kept for the backward pass of a matrix of scores
-_SIDES = {  # what the condition is, of i2t and of t2i
+_EPS = 1e-8  # the smallest denominator of a cosine
+_BLOCK = {"cpu": 2**11, "cuda": 2**15}  # pairs that are mapped at a time
+_KEPT = 2**28  # most numbers that are stored for the backward pass of a matrix of scores
+_SIDES = {  # the side of the condition, in the directions i2t and t2i
     "target": ("captions", "images"),
     "query": ("images", "captions"),
     "caption": ("captions", "captions"),
@@ -175,14 +175,14 @@ _SIDES = {  # what the condition is, of i2t and of t2i
 
 
 class TodNetSettings(SimilaritySettings):
-    """Cosines in a space that a condition has deformed (TOD-Net: Matsubara, arXiv 2019).
+    """Cosines in a space that is deformed by a condition (TOD-Net: Matsubara, arXiv 2019).
 
     With a condition v, an image x and a caption c, the score is
 
         cos(T(x; v), T(c; v))
 
-    and v is the target of the search: the caption where an image asks, the image where a caption does. T is a flow of coupling
-    layers, see :class:`ConditionalFlow`. The copies of the paper leave some of its settings blank.
+    and v is the target of the search: the caption if an image is the query, the image if a caption is the query. T is a flow
+    of coupling layers, see :class:`ConditionalFlow`. The available copies of the paper leave some of its settings blank.
     """
 
     name: Literal["todnet"] = "todnet"
@@ -192,26 +192,26 @@ class TodNetSettings(SimilaritySettings):
     transform: Literal["flow", "mlp"] = Field("flow", description="T: a conditional Real-NVP flow, or an MLP of x and v")
     layers: PositiveInt = Field(3, description="coupling layers of the flow")
     hidden: PositiveInt | None = Field(
-        None, description="hidden layers of each network; none: 2 in those of the flow, 4 in the MLP, as in the paper"
+        None, description="hidden layers of each network; none: 2 in the flow, 4 in the MLP, as in the paper"
     )
-    width: PositiveInt | None = Field(None, description="of the hidden layers; none: the length of an embedding")
+    width: PositiveInt | None = Field(None, description="width of the hidden layers; none: the length of an embedding")
     scale: Literal["exp", "exp_tanh", "sigmoid", "product"] = Field(
         "exp",
-        description="what multiplies a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself, with which T "
-        "need not have an inverse",
+        description="factor of a half of the flow: exp(s), exp(tanh(s)), sigmoid(s + 2), or s itself; with s, T need not have "
+        "an inverse",
     )
     identity: bool = Field(
         True,
-        description="T(x; v) = x at the start: last layers are 0, and x is added to the output of the MLP; false: no. With "
-        "sigmoid each coupling layer begins with a factor of 0.88",
+        description="start with T(x; v) = x: last layers start as 0, and x is added to the output of the MLP. With sigmoid "
+        "the factors of the coupling layers start as 0.88",
     )
     kept_first: Literal["first", "second"] = Field(
-        "first", description="the half of a vector that the first coupling layer leaves as it is"
+        "first", description="the half of a vector that the first coupling layer keeps"
     )
     networks: Literal["one", "per_direction"] = Field(
         "one", description="one T for both directions of retrieval, or one for each"
     )
-    normalize_before: bool = Field(True, description="unit vectors before T, condition and all")
+    normalize_before: bool = Field(True, description="normalise vectors and conditions to unit length before T")
     normalize_after: bool = Field(True, description="unit vectors after T; false: scores are inner products")
 
     def build(self, dim: int) -> Similarity:
@@ -221,10 +221,10 @@ class TodNetSettings(SimilaritySettings):
 class TodNet(Similarity):
     """Scores of images with captions in deformed spaces; two matrices if they depend on the direction.
 
-    A pair's score takes a pass through T for each condition and each vector on the other side. What can be shared is: the
-    first layer of each network splits into a part of x, which of the first coupling layer does not depend on the pair, and
-    a part of v; T(v; v) is computed once for a condition. The rest are matrix products, of a block of pairs at a time; for
-    large batches the backward pass computes each block again.
+    Each combination of a condition and a vector of the other side needs a pass through T. Some work is shared: the first layer
+    of each network splits into a part for x and a part for v. In the first coupling layer the part for x does not depend on
+    the pair. T(v; v) is computed once for each condition. The rest is matrix products of blocks of pairs. For large batches
+    the backward pass computes each block again.
     """
 
     def __init__(self, settings: TodNetSettings, dim: int) -> None:
@@ -248,14 +248,14 @@ class TodNet(Similarity):
             return ConditionalMlp(dim, condition_dim, widths, settings.identity)
         if dim % 2:
             raise UserError(
-                f"similarity: todnet splits embeddings into halves, and these have {dim} numbers; "
-                "take embeddings of an even length, or similarity.transform=mlp"
+                f"similarity: todnet splits embeddings into halves, but their length is {dim}; "
+                "use embeddings of an even length, or similarity.transform=mlp"
             )
         kept = 0 if settings.kept_first == "first" else 1
         return ConditionalFlow(dim, condition_dim, settings.layers, widths, settings.scale, settings.identity, kept)
 
     def forward(self, images: Encoded, captions: Encoded) -> Scores:
-        """Scores of every image (row) with every caption (column): (i2t, t2i), or one matrix where these are the same."""
+        """Return the scores of every image (row) with every caption (column): (i2t, t2i), or one matrix if they are equal."""
         vectors = {"images": images[0], "captions": captions[0]}
         if self.settings.normalize_before:
             vectors = {side: unit_length(values) for side, values in vectors.items()}
@@ -267,7 +267,7 @@ class TodNet(Similarity):
     def _scores(
         self, deform: nn.Module, given: str | None, vectors: dict[str, Tensor]
     ) -> Float[Tensor, "n_images n_captions"]:
-        """The scores of one direction, whose conditions are of the side ``given``."""
+        """Return the scores of one direction; the conditions are the vectors of the side ``given``."""
         assert isinstance(deform, ConditionalFlow | ConditionalMlp)
         if given is None:
             return self._compared(*([part[None] for part in deform.parts(side, None)] for side in vectors.values()))[0]
@@ -278,7 +278,7 @@ class TodNet(Similarity):
     def _under(
         self, deform: ConditionalFlow | ConditionalMlp, conditions: Float[Tensor, "k dim"], others: Float[Tensor, "n dim"]
     ) -> Float[Tensor, "k n"]:
-        """The score of each condition, a row, with each vector of the other side."""
+        """Return the score of each condition (row) with each vector of the other side."""
         k, n = len(conditions), len(others)
         size = max(1, _BLOCK.get(conditions.device.type, 2**15) // max(1, n))
         again = torch.is_grad_enabled() and k * n * self._kept_of_pair > _KEPT
@@ -294,7 +294,7 @@ class TodNet(Similarity):
         return torch.cat([*parts, conditions.new_empty(0, n)])
 
     def _compared(self, first: list[Tensor], second: list[Tensor]) -> Float[Tensor, "b n m"]:
-        """Cosines, or inner products, of vectors (b, n, ...) with vectors (b or 1, m, ...), which are in parts."""
+        """Return cosines or inner products of vectors (b, n, ...) with vectors (b or 1, m, ...), both given in parts."""
         with torch.autocast(first[0].device.type, enabled=False):
             products = _total([a @ b.transpose(1, 2) for a, b in zip(first, second, strict=True)])
             if not self.settings.normalize_after:
@@ -304,7 +304,7 @@ class TodNet(Similarity):
 
 
 def _total(parts: list[Tensor]) -> Tensor:
-    """The sum of some tensors, whose axes broadcast."""
+    """Return the sum of tensors whose axes broadcast."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
