@@ -18,6 +18,7 @@ import json  # noqa: E402
 import shutil  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
+from random import Random  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
@@ -52,12 +53,30 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` selects by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that need a GPU run only if they are asked for, since the others hide it."""
+    """Mark most attacks as nightly, and deselect tests that need a GPU unless only these run, because the others hide it."""
+    leave_attacks_to_the_night(items)
     if config.option.markexpr != "gpu":
         needing = [item for item in items if item.get_closest_marker("gpu")]
         config.hook.pytest_deselected(items=needing)
         items[:] = [item for item in items if item not in needing]
+
+
+def leave_attacks_to_the_night(items: list[pytest.Item]) -> None:
+    """Mark as nightly all but ``SMOKE`` cases of each test in a module with a constant ``SUITE``.
+
+    The cases that run with each change are drawn at random, and always the same.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item.module, "SUITE"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, attacks in cases.items():
+        kept = Random(name).sample(attacks, min(SMOKE, len(attacks)))
+        for item in attacks:
+            if item not in kept:
+                item.add_marker(pytest.mark.nightly)
 
 
 def pytest_collection_finish() -> None:
@@ -70,6 +89,8 @@ def pytest_unconfigure() -> None:
     """Let what libraries clean up when Python ends be collected."""
     gc.unfreeze()
 
+
+SMOKE = 6  # cases of each attack that run with each change
 
 TINY_FEATURE = CnnConfig(
     name="tiny", model="squeezenet1_1", layer="features.2", grid=2, weights="random", resize=32, crop=32, batch_size=8
@@ -159,7 +180,7 @@ def suite_of_faults(request: pytest.FixtureRequest) -> Iterator[Callable[[str, i
     def start(name: str, tries: int) -> Suite:
         n_tries = request.config.getoption("tries") or tries
         node = request.node.nodeid.partition("[")[0]
-        marks = " -m slow" if request.node.get_closest_marker("slow") else ""
+        marks = next((f" -m {name}" for name in ("nightly", "slow") if request.node.get_closest_marker(name)), "")
         suites.append(Suite(name, n_tries, f"pytest{marks} {node} --tries {n_tries}"))
         return suites[-1]
 

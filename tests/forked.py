@@ -1,4 +1,4 @@
-"""Runs console scripts in forks of one process that has imported them, so that the seconds of their imports are spent once.
+"""Runs scripts in forks of one process that has imported them, so that the seconds of their imports are spent once.
 
 A script that is killed takes the fork with it.
 
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
+import marshal
 import os
 import pkgutil
+import runpy
 import select
 import shutil
 import signal
@@ -26,17 +27,21 @@ from pathlib import Path
 
 SNAKEMAKE = {"snakemake": "snakemake.cli:main"}
 PYTEST = {"pytest": "__main__:pytest_main"}
+PYTHON = {"python": "__main__:python_main"}
 # What commands import only for some models, in seconds.
 LIBRARIES = ("sentence_transformers", "transformers.models.bert.modeling_bert", "open_clip")
-CLIENT = """#!{python} -S
-import json, os, socket, sys
+_first: set[str] = set()  # modules of the package before pages of the documentation add parts to it
+# The C modules alone, whose import takes half the time.
+CLIENT = """#!{python} -IS
+import _socket, marshal, os, sys
 
-with socket.socket(socket.AF_UNIX) as server:
-    server.connect({path!r})
-    socket.send_fds(server, [b" "], [0, 1, 2])
-    server.sendall(json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode())
-    server.shutdown(socket.SHUT_WR)
-    sys.exit(int(server.recv(16)))
+server = _socket.socket(_socket.AF_UNIX)
+server.connect({path!r})
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
+server.sendmsg([b" "], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+server.sendall(marshal.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]))
+server.shutdown(_socket.SHUT_WR)
+sys.exit(int(server.recv(16)))
 """
 
 
@@ -86,6 +91,8 @@ def serve(path: str, targets: list[str]) -> None:
         gc.unfreeze()
         _forget("vse")
         _import_all("vse")  # the commands import what they run when they run
+        if not _first:
+            _first.update(_modules_of("vse"))
         for item in targets:
             name, _, target = item.partition("=")
             module, _, function = target.partition(":")
@@ -97,40 +104,66 @@ def serve(path: str, targets: list[str]) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
-        server.settimeout(5)
         for library in LIBRARIES:
             with suppress(ImportError):
                 importlib.import_module(library)
         load()
         signal.signal(signal.SIGHUP, load)
+        ended, end = os.pipe()
+        signal.signal(signal.SIGCHLD, lambda *_: os.write(end, b" "))
+        waiting = select.poll()
+        waiting.register(server, select.POLLIN)
+        waiting.register(ended, select.POLLIN)
+        workers: dict[int, socket.socket] = {}  # by process id
         tests = os.getppid()
         while os.getppid() == tests:  # else they were killed
-            try:
-                connection, _ = server.accept()
-            except TimeoutError:
-                continue
-            if os.fork() == 0:
-                _answer(connection, mains)
-            connection.close()
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            for descriptor, _ in waiting.poll(5000):
+                if descriptor == server.fileno():
+                    connection, _ = server.accept()
+                    workers[_start(connection, mains)] = connection
+                    waiting.register(connection, 0)  # which tells when the script hangs up
+                elif descriptor == ended:
+                    os.read(ended, 4096)
+                else:
+                    waiting.unregister(descriptor)
+                    (pid,) = (pid for pid, script in workers.items() if script.fileno() == descriptor)
+                    os.kill(pid, signal.SIGKILL)
+            _send_codes(workers, waiting)
 
 
 def pytest_main() -> None:
-    """The command ``pytest``: its tests import what they test themselves, and check its types as they do."""
-    for package in ("vse", "jaxtyping", "anyio"):  # the others are plugins of pytest, which reads them first
+    """The command ``pytest``: its tests import parts that a page has added again, and check their types as they do."""
+    for name in _modules_of("vse") - _first:
+        del sys.modules[name]
+    for package in ("jaxtyping", "anyio"):  # plugins of pytest, which reads them first
         _forget(package)
     import pytest
 
     sys.exit(pytest.main())
 
 
+def python_main() -> None:
+    """The command ``python`` with a file, with ``-m`` and a module, or with ``-`` for a program in its input."""
+    sys.argv = sys.argv[1:]
+    sys.path.insert(0, str(Path.cwd()))
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] == "-":
+        exec(compile(os.fdopen(0).read(), "<stdin>", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit(0)
+
+
+def _modules_of(package: str) -> set[str]:
+    return {name for name in sys.modules if name.partition(".")[0] == package}
+
+
 def _forget(package: str) -> None:
     """Let the next import of a package and of its modules read their files."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] == package:
-            del sys.modules[name]
+    for name in _modules_of(package):
+        del sys.modules[name]
     importlib.invalidate_caches()
 
 
@@ -142,40 +175,47 @@ def _import_all(package: str) -> None:
                 importlib.import_module(module.name)
 
 
-def _answer(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> None:
+def _start(connection: socket.socket, mains: Mapping[str, Callable[[], None]]) -> int:
+    """Run a script in a fork; returns its process id."""
     _, streams, _, _ = socket.recv_fds(connection, 1, 3)
-    name, arguments, folder, environment = json.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
-    ended, end = os.pipe()
-    signal.signal(signal.SIGCHLD, lambda *_: os.write(end, b" "))
+    name, arguments, folder, environment = marshal.loads(b"".join(iter(lambda: connection.recv(2**16), b"")))
     worker = os.fork()
-    if worker == 0:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for stream, number in zip(streams, (0, 1, 2), strict=True):
-            os.dup2(stream, number)
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(environment)
-        sys.argv = [name, *arguments]
-        code = 1
-        try:
-            mains[name]()
-        except SystemExit as stop:
-            code = stop.code if isinstance(stop.code, int) else 0
-        except BaseException:
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    waiting = select.poll()
-    waiting.register(connection, 0)  # which tells when the script hangs up
-    waiting.register(ended, select.POLLIN)
-    if all(descriptor != ended for descriptor, _ in waiting.poll()):
-        os.kill(worker, signal.SIGKILL)
-        os.waitpid(worker, 0)
-        os._exit(1)
-    _, status = os.waitpid(worker, 0)
-    connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
-    os._exit(0)
+    if worker:
+        for stream in streams:
+            os.close(stream)
+        return worker
+    for number in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for stream, number in zip(streams, (0, 1, 2), strict=True):
+        os.dup2(stream, number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = [name, *arguments]
+    code = 1
+    try:
+        mains[name]()
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _send_codes(workers: dict[int, socket.socket], waiting: select.poll) -> None:
+    """Send the exit codes of workers that have ended to their scripts."""
+    while workers:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        if connection := workers.pop(pid, None):
+            with suppress(KeyError):  # of a script that hung up
+                waiting.unregister(connection)
+            with suppress(OSError):
+                connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
+            connection.close()
 
 
 if __name__ == "__main__":

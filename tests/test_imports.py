@@ -55,9 +55,24 @@ def output(program: str, *arguments: object) -> list[str]:
 def test_help_and_usage_errors_import_nothing_heavy(command: str) -> None:
     expected = {"--help": 0, "--no-such-option": 2} | {f"{name} --help": 0 for name in SUBCOMMANDS.get(command, ())}
     ends = [line.split() for line in output(ASKED, COMMANDS[command], *expected) if line.startswith("exits with ")]
-    assert [(int(code), HEAVY & set(modules)) for _, _, code, *modules in ends] == [
+    assert [(int(code), (HEAVY | {"h5py"}) & set(modules)) for _, _, code, *modules in ends] == [
         (code, set()) for code in expected.values()
     ]
+
+
+def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() -> None:
+    program = (
+        "import sys\nfrom vse.features.feature_presets import load_feature\n"
+        "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n    load_feature(name, 'demo').triggers()\n"
+        "print(*sys.modules)"
+    )
+    assert not (HEAVY | {"h5py"}) & set(output(program)[-1].split())
+
+
+@pytest.mark.slow
+def test_torchvision_is_imported_only_where_it_runs() -> None:
+    modules = ", ".join(f"vse.features.{name}" for name in ("reader", "imported", "caption_extractor", "cnn_extractor"))
+    assert "torchvision" not in output(f"import sys, {modules}\nprint(*sys.modules)")[-1].split()
 
 
 MAIN_JOB = """

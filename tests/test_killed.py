@@ -1,6 +1,6 @@
 """SIGKILL at random moments of every command that writes; what it has left is whole, and when left alone it ends as unharmed.
 
-``pytest -m slow --tries 30 tests/test_killed.py`` kills each of them 30 times.
+``pytest -m nightly --tries 30 tests/test_killed.py`` kills each of them 30 times.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def kill(script: list[str], folder: Path, after: float) -> int:
     return process.returncode
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", COMMANDS)
 def test_killed_then_left_alone_gives_the_same_files(
     name: str, given: dict[str, Path], run: Run, commands: Path, tmp_path: Path, suite_of_module: Suite

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import ast
-import configparser
-import importlib
 import os
 import platform
 import shutil
@@ -14,7 +12,6 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 
 from vse.pipeline.files.archives import unpack
@@ -41,16 +38,6 @@ def test_a_room_imports_downwards_only(room: str) -> None:
             assert rooms <= ROOMS[room] | {room}, path
 
 
-def test_setup_cfg_lists_every_package() -> None:
-    parser = configparser.ConfigParser()
-    parser.read(ROOT / "setup.cfg", encoding="utf-8")
-    inside = ["presets", *ROOMS]
-    packages = {path.parent.relative_to(PACKAGE) for room in inside for path in (PACKAGE / room).rglob("__init__.py")}
-    packages |= {path.parent.relative_to(ROOT) for room in ROOMS for path in (ROOT / room).rglob("__init__.py")}
-    listed = parser["options"]["packages"].split()
-    assert sorted(listed) == sorted(["vse", *(".".join(("vse", *package.parts)) for package in packages)])
-
-
 def lowest_versions(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the script of the nightly job that prints the constraints for an install of the lowest versions."""
     script = folder / ".ci" / "lowest_versions.py"
@@ -70,15 +57,6 @@ def test_each_requirement_of_users_has_a_lower_bound_that_the_nightly_job_instal
     done = lowest_versions(tmp_path)
     assert done.returncode == 1
     assert "no lower bound of pandas" in done.stderr
-
-
-def test_the_nightly_workflow_runs_each_part_of_its_script() -> None:
-    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text())["jobs"].values()
-    assert job["steps"][-1]["run"] == ".ci/nightly ${{ matrix.part }}"
-    for part in job["strategy"]["matrix"]["part"]:
-        assert f"\n{part})" in (ROOT / ".ci" / "nightly").read_text()
-    done = subprocess.run([ROOT / ".ci" / "nightly", "other"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "usage: .ci/nightly [lowest|audit]\n")
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +161,8 @@ def test_presets_and_the_typing_marker_ship_with_the_package() -> None:
     assert files("vse.presets").joinpath("experiments", "vsepp.yaml").is_file()
 
 
-@pytest.mark.parametrize("command", ["pipeline.cli", "features.cli", "train.cli", "eval.cli"])
-def test_a_command_s_module_imports(command: str) -> None:
-    importlib.import_module(f"vse.{command}")
-
-
-def test_no_module_is_longer_than_four_hundred_lines_and_none_unpickles() -> None:
+def test_no_module_unpickles() -> None:
     for path in [*PACKAGE.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))]:
         text = path.read_text()
-        assert len(text.splitlines()) <= 400, path
         assert "import pickle" not in text
         assert "weights_only=False" not in text

@@ -148,7 +148,7 @@ def run_script(name: str, out: Path, *options: str) -> pd.DataFrame:
     return pd.read_csv(written)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_of_gpus_runs_on_a_processor_at_a_tiny_size(tmp_path: Path) -> None:
     table = run_script("gpu", tmp_path, "--device", "cpu", "--tiny")
     for work in ("exact ranks", "FAISS", "training", "gloo", "SCAN t2i", "SCAN i2t", "TOD-Net", "extraction"):
@@ -159,7 +159,7 @@ def test_the_benchmark_of_gpus_runs_on_a_processor_at_a_tiny_size(tmp_path: Path
     assert table["busy"].between(0, 1.5).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_of_growth_runs_at_a_tiny_size(tmp_path: Path) -> None:
     table = run_script("growth", tmp_path, "--largest", "0.005", "--points", "2")
     assert table["work"].value_counts().to_dict() == dict.fromkeys(WORKS_THAT_GROW, 2)
@@ -168,7 +168,7 @@ def test_the_benchmark_of_growth_runs_at_a_tiny_size(tmp_path: Path) -> None:
     assert (table["peak_gb"] >= table["start_gb"]).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_server_answers_correctly_under_a_short_load(tmp_path: Path) -> None:
     (row,) = run_script("load", tmp_path, "--clients", "8", "--seconds", "2", "--bad", "0.3").to_dict("records")
     assert row["requests"] > row["bad"] > 0

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, console_scripts, patched
-from tests.forked import PYTEST, SNAKEMAKE, Scripts
+from tests.forked import PYTEST, PYTHON, SNAKEMAKE, Scripts
 from tests.pipeline.entities_made import annotation, thing, write_entities, write_photo
 from vse.pipeline.demo import make_demo
 
@@ -24,6 +24,8 @@ MADE = ("__pycache__", "*.h5", "*.shards", "*.failures.jsonl", "*.encoder.safete
 FC7 = "model: squeezenet1_1\nlayer: features.2\nweights: random\ngrid: 2\nresize: 32\ncrop: 32\n"
 GRID = f"{FC7}positions: true\n"
 CLIP = [("laion2b_s34b_b79k", "random"), ("ViT-B-32", "ViT-S-32-alt")]
+# A network of pages' presets whose random weights take seconds to draw, and another one.
+VGG = ("model: vgg11\nlayer: features.6", "model: squeezenet1_1\nlayer: features.4")
 DEMO = """
 n_images: 110
 shards: 2
@@ -31,7 +33,8 @@ features:
   fc7_10c: { crop: 28 }
   hglmm: { trained_dim: 20, pca: 50 }
   boxes_effnet: &boxes
-    { model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2, shorter: 32, longer: 48 }
+    { model: squeezenet1_1, weights: random, map: features.1, layer: features.2, pool: 8, grid: 2, shorter: 32, longer: 48,
+      n_boxes: 8 }
   boxes_effnet_truth: *boxes
 experiment:
   model: { dim: 32, word_dim: 16 }
@@ -67,7 +70,7 @@ class World:
         self._shrink()
         self._draw(make_demo(work / "drawn", 66, seed=3))
         self.environment = self._environment(self.folder / "_vse")  # found before the installed package
-        self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST, self.environment)
+        self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST | PYTHON, self.environment)
         self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"
         self._scripts.start()
 
@@ -86,7 +89,8 @@ class World:
         if block.title:
             target = self.folder / block.title
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(patched(target.read_text(), block.text) if block.language == "diff" else block.text)
+            is_diff = block.language == "diff"
+            target.write_text(patched(target.read_text(), block.text) if is_diff else block.text.replace(*VGG))
             self._changed |= block.title.startswith(tuple(f"{room}/" for room in ROOMS))
             return ""
         if self._changed:

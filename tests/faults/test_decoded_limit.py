@@ -29,7 +29,7 @@ from vse.pipeline.files.decoded_limit import check_zip, decoded_stream
 from vse.pipeline.files.hdf5 import open_hdf5, required_data
 
 SMALL = "0.01"  # GB
-N_BYTES = 50_000_000
+N_BYTES = 15_000_000
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}
 
 

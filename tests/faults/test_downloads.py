@@ -6,6 +6,7 @@ Its connections are slow in earnest, but a client waits for a fraction of a seco
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import random
@@ -212,6 +213,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Server]:
         state.stopped.set()
         http.shutdown()
         thread.join()
+    gc.collect()  # sockets that are closed late, which would fail another test
 
 
 def fetch_file(url: str, out: Path) -> dict[str, bytes]:

@@ -27,7 +27,7 @@ def numbers(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in json.loads((folder / RESULT).read_text()).items() if name == "protocols"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_workflow_and_the_next_give_the_same_result(
     commands: Path, suite_of_faults: Callable[[str, int], Suite], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -104,7 +105,10 @@ def test_settings_that_do_not_go_together_are_one_line(demo: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_compiled_network_gives_the_same_vectors(demo: Path) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``aot_eager`` traces the network but compiles no machine code, which takes a minute."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     items = items_of(load_dataset_file(demo), "image")[:10]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     plain = CnnExtractor(config).extract(items).features

@@ -178,10 +178,12 @@ def test_the_collapsed_loss_counts_further_candidates() -> None:
 
 
 COMPILED = """
+import functools, sys
 import numpy as np, torch
 from vse.train.losses.base import Batch
 from vse.train.losses.max_of_hinges import MaxOfHinges
 from vse.train.models.similarities.cosine import Cosine
+torch.compile = functools.partial(torch.compile, backend=sys.argv[1])
 sides = [torch.rand(5, 3, generator=torch.Generator().manual_seed(k), requires_grad=True) for k in (0, 1)]
 batch = Batch(*[(side,) for side in sides], np.arange(5), np.arange(5))
 both = []
@@ -194,7 +196,8 @@ assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1, "nothing was
 
 
 @pytest.mark.slow
-def test_a_compiled_loss_gives_the_same_value_and_gradients() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_a_compiled_loss_gives_the_same_value_and_gradients(backend: str) -> None:
     """In a process of its own, where no annotations are checked, which cannot be compiled."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", COMPILED, backend], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
