@@ -217,7 +217,7 @@ class _Teller:
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
 
 
-def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
+def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
     """Draw ``n_images`` scenes with five captions each and write ``out/dataset.json`` and ``out/images``.
 
     About 8/11 of the images are for training, 1/11 for validation, 2/11 for testing. Every sentence keeps

@@ -32,7 +32,7 @@ _MOST_REDIRECTS = 10
 _CHUNK = 1 << 16
 
 
-def answer_of(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
+def request_url(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
     """Request a file; returns the answer, whose body is still to be read.
 
     Redirects are followed to http:// and https:// addresses alone, and their bodies are not read.
@@ -51,7 +51,7 @@ def answer_of(url: str, headers: Mapping[str, str], seconds: float) -> requests.
     raise requests.TooManyRedirects(f"the server redirects more than {_MOST_REDIRECTS} times")
 
 
-def chunks_of(answer: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
+def read_chunks(answer: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
     """Yield the bytes of an answer as they arrive, at most ``n_bytes``.
 
     Raises requests.RequestException if the connection breaks, or if fewer than ``SLOWEST`` bytes a second arrive.
@@ -72,7 +72,7 @@ def chunks_of(answer: requests.Response, seconds: float, n_bytes: int | None = N
             n_before, start = n_read, time.monotonic()
 
 
-def length_in(text: str) -> int | None:
+def parse_length(text: str) -> int | None:
     """Return a length in a header as a number, or None if it is not one."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
@@ -182,7 +182,7 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     return path
 
 
-def download_whole(url: str, path: Path, n_bytes: int) -> Path:
+def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
     """Download ``url``, whose content is checked elsewhere, to ``path``, unless a file of its size is there; returns ``path``.
 
     What has arrived is kept, and the next call requests the rest, as of :func:`download`.
@@ -200,30 +200,30 @@ def download_whole(url: str, path: Path, n_bytes: int) -> Path:
     return path
 
 
-def read_address(url: str, most_bytes: int) -> bytes:
+def read_url(url: str, most_bytes: int) -> bytes:
     """The content of a small file at an address; :class:`UserError` if it has more than ``most_bytes``."""
-    if (n_bytes := size_at(url)) > most_bytes:
+    if (n_bytes := remote_size(url)) > most_bytes:
         raise UserError(f"{url}: {n_bytes} bytes, and no more than {most_bytes} are expected")
     with TemporaryDirectory() as folder:
-        return download_whole(url, Path(folder, "content"), n_bytes).read_bytes()
+        return download_unverified(url, Path(folder, "content"), n_bytes).read_bytes()
 
 
-def size_at(url: str) -> int:
+def remote_size(url: str) -> int:
     """How many bytes a file at an address has; :class:`UserError` if the server cannot be reached or does not say."""
-    with stream_of(url) as answer:
-        length = length_in(answer.headers.get("Content-Length", ""))
+    with open_url(url) as answer:
+        length = parse_length(answer.headers.get("Content-Length", ""))
     if length is None:
         raise UserError(f"{url}: the server does not say how large it is; download it, and give its path")
     return length
 
 
 @contextmanager
-def stream_of(url: str) -> Iterator[Answer]:
+def open_url(url: str) -> Iterator[Answer]:
     """A file at an address, to be read once; what breaks while it is read is a :class:`UserError`, too."""
     reason = ""
     for attempt in range(ATTEMPTS):
         try:
-            answer = answer_of(url, {"Accept-Encoding": "identity"}, TIMEOUT)
+            answer = request_url(url, {"Accept-Encoding": "identity"}, TIMEOUT)
         except (ValueError, requests.TooManyRedirects) as error:
             raise UserError(f"{url}: {printable(error)}") from None
         except requests.RequestException as error:
@@ -247,7 +247,7 @@ class Answer:
 
     def __init__(self, url: str, answer: requests.Response) -> None:
         self.headers = answer.headers
-        self._url, self._chunks = url, chunks_of(answer, TIMEOUT)
+        self._url, self._chunks = url, read_chunks(answer, TIMEOUT)
 
     def read(self, _: int = -1) -> bytes:
         """The next bytes; none at the end."""
@@ -288,7 +288,7 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
     """One request for the rest of ``part``; from the first byte if the server does not resume."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with answer_of(url, headers, TIMEOUT) as answer:
+    with request_url(url, headers, TIMEOUT) as answer:
         status = f"the server answers {answer.status_code} {printable(answer.reason)}"
         continues = answer.status_code == 206
         extent = answer.headers.get("Content-Range" if continues else "Content-Length", "")
@@ -299,12 +299,12 @@ def _append(url: str, part: Path, n_bytes: int) -> None:
             raise requests.HTTPError(status)
         if answer.status_code not in (200, 206):
             raise ConnectionError(status)
-        total = length_in(extent.rpartition("/")[2])
+        total = parse_length(extent.rpartition("/")[2])
         if total not in (None, n_bytes):
             raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
         bar = progress_bar(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True)
         with part.open("ab" if continues else "wb") as stream, bar:
-            for chunk in chunks_of(answer, TIMEOUT, n_bytes - stream.tell()):
+            for chunk in read_chunks(answer, TIMEOUT, n_bytes - stream.tell()):
                 bar.update(stream.write(chunk[: n_bytes - stream.tell()]))
                 stream.flush()  # what has arrived is kept, also if this process is killed
 

@@ -22,7 +22,7 @@ from jaxtyping import Bool
 from PIL import ImageOps
 
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, count_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.sources import checked_dataset
+from vse.pipeline.dataset.sources import load_checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.images import FORMATS, MAX_PIXELS, BadImage, as_rgb, read_bytes
 from vse.pipeline.files.inputs import is_name
@@ -164,7 +164,7 @@ def by_splits(of_splits: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str,
 
 def _sums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, bytes], dict[int, bytes]]:
     """SHA-256 of the image files of both data sets for which the other one has a file of the same size."""
-    if not (dataset.pictures and other.pictures):
+    if not (dataset.has_image_files and other.has_image_files):
         return {}, {}
     sizes = [{image.imgid: one.image_path(image).stat().st_size for image in one.images} for one in (dataset, other)]
     both = set(sizes[0].values()) & set(sizes[1].values())
@@ -194,14 +194,14 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     read.
     :class:`vse.pipeline.errors.UserError` if a data set is not valid or an image file is missing.
     """
-    dataset = checked_dataset(path)
+    dataset = load_checked_dataset(path)
     others = [] if against is None else [_other(against, dataset)]
     lines = [count_splits(dataset)]
     for other in others:
         lines += [count_splits(other), shared_report(dataset, other)]
     for twin in (None, *others):
         lines.append(caption_report(dataset, twin))
-        without = [str(one.path) for one in (dataset, twin) if one is not None and not one.pictures]
+        without = [str(one.path) for one in (dataset, twin) if one is not None and not one.has_image_files]
         if without and look_alikes:
             lines.append(f"{without[0]} has no image files, so no photos are compared")
         elif look_alikes:
@@ -298,7 +298,7 @@ def _other(against: Path, dataset: Dataset) -> Dataset:
     """
     name = str(against)
     if against.exists() or not is_name(name) or name.endswith(".json"):
-        return checked_dataset(against)
+        return load_checked_dataset(against)
     file = _file_of(name, dataset)
     if file is not None:
         known = load_dataset_file(file)

@@ -28,7 +28,7 @@ CAPTION_BYTES = 8  # of a caption's hash: there are many captions, and nobody fo
 Hashes = NDArray[np.uint8]
 
 
-class DataSums(BaseModel):
+class DataChecksums(BaseModel):
     """A data set, or a split of it, as SHA-256: of the ids, of the photographs and of the captions, sorted by id.
 
     None stands for an unknown sum. The sum of the captions covers which image each belongs to. For a complete data set there
@@ -45,7 +45,7 @@ class DataSums(BaseModel):
         """Return eight hexadecimal digits that stand for all sums, for the name of a file."""
         return hashlib.sha256("".join(str(value) for value in self.model_dump().values()).encode()).hexdigest()[:8]
 
-    def differences(self, other: DataSums) -> list[str]:
+    def differences(self, other: DataChecksums) -> list[str]:
         """Return which of the sums that both sides know differ: of ids, photographs, captions, splits."""
         names = {"ids": "ids", "photographs": "photos", "captions": "captions", "splits": "splits"}
         pairs = {name: (getattr(self, f"{key}_sha256"), getattr(other, f"{key}_sha256")) for name, key in names.items()}
@@ -66,10 +66,10 @@ class DataIdentity:
     captions: Hashes | None = None
 
     @property
-    def sums(self) -> DataSums:
+    def sums(self) -> DataChecksums:
         """Return the sums of the rows."""
         images, captions = np.argsort(self.image_ids), np.argsort(self.caption_ids)
-        return DataSums(
+        return DataChecksums(
             ids_sha256=_sum(self.image_ids[images], self.caption_ids[captions]),
             photos_sha256=None if self.photos is None else _sum(self.image_ids[images], self.photos[images]),
             captions_sha256=None if self.captions is None else _sum(self.caption_ids[captions], self.captions[captions]),
@@ -129,7 +129,7 @@ def _compared(ids: Ids, hashes: Hashes | None, other_ids: Ids, other_hashes: Has
     """Return how many rows were compared, those of the ids that both sides have, and the ids of those that differ."""
     if hashes is None or other_hashes is None:
         return 0, ids[:0]
-    rows = IdRows(other_ids).of(ids)
+    rows = IdRows(other_ids).find(ids)
     shared = np.flatnonzero(rows >= 0)
     return len(shared), ids[shared[(hashes[shared] != other_hashes[rows[shared]]).any(1)]]
 
@@ -146,13 +146,13 @@ COMPARED_PHOTOS_IF_CHANGED = 256
 _NONE = np.empty(0, np.int64)
 
 
-def check_data_of(dataset: Dataset, recorded: DataIdentity) -> None:
+def check_recorded_data(dataset: Dataset, recorded: DataIdentity) -> None:
     """Raise UserError if a file of embeddings or scores is of other captions or photographs than a data set has at these ids.
 
     All captions are compared, and some photographs, evenly spread, as far as they are at hand.
     """
     captions = None if recorded.captions is None else caption_hashes(dataset.images)
-    photo_ids, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
+    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     ours = DataIdentity(photo_ids, caption_ids(dataset.images), photos, captions)
     if differences := data_differences(ours, recorded):
         raise UserError(
@@ -161,20 +161,20 @@ def check_data_of(dataset: Dataset, recorded: DataIdentity) -> None:
         )
 
 
-def photos_at_hand(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
+def hash_available_photos(dataset: Dataset, recorded: DataIdentity, most: int) -> tuple[Ids, Hashes | None]:
     """Hash at most ``most`` photographs of a data set, evenly spread over the images whose photographs are recorded.
 
     Returns their ids (n,) and hashes (n, 32); None for the hashes if no file is at hand.
     """
-    if recorded.photos is None or not dataset.pictures:
+    if recorded.photos is None or not dataset.has_image_files:
         return _NONE, None
-    rows = np.flatnonzero(IdRows(recorded.image_ids).of(image_ids(dataset.images)) >= 0)
+    rows = np.flatnonzero(IdRows(recorded.image_ids).find(image_ids(dataset.images)) >= 0)
     chosen = rows[np.linspace(0, len(rows) - 1, min(most, len(rows))).astype(np.int64)] if len(rows) else rows
     images = [dataset.images[int(row)] for row in chosen]
-    return hashed_photos([(image.imgid, dataset.image_path(image)) for image in images])
+    return hash_photos([(image.imgid, dataset.image_path(image)) for image in images])
 
 
-def hashed_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
+def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
     """Return the ids (n,) and SHA-256 (n, 32) of all readable files; the second is None if no file can be read."""
     hashed = {}
     for imgid, path in files:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, extra_package
 from vse.pipeline.files.compressed import check_arrow, check_file
 from vse.pipeline.files.images import BadImage, read_bytes
 from vse.pipeline.files.inputs import is_path, reading, reason_of
 from vse.pipeline.files.writing import only_writer, read_json
-from vse.pipeline.imports.photos import MOST_BYTES, ImageFolders, UnpackedPhotos
-from vse.pipeline.imports.rows import BadRow, GatheredRows, ImportSettings, check_name, write_imported_data
-from vse.pipeline.imports.tables import columns_read, row_of
+from vse.pipeline.imports.photos import MOST_BYTES, ImageFolders, PhotoWriter
+from vse.pipeline.imports.rows import BadRow, ImportSettings, RowCollector, write_imported_data
+from vse.pipeline.imports.tables import choose_columns, row_of
 from vse.pipeline.progress import progress_bar
 
 _ENDINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
@@ -34,14 +35,14 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
     on where it was. A row whose image is a path is taken if the file lies in ``folder``, in the folder ``images`` or where the
     library unpacked the data set. :class:`UserError` if the library is not installed.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
     loaded = _loaded(library, folder)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
-    gathered = GatheredRows(settings)
+    gathered = RowCollector(settings)
     folders = ImageFolders(_folders(library, folder, images))
     with only_writer(settings.out, folder=True):
-        photos = UnpackedPhotos(settings.out, gathered)
+        photos = PhotoWriter(settings.out, gathered)
         for split, rows in by_split.items():
             _add_split(folder, folders, str(split), rows, library.Image, gathered, photos, settings.columns)
         content = gathered.content(format="hugging-face", files=[folder.name])
@@ -96,8 +97,8 @@ def _add_split(
     split: str,
     rows: Any,
     image_type: Any,
-    gathered: GatheredRows,
-    photos: UnpackedPhotos,
+    gathered: RowCollector,
+    photos: PhotoWriter,
     columns: Mapping[str, tuple[str, ...]],
 ) -> None:
     """Take the rows of one split; the images are taken as they are stored, undecoded."""
@@ -105,7 +106,7 @@ def _add_split(
     (image,) = columns.get("file", tuple(holding[:1]) or ("",))
     if image not in holding:
         raise UserError(f"{folder}: no column {image!r} of images; those are {', '.join(holding) or 'none'}")
-    chosen = columns_read(folder, rows.features, {**columns, "file": (image,)})
+    chosen = choose_columns(folder, rows.features, {**columns, "file": (image,)})
     seen: set[str] = set()
     stored = rows.cast_column(image, image_type(decode=False))
     for number, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):

@@ -14,7 +14,7 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.writing import clear_temporaries, write_bytes
-from vse.pipeline.imports.rows import BadRow, GatheredRows, ImportedRow
+from vse.pipeline.imports.rows import BadRow, ImportedRow, RowCollector
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//|/)")
 _HINT = "--images FOLDER allows another folder"
@@ -48,10 +48,10 @@ class ImageFolders:
 MOST_BYTES = 100_000_000  # of one photo
 
 
-class UnpackedPhotos:
+class PhotoWriter:
     """The folder ``images`` of a data set that is being imported, and the rows of those photos that are sound."""
 
-    def __init__(self, out: Path, gathered: GatheredRows) -> None:
+    def __init__(self, out: Path, gathered: RowCollector) -> None:
         self.folder = out / "images"
         if self.folder.is_symlink():
             raise UserError(f"{self.folder} is a link to a folder of other images; give another --out")

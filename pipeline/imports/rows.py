@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vse.pipeline.dataset.captions import NEW, tokeniser_named
+from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.sources import check_dataset_out, write_dataset
+from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.inputs import is_name, is_path
+from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.outputs import check_out, may_replace_others, text_kind
 from vse.pipeline.files.writing import read_json, write_text
 
@@ -54,7 +54,7 @@ class ImportSettings:
     val: float | None = None
     test: float | None = None
     seed: int = 0
-    tokeniser: str = NEW
+    tokeniser: str = IMPORT_TOKENISER
     skip_bad: bool = False
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quoting: str | None = None
@@ -72,8 +72,10 @@ def import_settings(
     quoting: str | None = None,
 ) -> ImportSettings:
     """The settings of an import as a command has them: the data set is called as its folder, unless a name is given."""
-    given = fields_of(columns)
-    return ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, given, quoting)
+    given = parse_columns(columns)
+    return ImportSettings(
+        name or out.resolve().name, out, val, test, seed, tokeniser or IMPORT_TOKENISER, skip_bad, given, quoting
+    )
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,14 @@ class _Image:
     captions: list[tuple[int | None, str, list[str]]]
 
 
-class GatheredRows:
+class RowCollector:
     """Rows put together by image; ``check`` says by :class:`BadRow` what is wrong with the file of one."""
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
         self.bad = BadRows(settings.skip_bad)
         self.n_rows = 0
         self._settings, self._check = settings, check
-        self._cut = tokeniser_named(settings.tokeniser, "--tokeniser")
+        self._cut = find_tokeniser(settings.tokeniser, "--tokeniser")
         self._images: dict[str, _Image] = {}
         self._files: dict[int, str] = {}
         self._sentids: set[int] = set()
@@ -323,7 +325,7 @@ def texts(values: Iterable[object]) -> tuple[str, ...]:
     return tuple(str(text or "") for text in flat)
 
 
-def fields_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
+def parse_columns(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Columns by field from texts ``FIELD=NAME``; :class:`UserError` if one is something else."""
     columns: dict[str, tuple[str, ...]] = {}
     for text in given:
@@ -337,12 +339,6 @@ def fields_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
 _FAILURES = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
-def check_name(name: str) -> None:
-    """:class:`UserError` if ``name`` cannot be that of a data set."""
-    if not is_name(name):
-        raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
-
-
 def check_import_out(settings: ImportSettings) -> None:
     """Check before any work that the folder ``settings.out`` may be written; raises UserError if not."""
     check_dataset_out(settings.out, settings.name)
@@ -354,7 +350,7 @@ def write_imported_data(content: dict[str, Any], settings: ImportSettings, image
 
     :class:`UserError` if another data set is there.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
     if file.exists() and read_json(file) != content and not may_replace_others():
         raise UserError(f"{file} is there and holds something else; move it away, or give another --out or --force")

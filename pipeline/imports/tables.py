@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.images import BadImage, image_size
 from vse.pipeline.files.inputs import check_input, reading
@@ -18,10 +19,9 @@ from vse.pipeline.imports.csv_rows import QUOTING, csv_rows
 from vse.pipeline.imports.photos import ImageFolders
 from vse.pipeline.imports.rows import (
     BadRow,
-    GatheredRows,
     ImportedRow,
     ImportSettings,
-    check_name,
+    RowCollector,
     texts,
     whole_number,
     write_imported_data,
@@ -45,7 +45,7 @@ _Refuse = Callable[[str, object], None]
 _Choose = Callable[[Mapping[str, Any]], dict[str, tuple[str, ...]]]
 
 
-def add_table(path: Path, gathered: GatheredRows, settings: ImportSettings) -> None:
+def add_table(path: Path, gathered: RowCollector, settings: ImportSettings) -> None:
     """Take all rows of a table; :class:`UserError` if it is no table, or has no column of files or of captions."""
     rows = table_rows(path, settings, gathered.refuse)
     for place, row in progress_bar(rows, desc=f"read {path.name}", unit="row"):
@@ -66,7 +66,7 @@ def table_rows(path: Path, settings: ImportSettings, refuse: _Refuse) -> Iterato
         raise UserError(f"--quoting {settings.quoting}: {path.name}: it {allowed}")
 
     def choose(header: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-        return columns_read(path, header, settings.columns, NEEDED)
+        return choose_columns(path, header, settings.columns, NEEDED)
 
     if kind in _CSV:
         rows: Iterator[tuple[str, _Values]]
@@ -105,7 +105,7 @@ def row_of(place: str, row: Mapping[str, list[Any]]) -> ImportedRow:
     return ImportedRow(place, file, flat, split, whole_number(imgid, "imgid"), tuple(numbers), whole_number(cocoid, "cocoid"))
 
 
-def columns_read(
+def choose_columns(
     path: Path, header: Mapping[str, Any], given: Mapping[str, tuple[str, ...]], needed: tuple[str, ...] = NEEDED
 ) -> dict[str, tuple[str, ...]]:
     """The columns of each field: those ``given``, or the first of the usual names that the header has."""
@@ -170,7 +170,7 @@ def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
 _USUAL = ("metadata", "captions")  # what such a table in the folder of images is called
 
 
-def table_in(folder: Path) -> Path | None:
+def find_table(folder: Path) -> Path | None:
     """The table of captions in a folder of images; None if there is none by a usual name, :class:`UserError` if several."""
     tables = [path for name in _USUAL for end in TABLES if (path := folder / f"{name}{end}").is_file()]
     if len(tables) > 1:
@@ -187,14 +187,14 @@ def import_table(images: Path, table: Path, settings: ImportSettings, others: Pa
     """
     if not images.is_dir():
         raise UserError(f"{images}: no such folder of images")
-    check_name(settings.name)
-    gathered = GatheredRows(settings, check_photo(images, others))
+    check_dataset_name(settings.name)
+    gathered = RowCollector(settings, photo_checker(images, others))
     add_table(table, gathered, settings)
     content = gathered.content(format="table", files=[table.name])
     return write_imported_data(content, settings, images, [table])
 
 
-def check_photo(images: Path, others: Path | None = None) -> Callable[[str], None]:
+def photo_checker(images: Path, others: Path | None = None) -> Callable[[str], None]:
     """Return a check of a file in the folder ``images``.
 
     It raises BadRow if the file is missing, is no image that can be read, or is a link that leads to neither of the folders.

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
 from vse.pipeline.files.archives import BROKEN, ArchiveMember, member_fault, opened_archive
 from vse.pipeline.files.inputs import check_input, reason_of
 from vse.pipeline.files.writing import only_writer, parse_json
-from vse.pipeline.imports.photos import MOST_BYTES, UnpackedPhotos
+from vse.pipeline.imports.photos import MOST_BYTES, PhotoWriter
 from vse.pipeline.imports.rows import (
     BadRow,
-    GatheredRows,
     ImportedRow,
     ImportSettings,
-    check_name,
+    RowCollector,
     log,
     texts,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import columns_read, row_of
+from vse.pipeline.imports.tables import choose_columns, row_of
 from vse.pipeline.progress import progress_bar
 
 PHOTOS = ("jpg", "jpeg", "png", "webp")
@@ -164,7 +164,7 @@ _SPLITS = ("train", "val", "valid", "validation", "dev", "test")
 _BLOCK = 512
 
 
-def archives_in(source: Path) -> list[Path]:
+def find_archives(source: Path) -> list[Path]:
     """The archives in a folder and the folders in it, in the order of their names; a file is itself."""
     paths = source.rglob("*") if source.is_dir() else [source]
     return sorted(path for path in paths if path.name.lower().endswith(ARCHIVES) and path.is_file())
@@ -182,10 +182,10 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
     sample ``a``. With ``key_until="last-dot"`` it ends at the last one. Two samples with one key are refused. Members that
     are not read are counted.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
         raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_ENDS)}")
-    archives = [(source, path) for source in sources for path in archives_in(source)]
+    archives = [(source, path) for source in sources for path in find_archives(source)]
     if not archives:
         raise UserError(f"{sources[0]}: no archive in it; {', '.join(ARCHIVES)} are read")
     folders = [_folder(source, path) for source, path in archives]
@@ -195,12 +195,12 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
             raise UserError(
                 f"{same}: two archives have the same name; give the folder in which all of them lie, or rename one"
             )
-    gathered = GatheredRows(settings)
+    gathered = RowCollector(settings)
     sizes = [check_input(path).stat().st_size for _, path in archives]
     with only_writer(settings.out, folder=True), progress_bar(
         desc="unpack photos", total=sum(sizes), unit="B", unit_scale=True
     ) as bar:  # fmt: skip
-        photos = UnpackedPhotos(settings.out, gathered)
+        photos = PhotoWriter(settings.out, gathered)
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
         for (_, archive), folder, size in zip(archives, folders, sizes, strict=True):
@@ -225,8 +225,8 @@ def _add_archive(
     folder: str,
     reader: SampleReader,
     seen: dict[str, str],
-    gathered: GatheredRows,
-    photos: UnpackedPhotos,
+    gathered: RowCollector,
+    photos: PhotoWriter,
     settings: ImportSettings,
 ) -> None:
     """Take the samples of an archive; ``seen`` has a member of each sample that was taken or refused."""
@@ -278,7 +278,7 @@ def _row(
         try:
             parsed = parse_json(Path(place), parts["json"])
             content = parsed if isinstance(parsed, dict) else {"caption": parsed}
-            chosen = columns_read(Path(place), content, columns, ())
+            chosen = choose_columns(Path(place), content, columns, ())
             said = {what: [content[name] for name in names] for what, names in chosen.items()}
         except UserError as error:
             raise BadRow(str(error).removeprefix(f"{Path(place)}: ")) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.imported_made import write_photos
+from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
 

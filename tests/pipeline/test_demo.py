@@ -11,7 +11,7 @@ from PIL import Image
 
 from vse.pipeline.cli import demo_command
 from vse.pipeline.dataset.captions import tokenize
-from vse.pipeline.demo import DEFAULT_IMAGES, SYNONYMS, make_demo, write_captions
+from vse.pipeline.demo import DEFAULT_IMAGES, SYNONYMS, create_demo, write_captions
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
 
 SEEDS = st.integers(0, 2**32)
@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 
 def test_the_same_seed_draws_the_same_files_and_another_seed_does_not(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        make_demo(tmp_path / name, 12, seed)
+        create_demo(tmp_path / name, 12, seed)
     files = [p.relative_to(tmp_path / "a") for p in sorted((tmp_path / "a").rglob("*")) if p.is_file()]
     assert len(files) == 13
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
@@ -31,7 +31,7 @@ def test_help_gives_the_number_of_images_that_is_drawn_by_default() -> None:
 
 
 def test_an_image_does_not_depend_on_how_many_are_made(tmp_path: Path) -> None:
-    few, many = make_demo(tmp_path / "few", 6), make_demo(tmp_path / "many", 12)
+    few, many = create_demo(tmp_path / "few", 6), create_demo(tmp_path / "many", 12)
     name = "images/demo_000005.jpg"
     assert (few.parent / name).read_bytes() == (many.parent / name).read_bytes()
 

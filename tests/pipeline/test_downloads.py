@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.pipeline.entities_made import annotation, thing, write_photo
+from tests.pipeline.entities_files import annotation, thing, write_photo
 from tests.served import Server, served
 from vse.pipeline.cli import main
 from vse.pipeline.dataset import downloads

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from tests.pipeline.saved_datasets import library, save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.imports.rows import GatheredRows, ImportedRow, ImportSettings
+from vse.pipeline.imports.rows import ImportedRow, ImportSettings, RowCollector
 
 Fails = Callable[..., str]
 FORMATS = ["csv", "tsv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])]
@@ -224,7 +224,7 @@ def test_a_name_or_options_that_do_not_fit_are_one_line(birds: Path, tmp_path: P
 
 
 def gathered(files: list[str], seed: int) -> dict[str, str]:
-    rows = GatheredRows(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
+    rows = RowCollector(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
     for file in files:
         rows.add(ImportedRow("here", file, ("a gull", "it flies")))
     return {image["filename"]: image["split"] for image in rows.content()["images"]}
@@ -245,7 +245,7 @@ def test_another_seed_draws_other_splits() -> None:
 
 def test_an_unknown_tokeniser_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="no tokeniser 'x'"):
-        GatheredRows(ImportSettings("x", Path("none"), tokeniser="x"))
+        RowCollector(ImportSettings("x", Path("none"), tokeniser="x"))
 
 
 def test_thousands_of_rows_with_faults_among_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.imported_made import photo_bytes, write_tar
+from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
 from vse.pipeline.files.writing import PLACE
