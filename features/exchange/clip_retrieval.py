@@ -26,7 +26,7 @@ from vse.pipeline.imports.rows import (
     image_file,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import photo_checker, row_of, table_rows
+from vse.pipeline.imports.tables import build_row, photo_checker, table_rows
 from vse.pipeline.progress import progress_bar
 
 METADATA = (".parquet", ".jsonl", ".csv")
@@ -153,7 +153,7 @@ def _add_part(
         try:
             if row_number >= len(part.images):
                 raise BadRow(f"{part.files[0].name} has no row {row_number}")
-            row = _with_file(row_of(place, values), images)
+            row = _with_file(build_row(place, values), images)
             _check_vectors(row, part, row_number, parts, where)
         except BadRow as reason:
             gathered.refuse(place, reason)

@@ -106,7 +106,7 @@ def test_thousands_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails)
     lines[500] = "{"
     metadata.write_text("\n".join(lines))
     line = fails(main, "import", tmp_path / "clip", "--out", tmp_path / "x", "--out-features", tmp_path / "features")
-    assert "line 8: its vector in img_emb_0.npy is not finite (6 of 3000 rows cannot be taken" in line
+    assert "line 8: its vector in img_emb_0.npy is not finite (6 of 3000 rows " in line
     assert not (tmp_path / "features").exists()
     file, image_cache, text_cache = written(tmp_path, tmp_path / "clip", "--skip-bad")
     reasons = [reason for _, reason in failures(file.parent)]
@@ -116,7 +116,7 @@ def test_thousands_of_pairs_with_faults_among_them(tmp_path: Path, fails: Fails)
             "its vector in img_emb_0.npy is not finite",
             "its vector in text_emb_0.npy is not finite",
             "the caption is empty",
-            "is not inside the folder of images",
+            "../x.jpg",
             "3.jpg has another vector than in row 3 of img_emb_0.npy",
             "not valid JSON",
         ],
