@@ -38,9 +38,9 @@ def tokenize(text: str) -> list[str]:
 def unicode_words(text: str) -> list[str]:
     """Return the lower-case runs of letters, digits and accents of any script.
 
-    ASCII text gives the same tokens as ``letters_and_digits``. *é* is one character however it was typed (NFC). Soft hyphens,
-    which are not printed, do not split a word. Chinese characters and hiragana, which are written without blanks between
-    words, are one token each.
+    ASCII text gives the same tokens as ``letters_and_digits``. *é* is one character however it was typed (NFC). Soft hyphens
+    do not split a word. Each Chinese character and each hiragana is a token, because these scripts have no blanks between
+    words.
     """
     lower = unicodedata.normalize("NFC", text.lower())
     if lower.isascii():
@@ -178,7 +178,7 @@ def match_captions(captions: Sequence[_Words], others: Sequence[_Words], min_sim
 
 
 def transfer_spans(spans: Sequence[tuple[int, int]], words: _Words, tokens: _Words) -> list[tuple[int, int]]:
-    """Convert spans (start, stop) of ``words`` to spans of ``tokens``, which are the same caption or a similar one.
+    """Convert spans (start, stop) of ``words`` to spans of ``tokens``, the tokens of the same caption or a similar one.
 
     A new span holds every token that has a letter or digit of the old one. It is (0, 0) if there is no such token.
     """

@@ -190,7 +190,7 @@ def columns_file(dataset: Path) -> Path:
 def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
     """Write the columns of the ``dataset.json`` at ``path``, which has this SHA-256, and return the path of the new file.
 
-    Returns None and writes nothing if the folder is not writable, or if a caption has phrases, for which there is no column.
+    Returns None and writes nothing if the folder is not writable, or if a caption has phrases; columns cannot store phrases.
     """
     captions = [caption for image in images for caption in image.captions]
     if any(caption.phrases for caption in captions):

@@ -128,8 +128,9 @@ def load_dataset_file(path: Path) -> Dataset:
 
     Returns the same object again while it is in use and the file has not changed.
 
-    Raises UserError, which names the image or caption, for a duplicate id or file, a caption with the id of another image, an
-    empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, or a phrase outside its caption.
+    Raises UserError if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions,
+    unknown splits or tokenisers, image files outside the ``images`` folder, phrases outside their caption. The message names
+    the image or caption.
     """
     file, now = ReadOnce(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))

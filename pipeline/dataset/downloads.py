@@ -43,8 +43,8 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
 
     Keeps files that exist, so a second call resumes where the first one stopped. ``base_url`` replaces everything in a URL
-    except the file name; ``images=False`` leaves the images out. Returns the path of ``dataset.json``. If the images are
-    missing, it returns a message that tells which images to get and where to put them.
+    except the file name; ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or, if the images are
+    missing, instructions for the user.
     """
     if not config.published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
@@ -64,7 +64,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             _check_archive(out / name, file.sha256, part_of=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
-            log.info("%s: unpacked %s from %s, which is no longer needed", target, file.member, archive)
+            log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
         return _prepare(config, out)
 
 
@@ -74,7 +74,7 @@ def _check_archive(path: Path, sha256: str, part_of: str) -> None:
 
 
 def _prepare(config: DatasetConfig, out: Path) -> str:
-    """Write ``dataset.json`` and return its path, or return a message about the missing images."""
+    """Write ``dataset.json`` and return its path, or return instructions if the images are missing."""
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (

@@ -1,7 +1,7 @@
 """Find images and captions that occur in several splits of a data set, or in two data sets: leaks from training to test.
 
 ``audit_dataset`` writes the whole report. Images are the same if they have the same published id or the same bytes
-(``same_images``); photos that look alike have perceptual hashes with few different bits (``near_pairs``).
+(``same_images``); similar photos have perceptual hashes with few different bits (``near_pairs``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _COSINES = np.cos(np.pi * np.arange(_FREQUENCIES)[:, None] * (2 * np.arange(_SID
 def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     """Compute the perceptual hash (pHash) of an image file: 64 bits that depend on the coarse appearance only.
 
-    The image is resized to 32 x 32 grey pixels, whatever its shape. Each bit tells whether one of the 8 x 8 lowest frequencies
-    of its cosine transform is above their median. Raises BadImage if the file cannot be read.
+    The image is resized to 32 x 32 grey pixels, whatever its shape. A bit is set if one of the 8 x 8 lowest frequencies of its
+    cosine transform is above their median. Raises BadImage if the file cannot be read.
     """
     content = read_bytes(path)
     try:
@@ -129,7 +129,7 @@ def shared_report(dataset: Dataset, other: Dataset) -> str:
 
 
 def near_report(dataset: Dataset, other: Dataset | None = None) -> str:
-    """Report the pairs of photos that look alike: in different splits of a data set, or in two data sets.
+    """Report the pairs of similar photos in different splits of a data set, or in two data sets.
 
     Raises :class:`vse.pipeline.files.images.BadImage` if a photo cannot be read.
     """
@@ -289,7 +289,7 @@ def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:
 
 
 def _load_other(against: Path, dataset: Dataset) -> Dataset:
-    """Load a data set by its path or name. Raises UserError, which tells how to create it, if it does not exist.
+    """Load a data set by its path or name. Raises UserError if it does not exist.
 
     A data set that is given by its name may lack its images; then only names and captions are compared.
     """

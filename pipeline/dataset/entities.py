@@ -67,7 +67,9 @@ def read_xml(path: Path) -> Element:
         except etree.XMLSyntaxError as error:
             raise UserError(f"{path}:{error.lineno}: not well-formed XML ({printable(error.msg)})") from None
     if top.getroottree().docinfo.doctype:
-        raise UserError(f"{path}: has a document type declaration, which is not allowed because it may declare entities")
+        raise UserError(
+            f"{path}: has a document type declaration; only XML without one is read, because it may declare entities"
+        )
     return _element(top, path)
 
 

@@ -18,7 +18,7 @@ Box = tuple[float, float, float, float]
 class Phrase:
     """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    ``chain`` is the id of the coreference chain, which is the same for all phrases of an image that name the same thing; it is
+    ``chain`` is the id of the coreference chain: all phrases of an image that name the same thing have the same chain. It is
     empty for a phrase without a chain. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2,
     y2) in pixels of the original image, with x2 and y2 exclusive. A phrase may have no boxes, for example if it names the
     background.
@@ -105,8 +105,8 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
     """Return the intersection over union of every box of ``a`` with every box of ``b``, in float64.
 
     Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, so their area is (x2 - x1)(y2 - y1). For boxes of whole pixels the
-    result equals the IoU of the published evaluations, in which x2 and y2 are inclusive and 1 is added to each side. A box
-    without area has an IoU of 0 with every box.
+    result equals the IoU of the published evaluations; they take x2 and y2 as inclusive and add 1 to each side. A box without
+    area has an IoU of 0 with every box.
     """
     first, second = (np.asarray(boxes, np.float64) for boxes in (a, b))
     near = np.maximum(first[:, None, :2], second[None, :, :2])

@@ -51,7 +51,7 @@ def source_folder(name: str) -> Path:
 def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
     """Return the paths of the annotations (files and folders) and of the images folder of a data set in ``source``.
 
-    Raises UserError if a path does not exist; the message tells where to put the missing files and how to get them.
+    Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
     """
     annotations, images = annotation_paths(config, source), source / config.images
     missing = [str(path) for path in annotations if not path.exists()] + [str(images)] * (not images.is_dir())
@@ -106,7 +106,7 @@ def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str,
         sentences = [{**sentence, "tokens": tokenise(sentence["raw"])} for sentence in image.get("sentences", ())]
         for sentence in sentences:
             if not sentence["tokens"] or sentence.get("phrases"):
-                why = "has phrases, which are spans of its old tokens" if sentence.get("phrases") else "has no token"
+                why = "has phrases (spans of its old tokens)" if sentence.get("phrases") else "has no token"
                 raise UserError(f"{where}: tokeniser {tokeniser}: caption {sentence['sentid']} {why}")
         images.append({**image, "sentences": sentences})
     return {**content, "tokeniser": tokeniser, "images": images}

@@ -135,8 +135,8 @@ class _RowBounds:
     """Checks that a stray quotation mark has not merged two rows.
 
     A quoted cell that contains the end of one row and the beginning of another one contains the image file of one of them. A
-    file is recognised by the suffix of its name, which is that of an image format or of the file of another row. If the names
-    have no suffix, a cell without blanks in the column of files counts as a file.
+    file is recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have
+    no suffix, a cell without blanks in the column of files counts as a file.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:

@@ -126,7 +126,7 @@ def _add_split(
 
 
 def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
-    """Return the name and the bytes of the image of a row. Raises BadRow if there is none, or if its path is not allowed."""
+    """Return the name and the bytes of the image of a row. Raises BadRow if it is missing or its path is not allowed."""
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")

@@ -96,7 +96,7 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Rows that cannot be imported, each with its place and the reason; ``skipped`` tells that they are left out."""
+    """Rows that cannot be imported, each with its place and the reason; if ``skipped`` is true, they are left out."""
 
     skipped: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
@@ -147,7 +147,7 @@ class RowCollector:
 
     @property
     def can_succeed(self) -> bool:
-        """Whether the import can still succeed: there is no bad row yet, or bad rows are left out."""
+        """Whether the import can still succeed, because there is no bad row yet or bad rows are left out."""
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:

@@ -68,7 +68,7 @@ class Sample:
         raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.not_read()}")
 
     def not_read(self) -> str:
-        """Return the end of a message about a member with a longer extension; empty if there is none."""
+        """Return the end of a message about the first member with a longer extension, or an empty text."""
         if not self.longer:
             return ""
         name = str(self.longer[0])
