@@ -114,7 +114,7 @@ def _keys(image: Image, checksums: Mapping[int, bytes]) -> list[str | bytes]:
     return [key for key in keys if key is not None]
 
 
-def shared_report(dataset: Dataset, other: Dataset) -> str:
+def report_shared_images(dataset: Dataset, other: Dataset) -> str:
     """Report the number of images that two data sets share, in a line for each pair of splits, and mark leaks.
 
     Images are compared by their published ids; files of the same size are also compared by their bytes.
@@ -123,12 +123,12 @@ def shared_report(dataset: Dataset, other: Dataset) -> str:
     lines = [f"{len(pairs)} images of {dataset.path} are in {other.path}, too"]
     counts = Counter((image.split, twin.split) for image, twin in pairs)
     names = f"{dataset.name!r}", f"{other.name!r}" if other.name != dataset.name else "the other one"
-    for (split, twin), count in sorted_by_splits(counts):
+    for (split, twin), count in sort_by_splits(counts):
         lines.append(f"  {count:7d} in {split} of {names[0]} and {twin} of {names[1]}{leak_mark(split, twin)}")
     return "\n".join(lines)
 
 
-def near_report(dataset: Dataset, other: Dataset | None = None) -> str:
+def report_similar_photos(dataset: Dataset, other: Dataset | None = None) -> str:
     """Report the pairs of similar photos in different splits of a data set, or in two data sets.
 
     Raises :class:`vse.pipeline.files.images.BadImage` if a photo cannot be read.
@@ -147,7 +147,7 @@ def near_report(dataset: Dataset, other: Dataset | None = None) -> str:
         pairs_of_splits[image.split, twin.split].append((image, twin))
     where = f"across the splits of {dataset.path}" if other is None else f"of {dataset.path} and {other.path}"
     lines = [f"{len(pairs)} pairs of photos {where} look alike (perceptual hash)"]
-    for (split, twin_split), some in sorted_by_splits(pairs_of_splits):
+    for (split, twin_split), some in sort_by_splits(pairs_of_splits):
         example = f"e.g. {some[0][0].file} and {some[0][1].file}"
         lines.append(f"  {len(some):7d} in {split} and {twin_split}, {example}{leak_mark(split, twin_split)}")
     return "\n".join(lines)
@@ -158,7 +158,7 @@ def leak_mark(split: str, other: str) -> str:
     return "  <- trained on in one, tested on in the other" if (split in TRAINING_SPLITS) != (other in TRAINING_SPLITS) else ""
 
 
-def sorted_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
+def sort_by_splits(values: Mapping[tuple[str, str], Any]) -> list[tuple[tuple[str, str], Any]]:
     """Return the items, whose keys are pairs of splits, in the order of ``SPLITS``."""
     return sorted(values.items(), key=lambda item: [SPLITS.index(split) for split in item[0]])
 
@@ -199,18 +199,18 @@ def audit_dataset(path: Path, against: Path | None = None, look_alikes: bool = T
     others = [] if against is None else [_load_other(against, dataset)]
     lines = [count_splits(dataset)]
     for other in others:
-        lines += [count_splits(other), shared_report(dataset, other)]
+        lines += [count_splits(other), report_shared_images(dataset, other)]
     for twin in (None, *others):
-        lines.append(caption_report(dataset, twin))
+        lines.append(report_shared_captions(dataset, twin))
         without = [str(one.path) for one in (dataset, twin) if one is not None and not one.has_image_files]
         if without and look_alikes:
             lines.append(f"{without[0]} has no image files, so no photos are compared")
         elif look_alikes:
-            lines.append(near_report(dataset, twin))
-    return "\n".join([*lines, *known_test_images(dataset)])
+            lines.append(report_similar_photos(dataset, twin))
+    return "\n".join([*lines, *report_known_test_images(dataset)])
 
 
-def caption_report(dataset: Dataset, other: Dataset | None = None) -> str:
+def report_shared_captions(dataset: Dataset, other: Dataset | None = None) -> str:
     """Report captions with the same tokens in different splits of a data set, or in two data sets.
 
     The case of the tokens is ignored.
@@ -231,7 +231,7 @@ def caption_report(dataset: Dataset, other: Dataset | None = None) -> str:
                 examples.setdefault((split, twin), text)
     where = f"across the splits of {dataset.path}" if other is None else f"in {dataset.path} and {other.path}"
     lines = [f"{len(shared)} texts of captions are the same {where}"]
-    for (split, twin), (n_captions, n_twins) in sorted_by_splits(counts):
+    for (split, twin), (n_captions, n_twins) in sort_by_splits(counts):
         example = printable(examples[split, twin])
         example = example if len(example) <= _LONGEST else f"{example[:_LONGEST]}..."
         count = f"{n_captions:7d} in {split} and {n_twins} in {twin}"
@@ -248,7 +248,7 @@ def _count_splits_of_texts(dataset: Dataset) -> dict[str, Counter[str]]:
     return splits
 
 
-def known_test_images(dataset: Dataset) -> list[str]:
+def report_known_test_images(dataset: Dataset) -> list[str]:
     """Report the images of a data set that published data sets test on, by their published ids.
 
     The published data sets are read from their ``dataset.json``, next to this data set or in ``data/``. If a data set that may

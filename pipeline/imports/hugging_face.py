@@ -117,7 +117,9 @@ def _add_split(
             name, content = _photo(row[image], index, folders)
             if name in seen:
                 name = f"{index:08d}_{name}"
-            photos.check_new_name(seen, name)
+            if name in seen:
+                raise BadRow(f"an earlier photo is also called {name}")
+            seen.add(name)
             values = {field: [row[name] for name in names] for field, names in chosen.items()}
             values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
             photos.add(build_row(place, values), content)

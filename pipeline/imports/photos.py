@@ -1,4 +1,4 @@
-"""The photos of an import: find those that a table names by their paths, and write those that an archive or table contains.
+"""Find the photos that a table names by their paths, and write the photos that an archive or table contains.
 
 ``ImageFolders`` finds files only inside the allowed folders. ``PhotoWriter`` writes photos into the data set; an import that
 was stopped continues with the photos that are missing.
@@ -74,9 +74,3 @@ class PhotoWriter:
             if path.exists():
                 raise UserError(f"{path} already exists and is another photo; move {self.folder} away, or give another --out")
             write_bytes(path, content, sync=False)
-
-    def check_new_name(self, seen: set[str], name: str) -> None:
-        """Add the name of a photo to ``seen``. Raises BadRow if it is in there already."""
-        if name in seen:
-            raise BadRow(f"an earlier photo is also called {name}")
-        seen.add(name)

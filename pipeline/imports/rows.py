@@ -1,8 +1,8 @@
 """Collect rows of imported data, each an image with some of its captions, and write them as a ``dataset.json``.
 
 The importers of tables, WebDataset archives and Hugging Face data sets create an ``ImportedRow`` for each row and add it to a
-``RowCollector``, which checks it, groups rows by image, and returns the content of ``dataset.json``. ``write_imported_data``
-writes it, unless another data set is there.
+``RowCollector``. The collector checks rows, groups them by image, and returns the content of ``dataset.json``.
+``write_imported_data`` writes the file, unless the folder has another data set.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class RowCollector:
         """Return the content of ``dataset.json``; ``record`` is stored in it under ``imported``.
 
         Images and captions without ids are numbered in their order. If the source has no splits, they are sampled. Bad rows
-        are listed in ``import.failures.jsonl``, or raise UserError.
+        are listed in ``import.failures.jsonl`` if the settings leave them out. Otherwise raises UserError if there are any.
         """
         self._drop_incomplete("split", [image.split for image in self._images.values()])
         self._drop_incomplete("imgid", [image.imgid for image in self._images.values()])
@@ -258,7 +258,7 @@ class RowCollector:
         return 0.1 if share is None else share
 
     def _sample_splits(self) -> dict[str, str]:
-        """Return a random split for each file, which depends on its name and the seed but not on the order of the rows."""
+        """Return a random split for each file; it depends on the file name and the seed but not on the order of the rows."""
         shares = {split: self._share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
             raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")

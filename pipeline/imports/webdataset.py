@@ -60,14 +60,14 @@ class Sample:
         return next(iter(self.names.values()), str(next(iter(self.longer), self.key)))
 
     @property
-    def photo(self) -> str:
+    def photo_extension(self) -> str:
         """The extension of the photo. Raises BadRow if there is no photo."""
-        for end in PHOTOS:
-            if end in self.content:
-                return end
-        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.not_read()}")
+        for extension in PHOTOS:
+            if extension in self.content:
+                return extension
+        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.unread_hint()}")
 
-    def not_read(self) -> str:
+    def unread_hint(self) -> str:
         """Return the end of a message about the first member with a longer extension, or an empty text."""
         if not self.longer:
             return ""
@@ -78,10 +78,10 @@ class Sample:
         """Raise BadRow if a member has a fault, or if keys up to the last dot would give several samples."""
         if self.fault:
             raise BadRow(self.fault)
-        ends: dict[PurePosixPath, set[str]] = {}
+        extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
-            ends.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pair = next((stem for stem, each in ends.items() if _is_pair(each)), None)
+            extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
+        pair = next((stem for stem, each in extensions.items() if _is_pair(each)), None)
         if pair is None:
             return
         first = next(str(path) for path in self.longer if path.with_suffix("") == pair)
@@ -96,7 +96,7 @@ class SampleReader:
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
-        self._not_read: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
 
     def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
         """Yield the samples of an archive in its order; leave out samples without a member to read."""
@@ -106,45 +106,47 @@ class SampleReader:
             fault = member_fault(member, path)
             if member.is_folder and fault is None:
                 continue
-            stem, dot, end = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
+            stem, dot, extension = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
             if fault is None and (not dot or path.name.startswith(".")):
-                self._not_read["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
+                self._unread["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
                 continue
             key = (path.parent / (stem or path.name)).as_posix()
             if key != sample.key:
-                yield from self._finished(sample)
+                yield from self._finish(sample)
                 sample = Sample(key)
-            self._add(sample, member, path, end.lower(), fault)
-        yield from self._finished(sample)
+            self._add(sample, member, path, extension.lower(), fault)
+        yield from self._finish(sample)
 
     @property
-    def n_not_read(self) -> int:
+    def n_unread(self) -> int:
         """The number of members that have not been read so far."""
-        return self._not_read.total()
+        return self._unread.total()
 
-    def counts(self) -> str:
+    def summary(self) -> str:
         """Return a text with the number of unread members by their extension."""
-        counts = [f"{count} {end}" for end, count in self._not_read.most_common(_MAX_LOGGED)]
-        others = len(self._not_read) - len(counts)
+        counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED)]
+        others = len(self._unread) - len(counts)
         return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
-    def _finished(self, sample: Sample) -> Iterator[Sample]:
-        self._not_read.update(f"*.{end}" for end in [end for end in sample.content if end in PHOTOS][1:])
+    def _finish(self, sample: Sample) -> Iterator[Sample]:
+        """Yield the sample if it has a member to read or a fault; count its second and later photos as unread."""
+        photos = [extension for extension in sample.content if extension in PHOTOS]
+        self._unread.update(f"*.{extension}" for extension in photos[1:])
         if sample.content or sample.longer or sample.fault:
             yield sample
 
-    def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, end: str, fault: str | None) -> None:
+    def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
         """Read a member into its sample, or record its fault, or count it as unread."""
-        if fault is None and end not in _READ:
-            self._not_read[f"*.{end}"] += 1
-            if end.rpartition(".")[2] in _READ:
+        if fault is None and extension not in _READ:
+            self._unread[f"*.{extension}"] += 1
+            if extension.rpartition(".")[2] in _READ:
                 sample.longer.append(path)
             return
-        max_bytes = MAX_PHOTO_BYTES if end in PHOTOS else _MAX_TEXT_BYTES
+        max_bytes = MAX_PHOTO_BYTES if extension in PHOTOS else _MAX_TEXT_BYTES
         if fault is None and member.size > max_bytes:
             fault = f"has {member.size} bytes, more than {max_bytes}"
-        if fault is None and end in sample.names:
-            before = sample.names[end]
+        if fault is None and extension in sample.names:
+            before = sample.names[extension]
             fault = "occurs twice" if before == member.name else f"has the same key and extension as member {before!r}"
         if fault is not None:
             sample.fault = sample.fault or f"member {member.name!r} {fault}"
@@ -152,12 +154,12 @@ class SampleReader:
         stream = member.open()
         assert stream is not None, "a plain file can be read"
         with stream:
-            sample.content[end], sample.names[end] = stream.read(max_bytes), member.name
+            sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
 
 
-def _is_pair(ends: Collection[str]) -> bool:
+def _is_pair(extensions: Collection[str]) -> bool:
     """Return whether the extensions are those of a photo and of its captions."""
-    return any(end in ends for end in PHOTOS) and any(end in ends for end in _CAPTIONS)
+    return any(extension in extensions for extension in PHOTOS) and any(extension in extensions for extension in _CAPTIONS)
 
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -205,10 +207,10 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
         for (_, archive), folder, size in zip(archives, folders, sizes, strict=True):
             _add_archive(archive, folder, reader, seen, collector, photos, settings)
             bar.update(size)
-        if reader.n_not_read:
-            log.warning("%d members are not read: %s", reader.n_not_read, reader.counts())
-        not_read = {"members_not_read": reader.n_not_read} if reader.n_not_read else {}
-        content = collector.content(format="webdataset", files=[path.name for _, path in archives], **not_read)
+        if reader.n_unread:
+            log.warning("%d members are not read: %s", reader.n_unread, reader.summary())
+        unread = {"members_not_read": reader.n_unread} if reader.n_unread else {}
+        content = collector.content(format="webdataset", files=[path.name for _, path in archives], **unread)
         return write_imported_data(content, settings, None, [path for _, path in archives])
 
 
@@ -272,7 +274,7 @@ def _row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
     """Return the row and the photo of a sample. Raises BadRow if the photo or the captions are missing or invalid."""
-    suffix, parts = sample.photo, sample.content
+    extension, parts = sample.photo_extension, sample.content
     values: dict[str, list[Any]] = {}
     if "json" in parts:
         try:
@@ -288,5 +290,5 @@ def _row(
         except UnicodeDecodeError:
             raise BadRow("its text is not UTF-8") from None
     if not caption_texts(values.get("caption", [])):
-        raise BadRow(f"no caption (txt, json){sample.not_read()}")
-    return build_row(place, {"split": [split], **values, "file": [f"{file}.{suffix}"]}), parts[suffix]
+        raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
+    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), parts[extension]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
-from vse.pipeline.dataset.duplicates import caption_report
+from vse.pipeline.dataset.duplicates import report_shared_captions
 
 
 def data(folder: Path, images: Mapping[str, tuple[str, Sequence[str]]], name: str = "mine") -> Path:
@@ -67,7 +67,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(["train", "val", "test"]), st.sampled
 @given(TEXTS)
 def test_counts_are_those_of_all_pairs(texts: list[tuple[str, str]]) -> None:
     images = tuple(Image(k, f"{k}", split, (Caption(k, k, text, (text,)),)) for k, (split, text) in enumerate(texts))
-    lines = caption_report(Dataset("x", Path("x"), images)).splitlines()
+    lines = report_shared_captions(Dataset("x", Path("x"), images)).splitlines()
     shared = {text for _, text in texts if len({split for split, other in texts if other == text}) > 1}
     assert lines[0].startswith(f"{len(shared)} texts")
     counts = Counter(texts)
