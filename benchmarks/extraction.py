@@ -34,12 +34,12 @@ from vse.features.cache.rows import Item
 from vse.features.extractors.cnn import CnnExtractor, crops_of, normalized
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.pipeline.files.images import decode
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:
-    make_demo(folder, n_images)
+    create_demo(folder, n_images)
     paths = sorted((folder / "images").glob("*.jpg"))
     for path in paths:
         with Image.open(path) as picture:

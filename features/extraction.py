@@ -30,7 +30,7 @@ from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
-from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, photos_at_hand
+from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, hash_available_photos
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
@@ -160,7 +160,7 @@ def extract_shards(
     Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
     """
     dataset = load_dataset_file(dataset_file)
-    if extractor.kind == "image" and not dataset.pictures:
+    if extractor.kind == "image" and not dataset.has_image_files:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
     as_read = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
     n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_rows))
@@ -242,7 +242,7 @@ def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, 
         differences = source_differences(dataset, ids, sources, config)
     else:
         recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
-        found, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS)
+        found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
         differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(

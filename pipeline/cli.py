@@ -29,9 +29,9 @@ def data() -> None:
 @FORCE
 def demo_command(out: Path, images: int | None, seed: int) -> None:
     """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
-    from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
+    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
 
-    click.echo(make_demo(out, DEFAULT_IMAGES if images is None else images, seed))
+    click.echo(create_demo(out, DEFAULT_IMAGES if images is None else images, seed))
 
 
 @data.command("fetch")
@@ -52,9 +52,9 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
     requested from their owners, it prints where to get them.
     """
     from vse.pipeline.dataset.downloads import fetch_dataset
-    from vse.pipeline.dataset.sources import published_dataset
+    from vse.pipeline.dataset.sources import published_preset
 
-    click.echo(fetch_dataset(published_dataset(name), out or Path("data", name), base_url, images))
+    click.echo(fetch_dataset(published_preset(name), out or Path("data", name), base_url, images))
 
 
 @data.command("prepare")
@@ -64,9 +64,9 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @FORCE
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.dataset.sources import prepare_dataset, published_dataset, source_folder
+    from vse.pipeline.dataset.sources import prepare_dataset, published_preset, source_folder
 
-    click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
+    click.echo(prepare_dataset(published_preset(name), source or source_folder(name), out or Path("data", name)))
 
 
 @data.command("add-phrases")
@@ -105,9 +105,9 @@ def add_phrases_command(
 @FORCE
 def album_command(photos: Path, out: Path, name: str | None) -> None:
     """Make a data set of a folder of photos without captions, which vse-search can then search."""
-    from vse.pipeline.dataset.sources import make_album
+    from vse.pipeline.dataset.sources import create_album
 
-    click.echo(make_album(photos, out, name))
+    click.echo(create_album(photos, out, name))
 
 
 @data.command("check")

@@ -128,7 +128,7 @@ class OpenDataset(OpenFile):
     @checked
     def photo(self, image_id: RowId) -> Path:
         """The file of an image; [`vse.UserError`][] if the data set has no such image."""
-        image = self._dataset.with_id(int(image_id))
+        image = self._dataset.find_image(int(image_id))
         if image is None:
             raise UserError(f"{self.path}: has no image {image_id}")
         return self._dataset.image_path(image)

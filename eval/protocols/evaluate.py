@@ -165,7 +165,7 @@ def _result(
         answers += _answers(runs, name, folds) if asked.per_query is not None else []
     measured = {
         "split_identity": split_identity(first).model_dump(),
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],

@@ -105,7 +105,7 @@ def phrases_evaluated(
         protocol["ci95"] = _nested(intervals([[fold] for fold in folds], bootstrap))
     measured = {
         "split_identity": identity_of(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         "seeds": [run.seed for run in runs],

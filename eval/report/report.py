@@ -170,7 +170,7 @@ def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list
 
 
 def _unreadable(photos: Photos) -> Iterator[str]:
-    if not photos.dataset.pictures:
+    if not photos.dataset.has_image_files:
         yield "the data set has no photos, its features were imported: captions stand for them"
     if photos.unreadable:
         n = len(photos.unreadable)

@@ -154,7 +154,7 @@ def _written(
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import CHUNK, DATASET, LIST, NOTES, TOP, BundledFile, BundleList, read_list
-from vse.pipeline.dataset.downloads import download, download_whole, read_address, size_at, stream_of
+from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, remote_size
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.archives import BROKEN, opened_archive, unpack
 from vse.pipeline.files.inputs import check_input
@@ -182,7 +182,7 @@ class _Archive(_Bundle):
 
 class _Address(_Bundle):
     def list_bytes(self) -> bytes:
-        return read_address(f"{self.where}/{LIST}", _MOST_BYTES)
+        return read_url(f"{self.where}/{LIST}", _MOST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         for file in files:
@@ -191,7 +191,7 @@ class _Address(_Bundle):
 
     def check(self, listed: BundleList, bar: Any) -> None:
         for file in listed.files:
-            with stream_of(self._address(file)) as source:
+            with open_url(self._address(file)) as source:
                 self.compare(file, *_digest(source, bar, file.bytes))
 
     def _address(self, file: BundledFile) -> str:
@@ -211,7 +211,7 @@ def _opened(source: str, out: Path) -> Iterator[_Bundle]:
         arrived = out / f".{name}"
         with only_writer(arrived):
             try:
-                yield _Archive(source, download_whole(source, arrived, size_at(source)))
+                yield _Archive(source, download_unverified(source, arrived, remote_size(source)))
             except DamagedBundle:
                 arrived.unlink()
                 raise

@@ -20,7 +20,7 @@ from vse.features.cache.feature_cache import open_cache, read_sources
 from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, feature_at
 from vse.features.exchange.arrays import open_array, read_ids, row_hashes, write_imported
-from vse.pipeline.dataset.captions import NEW, UNNAMED, tokeniser_named, tokenize
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser, tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import Watched, check_input, is_name
@@ -143,7 +143,7 @@ def import_precomp(
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
     before = read_json(out_data) if out_data.exists() and not may_replace_others() else None
-    earlier = before.get("tokeniser", UNNAMED) if isinstance(before, dict) else NEW
+    earlier = before.get("tokeniser", DEFAULT_TOKENISER) if isinstance(before, dict) else IMPORT_TOKENISER
     content = _dataset(dataset, splits, ids, tokeniser or earlier)
     if before not in (None, content):
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
@@ -264,7 +264,7 @@ def _ends(splits: Sequence[PrecompSplit]) -> NDArray[np.int64]:
 
 
 def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str) -> dict[str, Any]:
-    cut, images, sentid = tokeniser_named(tokeniser, "--tokeniser"), [], 0
+    cut, images, sentid = find_tokeniser(tokeniser, "--tokeniser"), [], 0
     for split, of_split in zip(splits, ids, strict=True):
         for k, imgid in enumerate(of_split.tolist()):
             sentences = []
@@ -286,7 +286,7 @@ def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np
         }
         for s in splits
     }
-    named = {} if tokeniser == UNNAMED else {"tokeniser": tokeniser}
+    named = {} if tokeniser == DEFAULT_TOKENISER else {"tokeniser": tokeniser}
     return {"dataset": name, **named, "pictures": False, "precomp": layouts, "images": images}
 
 

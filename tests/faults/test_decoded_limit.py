@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.hostile import refused
-from tests.pipeline.imported_made import write_photos
+from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import imported
 from vse.features.data_cli import main
 from vse.features.extractors.words import read_words

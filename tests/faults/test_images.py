@@ -15,7 +15,7 @@ from PIL import Image
 from tests.conftest import TINY_FEATURE
 from tests.faults.suite import Suite
 from tests.hostile import hanging_is_an_error, refused
-from tests.pipeline.imported_made import write_table
+from tests.pipeline.import_files import write_table
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file

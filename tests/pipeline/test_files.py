@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import OutputKind, check_out
 from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_json
@@ -142,7 +142,7 @@ def test_a_demo_that_was_killed_is_cleared_by_the_next(tmp_path: Path, writer: C
         process.kill()
         process.wait()
     assert len(list(tmp_path.rglob("*.tmp"))) == 3
-    make_demo(tmp_path / "data", 6)
+    create_demo(tmp_path / "data", 6)
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(os.listdir(images)) == 6
 

@@ -246,7 +246,7 @@ def photo_crops(
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
     """The photos of ``images``, as a CNN reads them, or as ``config`` has them prepared."""
-    if not dataset.pictures:
+    if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: a data set without photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]
     ids = np.asarray([image.imgid for image in images], np.int64)

@@ -156,7 +156,7 @@ class RunFolder:
     def read_vocabulary(self) -> tuple[Vocabulary, str]:
         """The words, and the SHA-256 of the bytes that they were read from."""
         content, sha256 = self.content(self.vocabulary_file)
-        return Vocabulary.of_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
+        return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
         """The transformer of a model that reads tokens, without its weights, which are among the run's."""

@@ -93,7 +93,7 @@ def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) ->
                     "score": f"{hit.score:.4f}".replace("-", "−"),
                     "hit": _identity(hit),
                     "image": hit.image_id,
-                    "photo": served.dataset.pictures,
+                    "photo": served.dataset.has_image_files,
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
                     "captions": hit.captions[:_SHOWN_CAPTIONS],
                     "elsewhere": elsewhere,
@@ -194,7 +194,7 @@ class ServedRuns:
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
-        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.pictures}
+        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
         self.n_images = len({image.imgid for image in images})
         self.small_photo = lru_cache(_KEPT)(self._small_photo)
 

@@ -19,7 +19,7 @@ from vse.features.extractors.cnn import Places
 from vse.features.extractors.images import UnfitSize
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Caption
-from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage, decode
 from vse.train.experiment import ExperimentConfig
@@ -164,7 +164,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
     if trained.dataset.name != embeddings.dataset:
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
-    check_data_of(trained.dataset, embeddings.identity)
+    check_recorded_data(trained.dataset, embeddings.identity)
     attention, pairs = PairAttention(trained), trained.split.pairs
     images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}

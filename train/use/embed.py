@@ -31,7 +31,7 @@ from vse.features.data_checks import data_sums
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.identity import check_data_of, data_differences, identity_of_images
+from vse.pipeline.dataset.identity import check_recorded_data, data_differences, identity_of_images
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.outputs import check_out
 from vse.pipeline.files.writing import sha256_json
@@ -225,7 +225,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
         for name in ("dataset", "experiment", "seed", "similarity"):
             if getattr(run, name) != getattr(first, name):
                 raise UserError(f"{file} is of {name} {getattr(run, name)!r}, {path} of {getattr(first, name)!r}")
-        check_data_of(dataset, run.identity)
+        check_recorded_data(dataset, run.identity)
         if run.split not in dataset.splits:
             raise UserError(f"{file}: {dataset.path} has no split {run.split!r}{did_you_mean(run.split, dataset.splits)}")
         sides: dict[RowKind, tuple[Ids, NDArray[np.float32]]] = {

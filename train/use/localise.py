@@ -206,7 +206,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     """Return the hashes of the photograph and of the caption of each phrase, as :class:`PhraseScores` has them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).of(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 

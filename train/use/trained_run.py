@@ -27,11 +27,11 @@ from vse.features.exchange.embeddings import backbone_of, captions_beside
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings.presets import leaves_precision_open
 from vse.pipeline.command import made
-from vse.pipeline.dataset.captions import UNNAMED, tokeniser_named
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import same_images
-from vse.pipeline.dataset.identity import DataIdentity, DataSums, caption_hashes, data_differences
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, data_differences
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5, own_data
 from vse.pipeline.presets.presets import changed_fields
@@ -40,7 +40,7 @@ from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
 
 
-def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataSums | None:
+def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
     """Return the sums of ``dataset`` if its contents differ from those of the run's data set; None if they do not.
 
     Both data sets have the same name. If a run records no sums, its own ``dataset.json`` and cache are read, if they are
@@ -53,7 +53,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     if trained_on is None:
         return None if same_captions and "captions_sha256" in record else now
     recorded = recorded_identity(cache)
-    if same_cache and recorded.captions is not None and recorded.sums.captions_sha256 == trained_on.captions_sha256:
+    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == trained_on.captions_sha256:
         return None  # a subset, or other splits: the cache and the data set were compared before
     differing = set(now.differences(trained_on))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
@@ -61,11 +61,11 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     return now if differing else None
 
 
-def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataSums | None:
+def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
     """Return the sums of the data set that a run was trained on; None if they are not recorded, and it is not at hand."""
     if record.get("data") is not None:
         try:
-            return DataSums.model_validate(record["data"])
+            return DataChecksums.model_validate(record["data"])
         except ValidationError:
             raise UserError(f"{folder.record_file}: not the record of a run, its data are not sums; train again") from None
     place = record.get("captions")
@@ -138,8 +138,8 @@ class OpenedRun:
     cache: FeatureCache
     caption_cache: FeatureCache | None
     device: torch.device
-    other_data: DataSums | None
-    training_data: DataSums | None
+    other_data: DataChecksums | None
+    training_data: DataChecksums | None
 
     @property
     def trained_on(self) -> str | None:
@@ -163,13 +163,13 @@ class OpenedRun:
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), if they are known, and ``caption_hashes`` (n_captions, 8) of some images."""
         known = recorded_identity(self.cache)
-        rows = IdRows(known.image_ids).of(image_ids(images))
+        rows = IdRows(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
     def words_of(self, text: str) -> list[str]:
         """A new text as words, cut as the captions that it was trained on."""
-        return tokeniser_named(self.record.get("tokeniser", UNNAMED), self.folder.record_file)(text)
+        return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
 
     @property
     def inputs(self) -> list[Path]:
@@ -256,7 +256,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     training_data = None if others is None else data_of_training(folder, record)
     device_used = pick_device(device)
     opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, device_used, others, training_data)
-    cut_by = record.get("tokeniser", UNNAMED)
+    cut_by = record.get("tokeniser", DEFAULT_TOKENISER)
     if opened.trained_on is not None and dataset.tokeniser != cut_by:
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
     return opened
