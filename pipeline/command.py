@@ -23,19 +23,19 @@ import click
 from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, printable
-from vse.pipeline.files.inputs import changes_named, reason_of
-from vse.pipeline.files.outputs import replacing_others
+from vse.pipeline.files.inputs import error_reason, report_changed_inputs
+from vse.pipeline.files.outputs import allow_replacing_others
 
 _command: ContextVar[str | None] = ContextVar("_command", default=None)
 
 
-def running(name: str, arguments: Sequence[str]) -> AbstractContextManager[None]:
+def record_arguments(name: str, arguments: Sequence[str]) -> AbstractContextManager[None]:
     """In this block files say that they were made by this command."""
-    return making(shlex.join([name, *arguments]))
+    return record_command(shlex.join([name, *arguments]))
 
 
 @contextmanager
-def making(command: str) -> Iterator[None]:
+def record_command(command: str) -> Iterator[None]:
     """In this block files say that they were made by what is typed as ``command``, in a shell or in Python."""
     token = _command.set(command)
     try:
@@ -44,17 +44,17 @@ def making(command: str) -> Iterator[None]:
         _command.reset(token)
 
 
-def made() -> dict[str, Any]:
+def current_provenance() -> dict[str, Any]:
     """What a file says of its making: ``date`` (UTC), ``command`` (None if Python code called a function that is not
     public), ``code``.
 
     It differs from one making to the next, so it is part of no key and of nothing that is compared.
     """
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code())}
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
 
 
 @cache
-def code(root: Path | None = None) -> dict[str, Any]:
+def code_version(root: Path | None = None) -> dict[str, Any]:
     """The ``version`` of this package and, in a checkout, its ``commit`` and whether files were ``changed`` since.
 
     ``root`` is the folder that holds the package's folders; by default the one that this file was imported from.
@@ -71,7 +71,7 @@ def code(root: Path | None = None) -> dict[str, Any]:
     return {**version, "commit": commit, "changed": bool(status)}
 
 
-def described_code(made_by: object) -> str | None:
+def describe_code(made_by: object) -> str | None:
     """``vse 0.1.0, commit 0123456789ab (changed)`` for a person; None if what a file says of its code is something else."""
     if not isinstance(made_by, dict) or not isinstance(made_by.get("version"), str):
         return None
@@ -110,9 +110,9 @@ THREADS = click.option("--threads", type=click.IntRange(1), help="Processor core
 
 def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
     if allowed:
-        from vse.pipeline.presets.own_code import code_allowed
+        from vse.pipeline.presets.own_code import allow_own_code
 
-        context.with_resource(code_allowed())
+        context.with_resource(allow_own_code())
 
 
 ALLOW_CODE = click.option(
@@ -127,7 +127,7 @@ ALLOW_CODE = click.option(
 
 def _allow_replacing(context: click.Context, _: click.Parameter, allowed: bool) -> None:
     if allowed:
-        context.with_resource(replacing_others())
+        context.with_resource(allow_replacing_others())
 
 
 FORCE = click.option(
@@ -153,7 +153,7 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:
-            with running(command.name or "", given), one_line_errors():
+            with record_arguments(command.name or "", given), explain_system_errors():
                 code = command.main(args=given, prog_name=command.name, standalone_mode=False)
         except click.exceptions.NoArgsIsHelpError as error:  # a group without a command, whose help is the answer
             error.show()
@@ -175,12 +175,12 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def explain_system_errors() -> Iterator[None]:
     """In this block a full disk, a missing permission, a long name or too little memory is a :class:`UserError`.
 
     So is any error after an input changed while it was read.
     """
-    with changes_named():
+    with report_changed_inputs():
         try:
             yield
         except OSError as error:
@@ -188,7 +188,7 @@ def one_line_errors() -> Iterator[None]:
                 raise
             raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
         except MemoryError as error:
-            raise UserError(f"not enough memory ({reason_of(error)})") from error
+            raise UserError(f"not enough memory ({error_reason(error)})") from error
 
 
 class _Echo(logging.Handler):

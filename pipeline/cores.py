@@ -41,7 +41,7 @@ def set_up_openmp(
 
     OpenMP reads these variables once, when torch is loaded.
     """
-    cores = affinity()
+    cores = core_affinity()
     allowed = allowed_cores(environment, proc, cgroups)
     if allowed < len(cores):
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
@@ -56,13 +56,13 @@ def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC
 
     The least of its affinity mask, the whole cores of its cgroups' quota, and ``SLURM_CPUS_PER_TASK``, a job's cores.
     """
-    limits = [len(affinity()), cgroup_quota(proc, cgroups)]
+    limits = [len(core_affinity()), cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
         limits.append(int(job))
     return max(1, math.floor(min(limits)))
 
 
-def affinity() -> set[int]:
+def core_affinity() -> set[int]:
     """The numbers of the cores on which the scheduler may run this process; all cores on systems that have no such mask."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 

@@ -46,7 +46,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" ({hint}nearest of {len(names)}: {', '.join(nearest)})"
 
 
-def extra_package(module: str, what: str, extra: str) -> Any:
+def import_extra(module: str, what: str, extra: str) -> Any:
     """The module; :class:`UserError` says that ``what`` needs it, and which extra of this package installs it."""
     try:
         return import_module(module)
@@ -71,7 +71,7 @@ def printable(text: object) -> str:
     return line if line.isascii() and line.isprintable() else "".join(map(_shown, line))
 
 
-def csv_cell(value: Any) -> Any:
+def escape_csv_cell(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula: a text that begins like one gets an apostrophe in front.
 
     A carriage return, at which readers would end the row, becomes a line feed, which is quoted. Numbers stay as they are.

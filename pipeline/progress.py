@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-EVERY = 30.0  # seconds between lines; what takes less has none
-LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
+LOG_SECONDS = 30.0  # seconds between lines; what takes less has none
+LOG_FORMAT = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
 log = logging.getLogger(__name__)
 
 
@@ -67,9 +67,9 @@ def progress_bar(
         initial=initial,
         unit_scale=unit_scale,
         file=io.StringIO(),
-        delay=EVERY,
-        mininterval=EVERY,
-        maxinterval=EVERY,
+        delay=LOG_SECONDS,
+        mininterval=LOG_SECONDS,
+        maxinterval=LOG_SECONDS,
         miniters=1,
-        bar_format=LINE,
+        bar_format=LOG_FORMAT,
     )

@@ -19,9 +19,9 @@ from pathlib import Path
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.presets.presets import known_presets, load_plan
-from vse.pipeline.presets.schema import composed_of
+from vse.pipeline.presets.schema import parse_composed_name
 
-PLANNING = "VSE_PLANNING"  # set while jobs are asked for: published files that are missing are then no error
+PLANNING_VARIABLE = "VSE_PLANNING"  # set while jobs are asked for: published files that are missing are then no error
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,7 @@ class PlannedFile:
     path: Path
 
 
-def planned_files(
-    targets: Sequence[str], settings: Sequence[str] = (), snakefile: Path = Path("Snakefile")
-) -> list[PlannedFile]:
+def plan_files(targets: Sequence[str], settings: Sequence[str] = (), snakefile: Path = Path("Snakefile")) -> list[PlannedFile]:
     """The files that the workflow has to make for ``targets``, those that are there and up to date left out.
 
     ``settings`` are what ``snakemake --config`` takes. :class:`UserError` has Snakemake's own words if it refuses.
@@ -43,7 +41,7 @@ def planned_files(
         raise UserError(f"{snakefile}: no such file; run this in the folder of the workflow, where snakemake runs")
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile), "--summary", *targets, "--nolock"]
     command += ["--config", *settings] if settings else []
-    environment = {**os.environ, PLANNING: "1"}
+    environment = {**os.environ, PLANNING_VARIABLE: "1"}
     asked = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = asked.stdout.splitlines()
     start = next((k for k, line in enumerate(lines) if line.startswith("output_file\t")), None)
@@ -134,7 +132,7 @@ def _check_experiment(dataset: str, name: str, run: bool) -> None:
 
 def _check_names(kind: str, name: str) -> None:
     """That a preset is known or, of a composed experiment, all of its parts are."""
-    made = composed_of(name) if kind == "experiments" else None
+    made = parse_composed_name(name) if kind == "experiments" else None
     _check_name(kind, name if made is None else made.experiment)
     for feature in (made.feature, made.caption_feature) if made is not None else ():
         if feature is not None:

@@ -14,7 +14,7 @@ from vse.eval.tables.ladder import ladder, ladder_cells, write_ladder
 from vse.eval.tables.published import compared, compared_cells, write_compared
 from vse.eval.tables.summary import MARKER, Cells, summary, summary_cells, write_summary
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, text_kind
+from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 
 _COLUMNS = {
     "summary": ("dataset", "experiment", "split", "protocol", "n_images", "n_captions", "seeds"),
@@ -46,7 +46,7 @@ def make_table(
     if name not in known:
         raise UserError(f"unknown table {name!r}{did_you_mean(name, known)}")
     if out is not None:
-        check_out(out, _kind(name, out), results)
+        check_output(out, _kind(name, out), results)
     if name in TABLES and (dataset or not results):
         raise UserError(f"{name} takes no --dataset" if results else f"{name} needs result files")
     if cost is not None and name != "ladder":

@@ -27,7 +27,7 @@ from vse.eval.files.results import (
     without_comparisons,
 )
 from vse.eval.ranking.metrics import DIRECTIONS, LIST_METRICS, metric_name
-from vse.pipeline.errors import UserError, csv_cell, printable
+from vse.pipeline.errors import UserError, escape_csv_cell, printable
 from vse.pipeline.files.writing import write_text
 from vse.pipeline.presets.presets import is_experiment, load_plan
 
@@ -169,7 +169,9 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
-    texts = {str(name): column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    texts = {
+        str(name): column.map(escape_csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)
+    }
     return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 

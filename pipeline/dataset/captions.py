@@ -21,7 +21,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from vse.pipeline.errors import UserError, did_you_mean, extra_package
+from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.writing import read_json, write_text
 
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -119,7 +119,7 @@ def nltk_words(text: str) -> list[str]:
     Punctuation counts as words. A caption is taken for one sentence, so no data of NLTK is needed; of 40,070 published
     captions the vocabularies' own sentence splitting cuts 4 otherwise. :class:`UserError` if NLTK is not installed.
     """
-    library = extra_package("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
+    library = import_extra("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
     words: list[str] = library.NLTKWordTokenizer().tokenize(text.lower())
     return words
 

@@ -38,7 +38,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, FileState, ReadOnce, is_name, is_path, reason_of
+from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -128,7 +128,7 @@ def load_dataset_file(path: Path) -> Dataset:
     Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
     an empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, a phrase outside its caption.
     """
-    file, now = ReadOnce(path), time.time_ns()
+    file, now = InputFile(path), time.time_ns()
     held = _HELD.get((path, file.state))
     if held is not None:
         return held
@@ -138,7 +138,7 @@ def load_dataset_file(path: Path) -> Dataset:
     return dataset
 
 
-def _read(path: Path, file: ReadOnce) -> Dataset:
+def _read(path: Path, file: InputFile) -> Dataset:
     large = file.size >= _LARGE
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
@@ -151,7 +151,7 @@ def _read(path: Path, file: ReadOnce) -> Dataset:
     return dataset
 
 
-def _parsed(path: Path, file: ReadOnce) -> Dataset:
+def _parsed(path: Path, file: InputFile) -> Dataset:
     try:
         content = parse_json(path, file.read(), _share_words)
     except OSError as error:
@@ -170,7 +170,7 @@ def _parsed(path: Path, file: ReadOnce) -> Dataset:
         entries = content.pop("images")[::-1]
         images = tuple(_image(path, entries.pop(), cut) for _ in range(len(entries)))  # each entry is freed once it is read
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {reason_of(error)}") from None
+        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {error_reason(error)}") from None
     if not images:
         raise UserError(f"{path}: no images")
     _unique(path, "imgid", (image.imgid for image in images))

@@ -21,9 +21,9 @@ import urllib3
 
 from vse.pipeline.dataset.sources import prepare_dataset
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.archives import clear_unpacked, unpack
-from vse.pipeline.files.outputs import OutputKind, check_out
-from vse.pipeline.files.writing import clear_temporaries, only_writer, sha256_file
+from vse.pipeline.files.archives import remove_partial_unpacking, unpack
+from vse.pipeline.files.outputs import OutputKind, check_output
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, sha256_file
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
@@ -118,11 +118,11 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     """
     if not config.published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         for file in config.files:
             target = out / file.to
-            clear_unpacked(target)
+            remove_partial_unpacking(target)
             of_images = PurePath(file.to).is_relative_to(config.images)
             if target.exists() or (of_images and not images):
                 continue
@@ -140,7 +140,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
     """Raises UserError if a file that was not downloaded from there would be replaced."""
-    check_out(path, OutputKind(f"the archive at {part_of}", lambda there: sha256_file(there) == sha256))
+    check_output(path, OutputKind(f"the archive at {part_of}", lambda there: sha256_file(there) == sha256))
 
 
 def _prepared(config: DatasetConfig, out: Path) -> str:

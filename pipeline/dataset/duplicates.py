@@ -24,7 +24,7 @@ from PIL import ImageOps
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, count_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.sources import checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.images import FORMATS, MAX_PIXELS, BadImage, as_rgb, read_bytes
+from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
 from vse.pipeline.files.inputs import is_name
 from vse.pipeline.presets.presets import known_presets, load_dataset
 from vse.pipeline.progress import progress_bar
@@ -42,13 +42,13 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     The image is shrunk to 32 x 32 grey pixels, whatever its shape; of its cosine transform the 8 x 8 lowest frequencies are
     compared with their median.
     """
-    content = read_bytes(path)
+    content = read_image_bytes(path)
     try:
-        with PIL.Image.open(BytesIO(content), formats=FORMATS) as image:
+        with PIL.Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
             image.draft("L", (4 * _SIDE, 4 * _SIDE))  # a JPEG is decoded at a fraction of its size
-            grey = as_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
+            grey = convert_to_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything
@@ -172,7 +172,7 @@ def _sums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[int, by
     for one, of_one in zip((dataset, other), sizes, strict=True):
         same_size = [image for image in one.images if of_one[image.imgid] in both]
         bar = progress_bar(same_size, desc=f"compare files of {one.name}", unit="image")
-        sums.append({image.imgid: hashlib.sha256(read_bytes(one.image_path(image))).digest() for image in bar})
+        sums.append({image.imgid: hashlib.sha256(read_image_bytes(one.image_path(image))).digest() for image in bar})
     return sums[0], sums[1]
 
 

@@ -19,7 +19,7 @@ from lxml import etree
 
 from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.inputs import ReadOnce, reading
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 LARGEST = 4_000_000  # bytes of a file; an annotation of Flickr30K Entities has a few thousand
 DEEPEST = 32  # levels of elements; such an annotation has four
@@ -46,7 +46,7 @@ def read_xml(path: Path) -> Element:
     expand without end (`billion laughs`), or that stand for files or addresses, can be declared nowhere else, and none is
     expanded here anyway. Nor does a file of more than ``LARGEST`` bytes or ``DEEPEST`` levels become a tree.
     """
-    file = ReadOnce(path)
+    file = InputFile(path)
     size = file.stream.seek(0, 2)
     if size > LARGEST:
         raise UserError(f"{path}: {size} bytes of XML are too many (at most {LARGEST})")
@@ -60,7 +60,7 @@ def read_xml(path: Path) -> Element:
         remove_comments=True,
         remove_pis=True,
     )
-    with reading(path, "well-formed XML"):
+    with wrap_read_errors(path, "well-formed XML"):
         try:
             top = etree.fromstring(file.read(), parser)
         except etree.XMLSyntaxError as error:
@@ -122,8 +122,8 @@ def read_captions(path: Path) -> tuple[MarkedCaption, ...]:
     :class:`UserError` names file and line of a mark that cannot be meant: a phrase without words, one that is not closed, a
     closing bracket with something behind it (``guys],``), or one that closes nothing.
     """
-    with reading(path, "UTF-8 text"):
-        lines = ReadOnce(path).read().decode().rstrip().split("\n")
+    with wrap_read_errors(path, "UTF-8 text"):
+        lines = InputFile(path).read().decode().rstrip().split("\n")
     return tuple(_caption(line, f"{path}:{number}") for number, line in enumerate(lines, 1))
 
 
@@ -233,8 +233,8 @@ def _integer(element: Element, path: Path) -> int:
 
 def read_split(path: Path) -> tuple[str, ...]:
     """The numbers of the photos in ``train.txt``, ``val.txt`` or ``test.txt``, one per line; each must be there once."""
-    with reading(path, "a list of numbers"):
-        lines = ReadOnce(path).read().decode("ascii").split("\n")
+    with wrap_read_errors(path, "a list of numbers"):
+        lines = InputFile(path).read().decode("ascii").split("\n")
     numbers: dict[str, int] = {}
     for line, text in enumerate((text.strip() for text in lines), 1):
         if text and not re.fullmatch(r"[0-9]{1,18}", text):
@@ -248,8 +248,8 @@ def read_split(path: Path) -> tuple[str, ...]:
 
 def read_unrelated(path: Path) -> frozenset[tuple[str, int]]:
     """The captions that say nothing of their photo, from ``UNRELATED_CAPTIONS``: number of the photo, place from 0."""
-    with reading(path, "a list of captions"):
-        lines = ReadOnce(path).read().decode("ascii").split("\n")
+    with wrap_read_errors(path, "a list of captions"):
+        lines = InputFile(path).read().decode("ascii").split("\n")
     listed = set()
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"\s*([0-9]{1,18})\s+([1-9][0-9]{0,2})\s*", line)

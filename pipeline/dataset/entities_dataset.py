@@ -22,7 +22,7 @@ from vse.pipeline.dataset.entities import (
 )
 from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import image_size
+from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
@@ -178,7 +178,7 @@ class _Reader:
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
         """The boxes in pixels of the file, which may have another size than was annotated."""
         size = annotation.width, annotation.height
-        now = size if self.images is None else image_size(self.images / file)
+        now = size if self.images is None else read_image_size(self.images / file)
         if now == size:
             return annotation.boxes
         self.counts["scaled"] += 1

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Num
 
 from vse.pipeline.dataset.captions import UNNAMED, tokeniser_named
-from vse.pipeline.errors import UserError, extra_package
+from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.progress import progress_bar
 
 Box = tuple[float, float, float, float]
@@ -142,7 +142,7 @@ def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     tokens are parsed. :class:`UserError` if spaCy or the pipeline is not there, or if it parses no sentences.
     """
     nlp = _loaded(pipeline)
-    doc_of = extra_package("spacy.tokens", "--chunker", "chunker").Doc
+    doc_of = import_extra("spacy.tokens", "--chunker", "chunker").Doc
     sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
     cut = tokeniser_named(content.get("tokeniser", UNNAMED), "dataset.json")
     texts = [sentence["tokens"] if "tokens" in sentence else cut(sentence["raw"]) for sentence in sentences]
@@ -160,7 +160,7 @@ def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
 
 
 def _loaded(pipeline: str) -> Any:
-    spacy = extra_package("spacy", "--chunker", "chunker")
+    spacy = import_extra("spacy", "--chunker", "chunker")
     try:
         nlp = spacy.load(pipeline)
     except (OSError, ValueError) as error:

@@ -16,8 +16,8 @@ from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, SIMILAR, enti
 from vse.pipeline.dataset.phrases import with_noun_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_out, json_object, may_replace_others
-from vse.pipeline.files.writing import PLACE, clear_temporaries, only_writer, read_json, write_json
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
+from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
 from vse.pipeline.presets.presets import load_dataset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
@@ -148,8 +148,8 @@ def add_phrases(
 
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
     """Check before any work that ``out`` may be written as the folder of the data set ``name``; raises UserError if not."""
-    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(json_object(path), name))
-    check_out(out / "dataset.json", kind, inputs)
+    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(read_json_object(path), name))
+    check_output(out / "dataset.json", kind, inputs)
 
 
 def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
@@ -160,7 +160,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
     """Write ``out/dataset.json``, and ``out/images`` as a link to a folder of images; returns the path of the file."""
     folder = out / "images"
     check_dataset_out(out, content["dataset"], inputs)
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
@@ -186,7 +186,7 @@ def link_images(link: Path, target: Path) -> None:
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
     link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.{PLACE}-{os.getpid()}.link.tmp")
+    temporary = link.with_name(f".{link.name}.{MACHINE_ID}-{os.getpid()}.link.tmp")
     temporary.symlink_to(target, target_is_directory=True)
     os.replace(temporary, link)
 
@@ -225,7 +225,7 @@ def make_album(photos: Path, out: Path, name: str | None = None) -> Path:
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:
             raise UserError(f"{file}: describes another data set, which is not replaced; give another --out")
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())

@@ -17,11 +17,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip, decoded_stream
+from vse.pipeline.files.decoded_limit import check_zip, open_decoded
 from vse.pipeline.progress import progress_bar
 
 _CHUNK = 1 << 20
-BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     """
     temporary = _unpacking(target)
     try:
-        clear_unpacked(target)
-        with opened_archive(archive) as members:
+        remove_partial_unpacking(target)
+        with open_archive(archive) as members:
             wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
             for place, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
                 _copy(archive, entry, temporary / "content" / place)
         (temporary / "content").rename(target)
-    except BROKEN as error:
+    except ARCHIVE_ERRORS as error:
         raise UserError(
             f"{archive}: a damaged archive, or not a zip or tar ({error}). Delete it and download it again"
         ) from None
@@ -62,7 +62,7 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     return target
 
 
-def clear_unpacked(target: Path) -> None:
+def remove_partial_unpacking(target: Path) -> None:
     """Remove what an unpacking of ``target`` that was killed has left."""
     shutil.rmtree(_unpacking(target), ignore_errors=True)
 
@@ -72,14 +72,14 @@ def _unpacking(target: Path) -> Path:
 
 
 @contextmanager
-def opened_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
+def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
     """Open an archive and iterate over its members, in its order. Raises UserError if it decodes to more than it may."""
     if zipfile.is_zipfile(path):
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
             yield (_zip_member(archive, info) for info in archive.infolist())
     else:
-        with decoded_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        with open_decoded(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             yield (
                 ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
             )

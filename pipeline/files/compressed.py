@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.errors import extra_package
+from vse.pipeline.errors import import_extra
 from vse.pipeline.files.decoded_limit import check_decoded, check_stream, check_zip
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.parquet import check_parquet
 
 _HEADER_TYPE, _HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
@@ -24,8 +24,8 @@ _BATCH_OF_DICTIONARY = 1
 
 def check_arrow(path: Path) -> None:
     """Raise UserError if the buffers of an Arrow stream decode to more bytes than they may."""
-    library = extra_package("pyarrow", str(path), "datasets")
-    with reading(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
+    library = import_extra("pyarrow", str(path), "datasets")
+    with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
         n_decoded = sum(map(_decoded, library.ipc.MessageReader.open_stream(stream)))
     check_decoded(path, n_decoded, path.stat().st_size)
@@ -79,11 +79,11 @@ _CHECKS: dict[bytes, Callable[[Path], None]] = {
 }
 
 
-def check_file(path: Path) -> None:
+def check_compressed_file(path: Path) -> None:
     """Raise UserError if a file decodes to more bytes than it may; the beginning of its content says how it is compressed."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECKS.items() if start.startswith(magic)), None)
     if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
-        with reading(path, "a file that can be decoded"):
+        with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input
 
-VARIABLE = "VSE_MAX_DECODED_GB"
+LIMIT_VARIABLE = "VSE_MAX_DECODED_GB"
 _DEFAULT_GB = 1.0
 _RATIO = 100  # beyond which real data hardly compress
 _CHUNK = 1 << 20
@@ -28,13 +28,13 @@ def decoded_limit(n_stored: int) -> int:
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if it is not a positive number.
     """
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         n_gb = float(text) if text else _DEFAULT_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
-        raise UserError(f"{VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
+        raise UserError(f"{LIMIT_VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
     return max(int(n_gb * 1e9), _RATIO * n_stored)
 
 
@@ -44,12 +44,12 @@ def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
     if n_decoded > limit:
         raise UserError(
             f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
-            f"set {VARIABLE} to the gigabytes that it may have"
+            f"set {LIMIT_VARIABLE} to the gigabytes that it may have"
         )
 
 
 @contextmanager
-def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
+def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
     """Open a plain, gzip, xz or bzip2 file for reading; the beginning of its content says which one it is.
 
     Reading raises UserError once a compressed file has decoded to more than it may.
@@ -67,7 +67,7 @@ def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
 
 def check_stream(path: Path) -> None:
     """Raise UserError if a gzip, xz or bzip2 file decodes to more than it may; for libraries that open the file themselves."""
-    with decoded_stream(path) as stream:
+    with open_decoded(path) as stream:
         if isinstance(stream.raw, _Limited):
             while stream.read(_CHUNK):
                 pass

@@ -13,7 +13,7 @@ import h5py
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_decoded, decoded_limit
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 
 _COMPRESSION = 2000  # more than any filter of HDF5 reaches
 _DEFLATE = 1032  # the most that one byte inflates to
@@ -27,11 +27,11 @@ def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
     No lock is asked for, so that read-only file systems will do.
     """
     check_input(path)
-    with reading(path, what), h5py.File(path, "r", locking=False) as file:
+    with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
         yield file
 
 
-def own_data(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
+def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
     """The dataset ``name`` at the root of a file; None if there is nothing of that name, or a group.
 
     :class:`UserError` if it is a link, lies in other files (external storage, or virtual sources unless ``virtual`` says that
@@ -83,9 +83,9 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
             raise UserError(f"{path}: {name} has a chunk that inflates to more than its {chunk_bytes} bytes")
 
 
-def required_data(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
-    """As :func:`own_data`; :class:`KeyError` if there is no such dataset."""
-    data = own_data(file, name, virtual)
+def require_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
+    """As :func:`find_hdf5_dataset`; :class:`KeyError` if there is no such dataset."""
+    data = find_hdf5_dataset(file, name, virtual)
     if data is None:
         raise KeyError(name)
     return data

@@ -24,15 +24,15 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vse.pipeline.errors import UserError
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
 _BLOCK = 1 << 20
 
 
-def lacks_rows(content: bytes) -> bool:
+def is_png_incomplete(content: bytes) -> bool:
     """Return whether the rows of a PNG file that Pillow decoded are incomplete, or do not have their checksum."""
-    stream, size, missing, place = zlib.decompressobj(), 0, 0, len(SIGNATURE)
+    stream, size, missing, place = zlib.decompressobj(), 0, 0, len(PNG_SIGNATURE)
     while place + 8 <= len(content):
         length, kind = int.from_bytes(content[place : place + 4]), content[place + 4 : place + 8]
         data = content[place + 8 : place + 8 + length]
@@ -63,7 +63,7 @@ def _raw_bytes(header: bytes) -> int:
     return size
 
 
-SOI = b"\xff\xd8\xff"
+JPEG_START = b"\xff\xd8\xff"
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
@@ -118,7 +118,7 @@ class _Frame:
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
-def with_noise(content: bytes) -> bytes | None:
+def insert_noise(content: bytes) -> bytes | None:
     """The file with noise after the data of each scan, or None if data are missing, which shows without decoding.
 
     Of a whole file a decoder ignores the noise, because it has all blocks of the scan by then. A decoder that lacks data
@@ -156,7 +156,7 @@ def with_noise(content: bytes) -> bytes | None:
     return b"".join([*parts, content[copied:]])
 
 
-FORMATS = ("JPEG", "PNG", "WEBP")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 80_000_000  # an image with more is taken for a decompression bomb
 _LYING = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 
@@ -165,7 +165,7 @@ class BadImage(UserError):
     """An image file that is missing or cannot be decoded."""
 
 
-def read_bytes(path: Path) -> bytes:
+def read_image_bytes(path: Path) -> bytes:
     """Bytes of an image file; :class:`BadImage` if it is not there, or is not a plain file."""
     try:
         if not path.is_file():
@@ -175,7 +175,7 @@ def read_bytes(path: Path) -> bytes:
         raise BadImage(f"{path}: {error.strerror}") from None
 
 
-def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
 
     Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``max_pixels``. The
@@ -184,8 +184,8 @@ def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXEL
     twice for that (see :mod:`vse.pipeline.files.images`), which takes 2 ms more for an image of 500 x 375 pixels.
     """
     try:
-        content = read_bytes(path) if content is None else content
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
+        content = read_image_bytes(path) if content is None else content
+        with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > max_pixels:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many, at most {max_pixels:,} are read")
             image.load()
@@ -193,40 +193,40 @@ def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXEL
                 raise BadImage(
                     f"{path}: not a readable image (it lacks data: cut off, damaged, or of another size than it says)"
                 )
-            return as_rgb(ImageOps.exif_transpose(image))
+            return convert_to_rgb(ImageOps.exif_transpose(image))
     except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:  # whose own message names an object in memory
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
+        raise BadImage(f"{path}: not a readable image (no {', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def pixel_count(path: Path, content: bytes) -> int:
+def count_pixels(path: Path, content: bytes) -> int:
     """Return how many pixels the header of an image file promises; nothing is decoded.
 
     Raises :class:`BadImage` if it is not the header of one.
     """
     try:
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
+        with Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             return image.width * image.height
     except MemoryError:
         raise
     except UnidentifiedImageError:
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
+        raise BadImage(f"{path}: not a readable image (no {', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
+def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
     """Width and height of an image file (or its bytes), turned upright, from its header; :class:`BadImage` says why not.
 
-    An image of more than ``MAX_PIXELS`` is refused as by :func:`decode`.
+    An image of more than ``MAX_PIXELS`` is refused as by :func:`decode_image`.
     """
     if content is None and not path.is_file():
         raise BadImage(f"{path}: no such image file")
     try:
-        with Image.open(path if content is None else BytesIO(content), formats=FORMATS) as image:
+        with Image.open(path if content is None else BytesIO(content), formats=IMAGE_FORMATS) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise BadImage(f"{path}: {width} x {height} pixels are too many")
@@ -234,25 +234,25 @@ def image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
     except (BadImage, MemoryError):
         raise
     except UnidentifiedImageError:  # whose own message names an object in memory
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
+        raise BadImage(f"{path}: not a readable image (no {', '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # as in decode
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
 def _is_filled(image: Image.Image, content: bytes) -> bool:
     """Whether the decoder made up a part of ``image``, because the file lacks its data; of WebP it never does."""
-    if content.startswith(SIGNATURE):
-        return lacks_rows(content)
-    if not content.startswith(SOI):
+    if content.startswith(PNG_SIGNATURE):
+        return is_png_incomplete(content)
+    if not content.startswith(JPEG_START):
         return False
-    noisy = with_noise(content)
+    noisy = insert_noise(content)
     if noisy is None or noisy is content:
         return noisy is None
-    with Image.open(BytesIO(noisy), formats=FORMATS) as again:
+    with Image.open(BytesIO(noisy), formats=IMAGE_FORMATS) as again:
         return again.tobytes() != image.tobytes()
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
+def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Return an image of any mode as 8-bit RGB: 16 bits are scaled, and transparent pixels are laid on white."""
     if image.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
         deep = np.asarray(image).astype(np.float64)

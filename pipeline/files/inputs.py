@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeGuard, TypeVar
 
 from vse.pipeline.errors import Interrupted, UserError, printable
 
-SETTLED = 2 * 10**9  # ns: the coarsest clock of a file system
+COARSEST_CLOCK = 2 * 10**9  # ns: the coarsest clock of a file system
 LONGEST_NAME = 100  # bytes of the name of a data set or a feature, which become parts of file names
 _LONGEST_FILE_NAME = 255
 _LONGEST_REASON = 200
@@ -47,10 +47,10 @@ class FileState(NamedTuple):
 
     def is_settled(self, at: int) -> bool:
         """Whether whoever writes to the file after the time ``at`` gives it another state, however coarse its clock is."""
-        return max(self.written, self.changed) < at - SETTLED
+        return max(self.written, self.changed) < at - COARSEST_CLOCK
 
 
-def file_state(path: Path) -> FileState | None:
+def read_file_state(path: Path) -> FileState | None:
     """The state of a file; None if it is not there."""
     try:
         return FileState.of(os.stat(path))
@@ -62,7 +62,7 @@ _noted: ContextVar[dict[Path, FileState]] = ContextVar("_noted")
 
 
 @contextmanager
-def changes_named() -> Iterator[None]:
+def report_changed_inputs() -> Iterator[None]:
     """In this block an unexpected error is a :class:`UserError` if an input changed since it was checked.
 
     Its state is compared with that of the first :func:`check_input`. A file that the program itself writes counts no longer.
@@ -73,15 +73,15 @@ def changes_named() -> Iterator[None]:
     except (UserError, Interrupted):
         raise
     except Exception as error:
-        changed = next((path for path, state in _noted.get().items() if file_state(path) != state), None)
+        changed = next((path for path, state in _noted.get().items() if read_file_state(path) != state), None)
         if changed is None:
             raise
-        raise changed_while_read(changed) from error
+        raise changed_file_error(changed) from error
     finally:
         _noted.reset(token)
 
 
-def changed_while_read(path: Path, how: str = "replaced or written to") -> UserError:
+def changed_file_error(path: Path, how: str = "replaced or written to") -> UserError:
     """Return the error that a file was written to, or perhaps replaced, while it was read."""
     return UserError(f"{path}: was {how} while it was read; run the command again")
 
@@ -97,7 +97,7 @@ def check_input(path: Path) -> Path:
         status = path.stat()
         mode = status.st_mode
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason_of(error)}") from None
+        raise UserError(f"{path}: {error_reason(error)}") from None
     if not stat.S_ISREG(mode):
         raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is no file')}, and only plain files are read")
     _noted.get({}).setdefault(path, FileState.of(status))
@@ -105,23 +105,23 @@ def check_input(path: Path) -> Path:
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
+def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
     """In this block whatever a file's content raises is a :class:`UserError`: it is not ``what`` it was read as, or changed.
 
     Libraries raise many kinds for a file that is something else, and a hostile one finds more.
     """
-    before = file_state(path)
+    before = read_file_state(path)
     try:
         yield
     except (UserError, Interrupted):
         raise
     except Exception as error:
-        if file_state(path) != before:
-            raise changed_while_read(path) from None
-        raise UserError(f"{path}: not {what} ({reason_of(error)})") from None
+        if read_file_state(path) != before:
+            raise changed_file_error(path) from None
+        raise UserError(f"{path}: not {what} ({error_reason(error)})") from None
 
 
-def reason_of(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """Why something failed, in a few words on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
@@ -155,7 +155,7 @@ def is_path(value: object) -> bool:
 _Content = TypeVar("_Content")
 
 
-class ReadOnce:
+class InputFile:
     """A plain file, opened once: whatever is renamed over its path later is another file and is not read.
 
     Parameters
@@ -194,7 +194,7 @@ class ReadOnce:
         self.stream.seek(0)
         content = self.stream.read()
         if self.has_changed:
-            raise changed_while_read(self.path, "written to")
+            raise changed_file_error(self.path, "written to")
         self.__dict__["sha256"] = hashlib.sha256(content).hexdigest()
         return content
 
@@ -204,7 +204,7 @@ class ReadOnce:
         self.stream.seek(0)
         digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
         if self.has_changed:
-            raise changed_while_read(self.path, "written to")
+            raise changed_file_error(self.path, "written to")
         return digest
 
     @property
@@ -217,12 +217,12 @@ class ReadOnce:
         return FileState.of(os.fstat(self.stream.fileno()))
 
 
-def read_recorded(file: Path, record: object) -> tuple[bytes, str]:
+def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
     """Read a file of a run folder; returns its bytes and their SHA-256.
 
     :class:`UserError` if ``record``, the content of ``run.json``, has another SHA-256 for it.
     """
-    opened = ReadOnce(file)
+    opened = InputFile(file)
     content = opened.read()
     sums = record.get("files") if isinstance(record, Mapping) else None
     expected = sums.get(file.name) if isinstance(sums, Mapping) else None
@@ -234,10 +234,10 @@ def read_recorded(file: Path, record: object) -> tuple[bytes, str]:
     return content, opened.sha256
 
 
-class ReadFiles:
+class InputFolder:
     """Some plain files of a folder, each opened once; ``path`` is the folder."""
 
-    def __init__(self, path: Path, files: Sequence[ReadOnce]) -> None:
+    def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
         self._files = {file.path.name: file for file in files}
 
@@ -248,9 +248,9 @@ class ReadFiles:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
+def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
     """What ``read`` makes of a file, and the file's SHA-256; :class:`UserError` if it was not the same file throughout."""
-    watched = Watched(path) if path.is_file() else None
+    watched = WatchedFile(path) if path.is_file() else None
     content = read(path)
     if watched is None:
         raise UserError(f"{path}: no such file")
@@ -258,7 +258,7 @@ def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content
     return content, watched.sha256
 
 
-class Watched:
+class WatchedFile:
     """A file that a library reads by its name: :meth:`check` refuses it if it is no longer the file that was hashed.
 
     To be made before the file is read; :meth:`check` is called after that.
@@ -266,7 +266,7 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = ReadOnce(path)
+        self._opened = InputFile(path)
         self._place = self._named()
 
     @property
@@ -277,8 +277,8 @@ class Watched:
     def check(self) -> None:
         """:class:`UserError` if the file was replaced or written to since this object was made."""
         if self._named() != self._place:
-            raise changed_while_read(self.path)
+            raise changed_file_error(self.path)
 
     def _named(self) -> FileState | None:
-        state = file_state(self.path)
+        state = read_file_state(self.path)
         return state and state._replace(changed=0)  # another name or mode is no other content

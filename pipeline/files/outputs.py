@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import target_of
+from vse.pipeline.files.writing import resolve_target
 
 if TYPE_CHECKING:
     import h5py
@@ -41,7 +41,7 @@ class OutputKind:
 
 
 @contextmanager
-def replacing_others(allowed: bool = True) -> Iterator[None]:
+def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
     """Let outputs in this block replace files of other kinds (``--force``)."""
     token = _force.set(allowed or _force.get())
     try:
@@ -55,7 +55,7 @@ def may_replace_others() -> bool:
     return _force.get()
 
 
-def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
+def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
     """Check an output path before any work.
 
     An existing file is replaced only if it is an output of the same ``kind``, or with ``--force``.
@@ -72,7 +72,7 @@ def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
         if ``out`` is something else than a plain file; if it is one of the ``inputs``, also through a link, or lies in one,
         even with ``--force``; or if it is a file of another kind and ``--force`` is not given
     """
-    target = target_of(out)
+    target = resolve_target(out)
     if not target.exists():
         return
     for path in inputs:
@@ -83,7 +83,7 @@ def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
         raise UserError(f"{out}: is there and is not {kind.name}; name another file to write, or replace it with --force")
 
 
-def json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; ValueError or another error if the file is something else."""
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
@@ -93,7 +93,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 def json_kind(name: str, *keys: str) -> OutputKind:
     """Return the kind of JSON files with an object that has these keys."""
-    return OutputKind(name, lambda path: set(keys) <= json_object(path).keys())
+    return OutputKind(name, lambda path: set(keys) <= read_json_object(path).keys())
 
 
 def hdf5_kind(name: str, marks: Callable[[h5py.File], bool]) -> OutputKind:
@@ -110,19 +110,19 @@ def hdf5_kind(name: str, marks: Callable[[h5py.File], bool]) -> OutputKind:
 
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
     """Return the kind of files with a ``marker`` in their first bytes."""
-    return OutputKind(name, lambda path: marker.encode() in first_bytes(path, within))
+    return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 
 def csv_kind(name: str, *columns: str) -> OutputKind:
     """Return the kind of CSV files whose header has all these ``columns``."""
 
     def marks(path: Path) -> bool:
-        return set(columns) <= set(first_bytes(path, 2**16).decode().splitlines()[0].split(","))
+        return set(columns) <= set(read_first_bytes(path, 2**16).decode().splitlines()[0].split(","))
 
     return OutputKind(name, marks)
 
 
-def first_bytes(path: Path, n_bytes: int) -> bytes:
+def read_first_bytes(path: Path, n_bytes: int) -> bytes:
     """Return the first bytes of a file."""
     with path.open("rb") as stream:
         return stream.read(n_bytes)

@@ -13,9 +13,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vse.pipeline.errors import extra_package
+from vse.pipeline.errors import import_extra
 from vse.pipeline.files.decoded_limit import check_decoded
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 
 _MOST_FIELDS = 1000  # of one header, nested ones counted
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
@@ -118,9 +118,9 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
 
     Raises UserError if the file is damaged, or if a row group or all texts together decode to more bytes than they may.
     """
-    library = extra_package("pyarrow.parquet", str(path), "parquet")
-    arrow = extra_package("pyarrow", str(path), "parquet")
-    with reading(path, "a parquet file"):
+    library = import_extra("pyarrow.parquet", str(path), "parquet")
+    arrow = import_extra("pyarrow", str(path), "parquet")
+    with wrap_read_errors(path, "a parquet file"):
         n_stored = stream.seek(0, 2)
         parquet = library.ParquetFile(stream)
         columns = list(choose(parquet.schema_arrow.names))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, forget_input, reading
+from vse.pipeline.files.inputs import InputFile, forget_input, wrap_read_errors
 
 try:
     import fcntl
@@ -48,10 +48,10 @@ def _place() -> str:
     return f"{socket.gethostname()}.{sha256(' '.join(facts).encode()).hexdigest()[:8]}"
 
 
-PLACE = _place()
+MACHINE_ID = _place()
 
 
-def lock(handle: int) -> bool:
+def try_lock(handle: int) -> bool:
     """Lock an open file for this process alone; False if another one has it. Raises OSError if locks do not work there."""
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -68,7 +68,7 @@ def is_locked(path: Path) -> bool:
     """Whether a process has a file locked, as far as this file system tells."""
     handle = os.open(path, os.O_RDWR)
     try:
-        return not lock(handle)
+        return not try_lock(handle)
     except OSError:
         return True
     finally:
@@ -76,7 +76,7 @@ def is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def only_writer(path: Path, folder: bool = False) -> Iterator[None]:
+def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
     """In this block no other process that asks for it writes ``path``, a file, or a ``folder``.
 
     :class:`UserError` names the machine and the process that does. The lock is one on the file ``.<name>.lock`` beside the
@@ -131,7 +131,7 @@ def _acquired(path: Path, file: Path) -> int | None:
                 return None
             raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
         try:
-            if not lock(handle):
+            if not try_lock(handle):
                 raise UserError(f"{path}: {_holder(handle)} is writing it; wait until that has ended, or name another place")
             if _is_still(file, handle):
                 os.ftruncate(handle, 0)
@@ -158,7 +158,7 @@ def _removed(path: Path, file: Path) -> bool:
     except OSError:
         return False
     try:
-        if not lock(handle):
+        if not try_lock(handle):
             raise UserError(f"{path}: {_holder(handle)} is writing it; wait until that has ended, or name another place")
         file.unlink()
     except OSError:
@@ -195,24 +195,24 @@ _KINDS = {
 
 
 @contextmanager
-def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Write ``path`` atomically: yield a temporary file in its folder, which is flushed to disk and renamed at the end.
 
     On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was. Only a plain file is
     replaced; a symbolic link stays, and the file that it leads to is written.
     ``sync=False`` leaves the flush to the system, for many small files that count only once a later file is written.
     """
-    target = target_of(path)
+    target = resolve_target(path)
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if sync:
             _remove_orphans(target.parent, f".{glob.escape(target.name)}.*.tmp")
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{PLACE}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{MACHINE_ID}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
             with suppress(OSError):  # where there are no locks the name says who writes it
-                lock(handle)
+                try_lock(handle)
             os.fchmod(handle, 0o666 & ~_umask())
             yield stream
             stream.flush()
@@ -239,8 +239,8 @@ def clear_temporaries(folder: Path, recursive: bool = False) -> None:
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
-    """Write ``content``, atomically, as :func:`written` does; returns ``path``."""
-    with written(path, sync) as stream:
+    """Write ``content``, atomically, as :func:`open_atomic` does; returns ``path``."""
+    with open_atomic(path, sync) as stream:
         stream.write(content)
     return path
 
@@ -262,7 +262,7 @@ def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = 
 
 def read_json_and_sha256(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> tuple[Any, str]:
     """What :func:`read_json` reads, and the SHA-256 of the bytes that were read."""
-    file = ReadOnce(path)
+    file = InputFile(path)
     try:
         content = file.read()
     except OSError as error:
@@ -276,7 +276,7 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
     Nor is what Python alone takes for JSON: NaN, infinities, numbers that become infinite, integers beyond 64 bits, and half a
     surrogate pair, which is no text.
     """
-    with reading(path, "valid JSON"):
+    with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
         parsed = json.loads(text, object_hook=object_hook, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
         if _SURROGATE.search(text):
@@ -311,7 +311,7 @@ def sha256_json(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def target_of(path: Path) -> Path:
+def resolve_target(path: Path) -> Path:
     """Return the file that writing to ``path`` replaces, behind symbolic links.
 
     Raises UserError if no plain file can be there.
@@ -341,7 +341,7 @@ def _is_abandoned(temporary: Path) -> bool:
     """Whether nobody writes a temporary file any more, which of a writer elsewhere (another machine, container) is only known
     after a day without a change.
     """
-    before, at, rest = temporary.name.partition(f".{PLACE}-")
+    before, at, rest = temporary.name.partition(f".{MACHINE_ID}-")
     if before and at:
         try:
             os.kill(int(rest.partition(".")[0]), 0)

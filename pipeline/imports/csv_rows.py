@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.imports.rows import log
 
 QUOTING = ("minimal", "none")
@@ -106,7 +106,7 @@ class _Lines:
 
 def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
     """Return the names of the columns. Raises UserError if they are not names, once each, in the first line."""
-    with reading(path, "a CSV file with the names of its columns in the first line"):
+    with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
             raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_HINT}")

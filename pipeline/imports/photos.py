@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, image_size
+from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.writing import clear_temporaries, write_bytes
 from vse.pipeline.imports.rows import BadRow, GatheredRows, ImportedRow
@@ -61,7 +61,7 @@ class UnpackedPhotos:
     def add(self, row: ImportedRow, content: bytes) -> None:
         """Take a row and write its photo; after a bad row, which is counted, only if such rows are skipped."""
         try:
-            image_size(Path(row.file), content)
+            read_image_size(Path(row.file), content)
         except BadImage as fault:
             self._gathered.refuse(row.place, fault)
             return

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.images import BadImage, image_size
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.images import BadImage, read_image_size
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 from vse.pipeline.imports.csv_rows import QUOTING, csv_rows
@@ -160,7 +160,7 @@ def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
     number = 0
     with path.open("rb") as stream:
         for batch in parquet_batches(path, stream, columns):
-            with reading(path, "a parquet file"):
+            with wrap_read_errors(path, "a parquet file"):
                 rows = batch.to_pylist()
             for row in rows:
                 number += 1
@@ -204,7 +204,7 @@ def check_photo(images: Path, others: Path | None = None) -> Callable[[str], Non
     def check(file: str) -> None:
         try:
             folders.find(file)
-            image_size(images / file)
+            read_image_size(images / file)
         except BadImage as fault:
             raise BadRow(fault) from None
 

@@ -20,14 +20,14 @@ from types import ModuleType
 from typing import Any
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, reason_of
+from vse.pipeline.files.inputs import InputFile, error_reason
 
 _NAME = re.compile(r"(?P<place>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
-class CodeRefused(UserError):
+class CodeNotAllowed(UserError):
     """Code that is not run: nobody allowed it, or it is not what it was."""
 
 
@@ -50,7 +50,7 @@ class OwnCode:
     @property
     def copy_name(self) -> str:
         """What a copy of the file is called in a run folder."""
-        return copy_name(self.name, self.sha256)
+        return code_copy_name(self.name, self.sha256)
 
 
 @dataclass(frozen=True)
@@ -68,68 +68,68 @@ _RUN: dict[tuple[str, str], OwnCode] = {}  # what has been run in this process, 
 
 
 @contextmanager
-def code_allowed(allowed: bool = True) -> Iterator[None]:
+def allow_own_code(allowed: bool = True) -> Iterator[None]:
     """In this block code runs that presets or runs name, as after ``--allow-code``."""
     with _changed(everything=_RULES.get().everything or allowed):
         yield
 
 
 @contextmanager
-def code_named(values: Sequence[Any]) -> Iterator[None]:
+def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
     """In this block code runs that is named in these values, which a user gave on the command line."""
     with _changed(named=_RULES.get().named | frozenset(_names_in(values))):
         yield
 
 
 @contextmanager
-def code_of_run(copies: Path) -> Iterator[None]:
+def use_code_of_run(copies: Path) -> Iterator[None]:
     """In this block the settings of a run are read, whose code lies in the folder ``copies``."""
     with _changed(copies=copies):
         yield
 
 
-def is_code(name: object) -> bool:
+def is_code_name(name: object) -> bool:
     """Whether a name is that of a user's own code."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def copy_name(name: str, sha256: str) -> str:
+def code_copy_name(name: str, sha256: str) -> str:
     """What the copy of a file of code is called: the file's name and the beginning of its SHA-256."""
     return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHOWN]}.py"
 
 
-def code_sums(settings: object) -> dict[str, str]:
+def hash_code_files(settings: object) -> dict[str, str]:
     """The SHA-256 of the files that settings name as code, as far as they are there; nothing is run."""
     places = {name: Path(name.rpartition(":")[0]) for name in _names_in(settings)}
     files = {name: place for name, place in places.items() if place.suffix == ".py" and place.is_file()}
-    return {name: ReadOnce(file).sha256 for name, file in files.items()}
+    return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
 def load_code(name: str, sha256: str | None = None) -> OwnCode:
     """Run the file or module of ``name`` and take its class or function; it runs once in a process.
 
     A file is looked for from the working folder, a module where Python finds it; in the settings of a run it is the run's own
-    copy, for which ``sha256`` must be known. :class:`CodeRefused` if it may not run, or has another SHA-256 than the one
+    copy, for which ``sha256`` must be known. :class:`CodeNotAllowed` if it may not run, or has another SHA-256 than the one
     given; :class:`UserError` if it is not there, cannot be run, or has no such class or function.
     """
     if sha256 is not None and (name, sha256) in _RUN:
         return _RUN[name, sha256]
     if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise CodeRefused(f"{name}: {sha256!r} is no SHA-256")
+        raise CodeNotAllowed(f"{name}: {sha256!r} is no SHA-256")
     rules = _RULES.get()
     place, member = name.rpartition(":")[::2]
     if rules.copies is None and not (rules.everything or name in rules.named):
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (what --set names runs)"
         )
     if rules.copies is not None:
         file = _copy(name, sha256, rules.copies, rules.everything)
     else:
         file = Path(place) if place.endswith(".py") else _module_file(name, place)
-    opened = ReadOnce(file)
+    opened = InputFile(file)
     source = opened.read()
     if sha256 not in (None, opened.sha256):
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{file}: has changed since: its SHA-256 is {opened.sha256[:_SHOWN]}..., and that of {name} was "
             f"{str(sha256)[:_SHOWN]}...; restore it, or train again"
         )
@@ -146,20 +146,20 @@ def load_code(name: str, sha256: str | None = None) -> OwnCode:
 def _copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
     """The copy of a run's code, if it may run."""
     if sha256 is None:
-        raise CodeRefused(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
-    file = copies / copy_name(name, sha256)
+        raise CodeNotAllowed(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
+    file = copies / code_copy_name(name, sha256)
     if not allowed and (known := next((mine for of, mine in _RUN if of == name), None)):
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{name} has changed since {copies.parent} was made: its SHA-256 is {known[:_SHOWN]}..., that of the run "
             f"{sha256[:_SHOWN]}... ({file}); restore it, give another --out, or --overwrite the run"
         )
     if not allowed:
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{copies.parent} was made with code outside of the package, {name}: look at its copy, {file}, and allow "
             "it to run with --allow-code"
         )
     if not file.is_file():
-        raise CodeRefused(f"{file}: no such file, and this run was made with that code ({name}); restore it, or train again")
+        raise CodeNotAllowed(f"{file}: no such file, but this run uses that code ({name}); restore it, or train again")
     return file
 
 
@@ -167,7 +167,7 @@ def _module_file(name: str, module: str) -> Path:
     try:
         found = importlib.util.find_spec(module)
     except Exception as error:  # whatever the packages around it raise when they are imported
-        raise UserError(f"{name}: {module} cannot be imported ({reason_of(error)})") from None
+        raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
     if found is None or not found.has_location or not str(found.origin).endswith(".py"):
         raise UserError(f"{name}: no module {module} is installed, and a file's name ends with .py")
     return Path(str(found.origin))
@@ -177,7 +177,7 @@ def _imported(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise UserError(f"{name}: {module} cannot be imported ({reason_of(error)})") from None
+        raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
 
 
 def _executed(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
@@ -195,7 +195,7 @@ def _executed(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
     except Exception as error:
         del sys.modules[module.__name__]
         line = _line(error, str(file))
-        raise UserError(f"{file}{line}: cannot be run ({type(error).__name__}: {reason_of(error)})") from None
+        raise UserError(f"{file}{line}: cannot be run ({type(error).__name__}: {error_reason(error)})") from None
     return module
 
 
@@ -225,7 +225,7 @@ def _names_in(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str):
-        if is_code(value):
+        if is_code_name(value):
             yield value
     elif isinstance(value, Sequence):
         for inner in value:

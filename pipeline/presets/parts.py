@@ -15,13 +15,13 @@ from pydantic import BaseModel, BeforeValidator, create_model
 from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.own_code import OwnCode, is_code, load_code
+from vse.pipeline.presets.own_code import OwnCode, is_code_name, load_code
 from vse.pipeline.presets.schema import Settings
 
 _Part = TypeVar("_Part", bound=Settings)
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Import an object by its name, ``module:object``."""
     module, _, own_name = name.partition(":")
     return getattr(import_module(module), own_name)
@@ -65,7 +65,7 @@ class Registry(Generic[_Part]):
         del self._parts[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parts or (self._base is not None and is_code(name))
+        return name in self._parts or (self._base is not None and is_code_name(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
@@ -75,13 +75,13 @@ class Registry(Generic[_Part]):
 
         Of a user's own part, :class:`vse.pipeline.errors.UserError` says what is wrong with it, or that it may not run.
         """
-        if self._base is not None and is_code(name):
+        if self._base is not None and is_code_name(name):
             return self._own_part(self._base, load_code(name))
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
         part = self._parts[name]
         if isinstance(part, str):
-            part = self._parts[name] = cast(type[_Part], imported(part))
+            part = self._parts[name] = cast(type[_Part], import_object(part))
         return part
 
     def read(self, value: Any) -> Any:
@@ -92,7 +92,7 @@ class Registry(Generic[_Part]):
         if settings is None or not isinstance(settings.get(self.key), str):
             raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         name = settings[self.key]
-        if self._base is not None and is_code(name):
+        if self._base is not None and is_code_name(name):
             return self._own_part(self._base, load_code(name, settings.get("code_sha256"))).model_validate(settings)
         return self[name].model_validate(settings)
 
@@ -128,15 +128,15 @@ class Registry(Generic[_Part]):
         return self._own[code.name, code.sha256]
 
 
-def part_of(registry: Registry[Any]) -> BeforeValidator:
+def part_field(registry: Registry[Any]) -> BeforeValidator:
     """The mark of a field that is a part.
 
-    For example ``loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
+    For example ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
     """
     return BeforeValidator(registry.read)
 
 
-def registry_of(schema: type[BaseModel], field: str) -> Registry[Any] | None:
+def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
     """The registry that a field of a schema takes its part from, if it is a part (or none)."""
     info = schema.model_fields[field]
     for mark in (*info.metadata, *_marks(info.annotation)):
@@ -146,7 +146,7 @@ def registry_of(schema: type[BaseModel], field: str) -> Registry[Any] | None:
     return None
 
 
-def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
+def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
     """The class of settings that a field of a schema holds, if it is a group of them (or none)."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
@@ -155,19 +155,19 @@ def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
     return None
 
 
-def default_part(schema: type[BaseModel], field: str) -> Any:
+def find_default_part(schema: type[BaseModel], field: str) -> Any:
     """The part that a field of a schema has by default; None if there is none."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
 
 
-def own_codes(settings: BaseModel) -> list[OwnCode]:
+def find_own_code(settings: BaseModel) -> list[OwnCode]:
     """The files of a user's own that settings name, each once."""
     codes: dict[str, OwnCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
-            codes |= {code.copy_name: code for code in own_codes(value)}
+            codes |= {code.copy_name: code for code in find_own_code(value)}
     code = type(settings).__dict__.get("own_code")
     return [*codes.values(), *([code] if isinstance(code, OwnCode) and code.copy_name not in codes else [])]
 

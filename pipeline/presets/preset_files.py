@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, check_input, is_name, reading
+from vse.pipeline.files.inputs import LONGEST_NAME, check_input, is_name, wrap_read_errors
 
 try:
     from yaml import CSafeLoader as SafeLoader  # of libyaml: ten times as fast
@@ -29,7 +29,7 @@ _MOST_NODES = 100_000  # of a YAML text, those that aliases repeat counted each 
 _LARGEST = 2**63 - 1
 _DEEPEST = 50  # nested lists and mappings
 _MOST_LAYERS = 50  # presets that extend one another
-OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
+NOT_INHERITED = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def known_presets(kind: str) -> list[str]:
     return sorted({name for folder in _folders(kind) for name in _presets_in(folder)})
 
 
-def described_presets(kind: str) -> list[tuple[str, str]]:
+def preset_descriptions(kind: str) -> list[tuple[str, str]]:
     """Name and description (``about``) of every preset of a ``kind``: file by file, in the order in which they are written."""
     described: dict[str, str] = {}
     for folder in _folders(kind):
@@ -69,13 +69,13 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
     if not isinstance(base, str):
         raise UserError(f"{preset.path}: extends: takes the name of a preset, not {base!r}")
     inherited = preset_layers(kind, base, (*extended_by, preset))
-    return [*({key: layer[key] for key in layer if key not in OF_ITS_OWN} for layer in inherited), own]
+    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED} for layer in inherited), own]
 
 
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file; a key that is given twice in one mapping is an error."""
     check_input(path)
-    with reading(path, "valid YAML"):
+    with wrap_read_errors(path, "valid YAML"):
         return parse_yaml(path.read_text(encoding="utf-8"))
 
 

@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.parts import Registry, default_part, group_of, registry_of
-from vse.pipeline.presets.preset_files import OF_ITS_OWN, parse_yaml, preset_layers, read_yaml
-from vse.pipeline.presets.preset_files import described_presets as described_presets
+from vse.pipeline.presets.parts import Registry, find_default_part, find_group, find_registry
+from vse.pipeline.presets.preset_files import NOT_INHERITED, parse_yaml, preset_layers, read_yaml
 from vse.pipeline.presets.preset_files import known_presets as known_presets
+from vse.pipeline.presets.preset_files import preset_descriptions as preset_descriptions
 from vse.pipeline.presets.schema import (
-    OF_ENSEMBLES,
-    Composed,
+    ENSEMBLE_KEYS,
+    ComposedName,
     DatasetConfig,
     ExperimentPlan,
     LadderConfig,
     Settings,
     WorkflowConfig,
-    composed_of,
+    parse_composed_name,
 )
 
 _Schema = TypeVar("_Schema", bound=Settings)
@@ -35,7 +35,7 @@ _FIXED = ("name", "extractor", "ensemble_of")  # of a preset as a whole: no sett
 
 def load_dataset(name: str) -> DatasetConfig:
     """The data set preset ``name``."""
-    return validated(DatasetConfig, "data set", name, read_preset("datasets", name))
+    return validate_settings(DatasetConfig, "data set", name, read_preset("datasets", name))
 
 
 def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentPlan:
@@ -43,7 +43,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
 
     The members of an ensemble are: :class:`UserError` if one is no experiment, or an ensemble itself.
     """
-    plan = validated(ExperimentPlan, "experiment", name, experiment_settings(name, dataset, sets, ExperimentPlan))
+    plan = validate_settings(ExperimentPlan, "experiment", name, read_experiment_settings(name, dataset, sets, ExperimentPlan))
     known = known_presets("experiments")
     for member in plan.ensemble_of:
         if not is_experiment(member):
@@ -58,7 +58,7 @@ def load_plan(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -
 
 def load_ladder(name: str) -> LadderConfig:
     """The ladder ``name``; :class:`UserError` if one of its experiments is none."""
-    ladder = validated(LadderConfig, "ladder", name, read_preset("ladders", name))
+    ladder = validate_settings(LadderConfig, "ladder", name, read_preset("ladders", name))
     for experiment in ladder.experiments:
         if experiment not in known_presets("experiments"):
             near = did_you_mean(experiment, known_presets("experiments"))
@@ -68,7 +68,7 @@ def load_ladder(name: str) -> LadderConfig:
 
 def is_experiment(name: str) -> bool:
     """Whether ``name`` is that of an experiment: of a preset, or composed of one and of features."""
-    made = composed_of(name)
+    made = parse_composed_name(name)
     if made is None or made.experiment not in known_presets("experiments"):
         return made is None and name in known_presets("experiments")
     if made.ladder is None:
@@ -82,20 +82,20 @@ def load_workflow(overrides: Mapping[str, Any]) -> WorkflowConfig:
     short = {key.removesuffix("_dir"): str(value) for key, value in overrides.items() if key.removesuffix("_dir") in datasets}
     rest = {key: value for key, value in overrides.items() if key.removesuffix("_dir") not in datasets}
     defaults = read_yaml(Path(str(files("vse.presets").joinpath("config.yaml"))))
-    content = merged(merged(defaults, rest, WorkflowConfig, replace=True), {"sources": short})
-    return validated(WorkflowConfig, "workflow", "--config", content)
+    content = merge_settings(merge_settings(defaults, rest, WorkflowConfig, replace=True), {"sources": short})
+    return validate_settings(WorkflowConfig, "workflow", "--config", content)
 
 
 def read_preset(kind: str, name: str, schema: type[BaseModel] | None = None) -> dict[str, Any]:
     """The settings of a preset by name or path, on top of those of the presets that it ``extends``."""
-    made = composed_of(name) if kind == "experiments" else None
+    made = parse_composed_name(name) if kind == "experiments" else None
     content: dict[str, Any] = {}
     for layer in preset_layers(kind, name if made is None else made.experiment):
-        content = merged(content, layer, schema)
+        content = merge_settings(content, layer, schema)
     return content if made is None else _composed(made, content, schema)
 
 
-def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], schema: type[Settings]) -> dict[str, Any]:
+def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str], schema: type[Settings]) -> dict[str, Any]:
     """All layers of an experiment's settings: its presets, the data set's changes of all and of this one, and ``--set``.
 
     A data set does not know which parts an experiment has: what it changes in every experiment concerns the parts that have
@@ -106,16 +106,16 @@ def experiment_settings(name: str, dataset: str | None, sets: Sequence[str], sch
         changes = load_dataset(dataset)
         of_all = changes.experiment
         if "ensemble_of" in content:
-            of_all = {key: value for key, value in of_all.items() if key in OF_ENSEMBLES}
-        content = merged(content, of_all, schema, lenient=True)
-        made = composed_of(name)
+            of_all = {key: value for key, value in of_all.items() if key in ENSEMBLE_KEYS}
+        content = merge_settings(content, of_all, schema, lenient=True)
+        made = parse_composed_name(name)
         if made is not None:
-            content = _composed(made, merged(content, changes.experiments.get(made.experiment, {}), schema), schema)
-        content = merged(content, changes.experiments.get(content["name"], {}), schema)
-    return with_sets(schema, content, sets)
+            content = _composed(made, merge_settings(content, changes.experiments.get(made.experiment, {}), schema), schema)
+        content = merge_settings(content, changes.experiments.get(content["name"], {}), schema)
+    return apply_overrides(schema, content, sets)
 
 
-def _composed(made: Composed, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
+def _composed(made: ComposedName, base: Mapping[str, Any], schema: type[BaseModel] | None) -> dict[str, Any]:
     """The settings of a composed experiment on top of those of its ``base``.
 
     :class:`UserError` if that reads more than a feature of images and one of captions, or something else.
@@ -123,16 +123,16 @@ def _composed(made: Composed, base: Mapping[str, Any], schema: type[BaseModel] |
     for key in _BOUND:
         if base.get(key):
             raise UserError(f"experiment {made.name!r}: {made.experiment} has {key}, so it takes no other features")
-    content = {key: value for key, value in base.items() if key not in OF_ITS_OWN}
+    content = {key: value for key, value in base.items() if key not in NOT_INHERITED}
     if made.ladder is not None:
         ladder = load_ladder(made.ladder)
         if made.experiment not in ladder.experiments:
             raise UserError(f"experiment {made.name!r}: the ladder {made.ladder!r} has no {made.experiment}")
-        content = merged(content, ladder.settings(made.experiment), schema)
+        content = merge_settings(content, ladder.settings(made.experiment), schema)
     return {**content, **made.reads(), "name": made.name}
 
 
-def merged(
+def merge_settings(
     base: Mapping[str, Any],
     over: Mapping[str, Any],
     schema: type[BaseModel] | None = None,
@@ -150,22 +150,22 @@ def merged(
     result = dict(base)
     for key, value in over.items():
         field = schema is not None and key in schema.model_fields
-        registry, group = (registry_of(schema, key), group_of(schema, key)) if schema and field else (None, None)
+        registry, group = (find_registry(schema, key), find_group(schema, key)) if schema and field else (None, None)
         if schema and registry:
-            below = result[key] if key in result else default_part(schema, key)
+            below = result[key] if key in result else find_default_part(schema, key)
             result[key] = _merged_part(registry, below, value, lenient, replace)
         elif field and not group and isinstance(value, Mapping) and (replace or not value):
             result[key] = dict(value)
         elif isinstance(value, Mapping) and (group or isinstance(result.get(key), Mapping)):
             if lenient and schema and field and result.get(key, schema.model_fields[key].default) is None:
                 continue
-            result[key] = merged(_mapping(result.get(key)), value, group, lenient=lenient, replace=replace)
+            result[key] = merge_settings(_mapping(result.get(key)), value, group, lenient=lenient, replace=replace)
         else:
             result[key] = value
     return result
 
 
-def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(schema: type[Settings], content: Mapping[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """``content`` with settings on top that are given as ``key=value``; an unknown key is answered with the nearest.
 
     A key of a part, such as ``loss.margin``, must be known to the part that is chosen in the end. A dictionary, such as
@@ -182,7 +182,7 @@ def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence
             raise UserError(f"--set {item}: {text!r} is not a YAML value") from None
         for name in reversed(key.split(".")):
             value = {name: value}
-        result = merged(result, value, schema, replace=True)
+        result = merge_settings(result, value, schema, replace=True)
         keys.append(key)
     for key in keys:
         if key in schema.renamed:
@@ -192,7 +192,7 @@ def with_sets(schema: type[Settings], content: Mapping[str, Any], sets: Sequence
     return result
 
 
-def validated(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
+def validate_settings(schema: type[_Schema], kind: str, name: str, content: Mapping[str, Any]) -> _Schema:
     """The settings ``content`` as a ``schema``; what is wrong with them is said of the ``kind`` and ``name`` of preset."""
     for key in _leaves(content):
         if key in schema.renamed:
@@ -209,13 +209,13 @@ def validated(schema: type[_Schema], kind: str, name: str, content: Mapping[str,
         raise UserError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
-def changed_fields(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
     """``loss.margin: 0.2 -> 0.1`` for every setting in which two configurations differ."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
-            changes += changed_fields(a, b, f"{prefix}{key}.")
+            changes += list_changes(a, b, f"{prefix}{key}.")
         elif a != b:
             changes.append(f"{prefix}{key}: {a} -> {b}")
     return changes
@@ -234,7 +234,7 @@ def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool,
         new = {key: value for key, value in new.items() if key in part.model_fields}
     if name != kept.get(registry.key):
         kept = {key: value for key, value in kept.items() if key in part.model_fields and key != "code_sha256"}
-    return merged(kept, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
+    return merge_settings(kept, {registry.key: name, **new}, part, lenient=lenient, replace=replace)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -249,10 +249,10 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
     if not rest:
         return True
     value = content.get(name)
-    if registry := registry_of(schema, name):
+    if registry := find_registry(schema, name):
         part = registry.chosen(value)
         return part is None or _is_known(part, _mapping(value), rest)
-    group = group_of(schema, name)
+    group = find_group(schema, name)
     return group is not None and _is_known(group, _mapping(value), rest)
 
 
@@ -260,9 +260,9 @@ def _keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "")
     """All settings that there are, in the parts that ``content`` names."""
     for name in schema.model_fields:
         value = content.get(name)
-        group = group_of(schema, name)
-        if registry := registry_of(schema, name):
-            group = registry.chosen(value if name in content else default_part(schema, name))
+        group = find_group(schema, name)
+        if registry := find_registry(schema, name):
+            group = registry.chosen(value if name in content else find_default_part(schema, name))
         if group:
             yield from _keys(group, _mapping(value), f"{prefix}{name}.")
         elif prefix or name not in _FIXED:

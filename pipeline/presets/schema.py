@@ -38,7 +38,7 @@ _HOW = (
     ("train", "save_minutes"),
     ("model", "caption_encoder", "words"),
 )
-OF_ENSEMBLES = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # all that an ensemble may set
+ENSEMBLE_KEYS = ("name", "about", "title", "rows", "seeds", "protocols", "ensemble_of")  # all that an ensemble may set
 
 
 class ExperimentPlan(Settings):
@@ -79,9 +79,9 @@ class ExperimentPlan(Settings):
     def _ensemble_is_made_of_others(self) -> Self:
         if "ensemble_of" not in self.model_fields_set:
             return self
-        other = self.model_fields_set.difference(OF_ENSEMBLES)
+        other = self.model_fields_set.difference(ENSEMBLE_KEYS)
         if other:
-            raise ValueError(f"an ensemble trains nothing, so it has no {min(other)}; only {', '.join(OF_ENSEMBLES[1:])}")
+            raise ValueError(f"an ensemble trains nothing, so it has no {min(other)}; only {', '.join(ENSEMBLE_KEYS[1:])}")
         if not self.ensemble_of or (len(self.ensemble_of) == 1 and len(self.seeds) < 2):
             raise ValueError("an ensemble has two members at least: ensemble_of: [a, b], or [a] with seeds: [0, 1]")
         if len(set(self.ensemble_of)) < len(self.ensemble_of):
@@ -168,7 +168,7 @@ class WorkflowConfig(Settings):
 WORDS = "words"
 
 
-class Composed(NamedTuple):
+class ComposedName(NamedTuple):
     """The parts of a name. ``caption_feature`` is None if words are read, ``ladder`` if none changes a setting."""
 
     experiment: str
@@ -187,7 +187,7 @@ class Composed(NamedTuple):
         return {"feature": self.feature, "eval_feature": None, "caption_feature": self.caption_feature}
 
 
-def composed_of(name: str) -> Composed | None:
+def parse_composed_name(name: str) -> ComposedName | None:
     """The parts of ``name``; None if it is not composed of three."""
     parts = name.split("+")
     if len(parts) != 3 or name.endswith((".yaml", ".yml")):
@@ -196,7 +196,7 @@ def composed_of(name: str) -> Composed | None:
     experiment, at, ladder = base.partition("@")
     if not all(map(is_name, (experiment, captions, feature, ladder or "none"))) or (at and not ladder):
         return None
-    return Composed(experiment, None if captions == WORDS else captions, feature, ladder if at else None)
+    return ComposedName(experiment, None if captions == WORDS else captions, feature, ladder if at else None)
 
 
 _Names = Annotated[list[str], Field(min_length=1)]
@@ -250,10 +250,10 @@ class LadderConfig(Settings):
         changes = self.changes(experiment)
         return {**changes.settings, "title": changes.title, "seeds": changes.seeds or self.seeds}
 
-    def combinations(self) -> list[Composed]:
+    def combinations(self) -> list[ComposedName]:
         """Every experiment on every feature with every feature of captions, whether that fits together or not."""
         return [
-            Composed(name, None if captions == WORDS else captions, feature, self.name)
+            ComposedName(name, None if captions == WORDS else captions, feature, self.name)
             for name in self.experiments
             for feature in self.changes(name).features or self.features
             for captions in self.changes(name).caption_features or self.caption_features

@@ -12,9 +12,9 @@ from vse.features.extraction import images_sha256
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import sources
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.own_code import code_sums
+from vse.pipeline.presets.own_code import hash_code_files
 from vse.pipeline.workflow import check_targets, dataset_pattern
-from vse.pipeline.workflow import PLANNING
+from vse.pipeline.workflow import PLANNING_VARIABLE
 
 try:
     SETTINGS = presets.load_workflow(config)
@@ -103,14 +103,14 @@ def experiment_preset(wildcards):
 def experiment_settings(wildcards):
     """Every setting of an experiment, and the code outside of the package, so that a changed one makes its jobs run again."""
     content = experiment_preset(wildcards).content()
-    sums = code_sums(content)
+    sums = hash_code_files(content)
     return json.dumps({**content, "code": sums} if sums else content)
 
 
 def published_files(wildcards):
     """An input function without inputs: says what to put where if a data set's published files are not there."""
     config = resolved(presets.load_dataset, wildcards.dataset)
-    if os.environ.get(PLANNING) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
+    if os.environ.get(PLANNING_VARIABLE) != "1" and not Path("data", wildcards.dataset, "dataset.json").exists():
         resolved(sources.source_files, config, sources.source_folder(wildcards.dataset))
     return []
 

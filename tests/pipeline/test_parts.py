@@ -6,7 +6,7 @@ import pytest
 from pydantic import SerializeAsAny, ValidationError
 
 from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
-from vse.pipeline.presets.parts import Registry, default_part, group_of, part_of, registry_of
+from vse.pipeline.presets.parts import Registry, find_default_part, find_group, find_registry, part_field
 from vse.pipeline.presets.schema import Settings
 
 
@@ -98,28 +98,28 @@ def test_the_settings_of_a_part_are_those_that_were_given() -> None:
 
 def test_the_registry_of_a_field_is_found_however_the_field_is_written() -> None:
     class Written(Settings):
-        inside: Annotated[SerializeAsAny[Topping], part_of(TOPPINGS)] | None = None
-        all_of_it: Annotated[SerializeAsAny[Topping | None], part_of(TOPPINGS)] = None
+        inside: Annotated[SerializeAsAny[Topping], part_field(TOPPINGS)] | None = None
+        all_of_it: Annotated[SerializeAsAny[Topping | None], part_field(TOPPINGS)] = None
 
-    assert registry_of(Table, "drink") is DRINKS
-    assert registry_of(Table, "topping") is TOPPINGS
-    assert registry_of(Written, "inside") is registry_of(Written, "all_of_it") is TOPPINGS
-    assert registry_of(Table, "seats") is registry_of(Cream, "jug") is registry_of(Order, "table") is None
+    assert find_registry(Table, "drink") is DRINKS
+    assert find_registry(Table, "topping") is TOPPINGS
+    assert find_registry(Written, "inside") is find_registry(Written, "all_of_it") is TOPPINGS
+    assert find_registry(Table, "seats") is find_registry(Cream, "jug") is find_registry(Order, "table") is None
 
 
 def test_a_group_of_settings_is_told_from_a_value() -> None:
-    assert group_of(Order, "table") is Table
-    assert group_of(Cream, "jug") is Jug
-    assert group_of(Order, "tip") is group_of(Order, "rows") is None
+    assert find_group(Order, "table") is Table
+    assert find_group(Cream, "jug") is Jug
+    assert find_group(Order, "tip") is find_group(Order, "rows") is None
 
 
 def test_the_default_of_a_part_may_be_none_or_missing() -> None:
     class Needed(Settings):
-        drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)]
+        drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)]
 
-    assert default_part(Table, "drink") == Coffee()
-    assert default_part(Table, "topping") is None
-    assert default_part(Needed, "drink") is None
+    assert find_default_part(Table, "drink") == Coffee()
+    assert find_default_part(Table, "topping") is None
+    assert find_default_part(Needed, "drink") is None
 
 
 def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:

@@ -17,8 +17,8 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import averaged, metrics
 from vse.features.cache.feature_cache import FeatureCache
 from vse.pipeline.errors import Interrupted
-from vse.pipeline.presets.own_code import is_code
-from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.own_code import is_code_name
+from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
 from vse.train.adversaries.base import AdversarySettings
 from vse.train.data.captions import CaptionInputs
@@ -47,7 +47,7 @@ class WarmupConfig(Settings):
     @field_validator("loss")
     @classmethod
     def _is_of_the_package(cls, name: str) -> str:
-        if is_code(name):
+        if is_code_name(name):
             raise ValueError(f"takes a loss of the package ({', '.join(LOSSES)}); one of your own is the loss of all epochs")
         return name
 
@@ -105,7 +105,7 @@ class TrainConfig(Settings):
         1, description="batches whose gradients make one update; negatives are those of each batch by itself"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
-    sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
+    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = Shuffled()
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32", description="of a training step: fp32, or autocast to bf16; auto: bf16 where the device has it, else fp32"
     )

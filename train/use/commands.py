@@ -13,7 +13,7 @@ from pathlib import Path
 from vse.eval.search.top_k import PhraseHit, SearchHit
 from vse.features.backbones.device import NO_MEMORY, memory_guard
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.train.use.backbone import files_as_features, run_as_features
 from vse.train.use.embed import embed_split
 from vse.train.use.localise import locate
@@ -132,7 +132,7 @@ def find_phrase(
     if asked.html is not None:
         from vse.eval.report.pages import PHRASE_PAGE
 
-        check_out(asked.html, PHRASE_PAGE, [photo])
+        check_output(asked.html, PHRASE_PAGE, [photo])
     with memory_guard(NO_MEMORY):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)

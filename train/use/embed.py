@@ -21,7 +21,7 @@ from vse.features.extractors.text import caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN, Vocabulary
 from vse.pipeline.dataset.identity import data_differences, identity_of_images
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.train.data.captions import CaptionInputs, CaptionsOnDemand, EncodedCaptions, TokenNumbers
 from vse.train.data.images import CachedImages, EvaluationImages, photo_crops
 from vse.train.data.pairs import Pairs, Split, images_of
@@ -128,7 +128,7 @@ def embed_split(
         out = run / name if opened.trained_on is None else _name_of_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
-    check_out(out, kind, [*RunFolder(run).files, *opened.inputs])
+    check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
     n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
     seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
