@@ -311,7 +311,7 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
         file = InputFile(path)
         if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
+        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
         search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
