@@ -39,8 +39,8 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
     virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read them
     path : the path of the file, if it was opened as a stream
 
-    Raises UserError if the dataset is a link, lies in other files, or states a size that the file does not hold (HDF5 would
-    make up the rest), or if its compression is not accepted or decodes to more bytes than the limit.
+    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds (HDF5 would
+    make up the rest). Raises UserError, too, if its compression is not accepted, or if it decodes to more bytes than the limit.
     """
     path = path or file.filename
     link = file.get(name, getlink=True)

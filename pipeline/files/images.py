@@ -22,10 +22,23 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vse.pipeline.errors import UserError
 
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
+_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
 _BLOCK = 1 << 20
+_JPEG_START = b"\xff\xd8\xff"
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
+_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
+_HUFFMAN = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
+_PROGRESSIVE = 0xC2
+_N_COEFFICIENTS = 64
+_NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
 
 
 def _is_png_incomplete(content: bytes) -> bool:
@@ -59,18 +72,6 @@ def _raw_size(header: bytes) -> int:
         if columns > 0 and rows > 0:
             size += rows * (1 + -(-columns * bits // 8))
     return size
-
-
-_JPEG_START = b"\xff\xd8\xff"
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
-_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
-_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
-_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
-_HUFFMAN = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
-_PROGRESSIVE = 0xC2
-_N_COEFFICIENTS = 64
-_NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
 
 
 @dataclass
@@ -115,7 +116,7 @@ class _Frame:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the scans set every coefficient of every component up to its last bit."""
+        """True if the scans set every coefficient of every component up to its last bit."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
@@ -155,11 +156,6 @@ def _insert_noise(content: bytes) -> bytes | None:
     if frame is None or not frame.is_complete:
         return None
     return b"".join([*parts, content[copied:]])
-
-
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
-_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 
 
 class BadImage(UserError):
@@ -241,7 +237,7 @@ def _decode_errors(path: Path) -> Iterator[None]:
 
 
 def _lacks_data(image: Image.Image, content: bytes) -> bool:
-    """Return whether the file lacks data for a part of ``image``, which the decoder filled. WebP decoders never do this."""
+    """Return whether the decoder filled a part of ``image`` because the file lacks its data. WebP decoders never do this."""
     if content.startswith(_PNG_SIGNATURE):
         return _is_png_incomplete(content)
     if not content.startswith(_JPEG_START):

@@ -1,8 +1,10 @@
 """Read untrusted input files, and detect files that change while they are read.
 
-:func:`check_input` accepts only plain files, because reading a FIFO or a device may never end. :func:`wrap_read_errors` turns
-the errors of a library into one line for the user. :class:`InputFile` keeps a file open, so that its SHA-256 is that of the
-bytes that were read. :class:`WatchedFile` is for libraries that open a file by its path.
+:func:`check_input` accepts only plain files: reading a FIFO or a device may never end. :func:`wrap_read_errors` turns the
+errors of a library into one line for the user.
+
+:class:`InputFile` keeps a file open, so that its SHA-256 is that of the bytes that were read. :class:`WatchedFile` is for
+libraries that open a file by its path.
 """
 
 from __future__ import annotations
@@ -210,7 +212,7 @@ class InputFile:
 
     @property
     def has_changed(self) -> bool:
-        """Whether the file was written to since it was opened."""
+        """True if the file was written to since it was opened."""
         now, then = self._current_state(), self.state
         return (now.size, now.mtime_ns) != (then.size, then.mtime_ns)
 
