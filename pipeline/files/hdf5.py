@@ -40,7 +40,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
     path : the path of the file, if it was opened as a stream
 
     Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds (HDF5 would
-    make up the rest). Raises UserError, too, if its compression is not accepted, or if it decodes to more bytes than the limit.
+    make up the rest). Raises UserError if its compression is not accepted, or if it decodes to more bytes than the limit.
     """
     path = path or file.filename
     link = file.get(name, getlink=True)

@@ -222,7 +222,7 @@ def list_changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "
 
 
 def _merged_part(registry: Registry[Any], below: Any, above: Any, lenient: bool, replace: bool) -> Any:
-    old, new = registry.settings(below), registry.settings(above)
+    old, new = registry.as_settings(below), registry.as_settings(above)
     if new is None:
         return above
     kept, unnamed = old or {}, registry.key not in new
@@ -250,7 +250,7 @@ def _is_known(schema: type[BaseModel], content: Mapping[str, Any], path: Sequenc
         return True
     value = content.get(name)
     if registry := find_registry(schema, name):
-        part = registry.chosen(value)
+        part = registry.find_class(value)
         return part is None or _is_known(part, _mapping(value), rest)
     group = find_group(schema, name)
     return group is not None and _is_known(group, _mapping(value), rest)
@@ -262,7 +262,7 @@ def _keys(schema: type[BaseModel], content: Mapping[str, Any], prefix: str = "")
         value = content.get(name)
         group = find_group(schema, name)
         if registry := find_registry(schema, name):
-            group = registry.chosen(value if name in content else find_default_part(schema, name))
+            group = registry.find_class(value if name in content else find_default_part(schema, name))
         if group:
             yield from _keys(group, _mapping(value), f"{prefix}{name}.")
         elif prefix or name not in _FIXED:

@@ -75,18 +75,18 @@ def test_parts_may_be_chosen_by_another_field_than_their_name() -> None:
         name: str = ""
 
     registry = Registry("extractor", Press, key="extractor")
-    assert registry.read({"extractor": "press", "name": "mine"}) == Press(name="mine")
-    assert registry.settings("press") == {"extractor": "press"}
+    assert registry.parse({"extractor": "press", "name": "mine"}) == Press(name="mine")
+    assert registry.as_settings("press") == {"extractor": "press"}
     with pytest.raises(ValueError, match="settings with its extractor"):
-        registry.read({"name": "press"})
+        registry.parse({"name": "press"})
 
 
 def test_the_settings_of_a_part_are_those_that_were_given() -> None:
-    assert DRINKS.settings("tea") == {"name": "tea"}
-    assert DRINKS.settings({"size": 2}) == {"size": 2}
-    assert DRINKS.settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
-    assert DRINKS.settings(None) is DRINKS.settings(3) is None
-    assert [DRINKS.chosen(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == [
+    assert DRINKS.as_settings("tea") == {"name": "tea"}
+    assert DRINKS.as_settings({"size": 2}) == {"size": 2}
+    assert DRINKS.as_settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
+    assert DRINKS.as_settings(None) is DRINKS.as_settings(3) is None
+    assert [DRINKS.find_class(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == [
         Tea,
         Milk,
         Coffee,
@@ -125,7 +125,7 @@ def test_the_default_of_a_part_may_be_none_or_missing() -> None:
 def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
     registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
     assert list(registry) == ["tea", "ghost"]
-    assert registry["tea"] is registry.chosen("tea") is Tea
-    assert registry.read({"name": "tea", "heat": 80}) == Tea(heat=80)
+    assert registry["tea"] is registry.find_class("tea") is Tea
+    assert registry.parse({"name": "tea", "heat": 80}) == Tea(heat=80)
     with pytest.raises(ModuleNotFoundError):
         registry["ghost"]

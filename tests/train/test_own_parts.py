@@ -105,12 +105,12 @@ def run_command() -> Callable[..., None]:
 @contextmanager
 def as_if_new() -> Iterator[None]:
     """A process in which no code has run yet."""
-    before = dict(own_code._RUN)
-    own_code._RUN.clear()
+    before = dict(own_code._LOADED)
+    own_code._LOADED.clear()
     try:
         yield
     finally:
-        own_code._RUN.update(before)
+        own_code._LOADED.update(before)
 
 
 def test_a_plain_function_is_a_loss_whose_further_parameters_are_settings(folder: Path) -> None:

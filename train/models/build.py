@@ -49,7 +49,7 @@ class ModelConfig(Settings):
         """These settings with the caption encoder that reads a kind of captions, if none is named."""
         if self.caption_encoder is not None:
             return self
-        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.read(DEFAULT_CAPTION_ENCODERS[kind])})
+        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
 
 
 @dataclass(frozen=True)
