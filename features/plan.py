@@ -138,7 +138,7 @@ def _downloads(plan: TargetPlan, config: DatasetConfig) -> None:
         plan.downloads.append((size, f"{url.rpartition('/')[2]}, by vse-data fetch {config.name}"))
     images = folder / config.images
     fetched = any(one.to == config.images or one.to.startswith(f"{config.images}/") for one in config.files)
-    if config.published and not images.is_dir() and not fetched:
+    if config.is_published and not images.is_dir() and not fetched:
         plan.unknown.append(f"size of the images of {config.name}, which must be asked for: {images} is not there")
 
 

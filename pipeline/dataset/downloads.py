@@ -116,7 +116,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     all of every URL but the file name; ``images=False`` leaves the images out. Returns the path of
     ``dataset.json``, or, if the images are missing, a text that tells what to get and where.
     """
-    if not config.published or not config.files:
+    if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
     with lock_for_writing(out, folder=True):
         clear_temporaries(out)

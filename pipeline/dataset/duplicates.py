@@ -276,7 +276,7 @@ def known_test_images(dataset: Dataset) -> list[str]:
 
 
 def _published() -> list[str]:
-    return [name for name in known_presets("datasets") if load_dataset(name).published]
+    return [name for name in known_presets("datasets") if load_dataset(name).is_published]
 
 
 def _known(name: str, dataset: Dataset) -> Dataset | None:

@@ -26,7 +26,7 @@ from vse.pipeline.progress import progress_bar
 def published_dataset(name: str) -> DatasetConfig:
     """The preset of a data set that others published; :class:`UserError` if it is one that is drawn."""
     config = load_dataset(name)
-    if not config.published:
+    if not config.is_published:
         how = f"draw it with: vse-data demo --out data/{name}" if config.n_images else f"vse-data import writes data/{name}"
         raise UserError(f"{name!r} has no published files; {how}")
     return config
