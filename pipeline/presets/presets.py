@@ -123,9 +123,8 @@ def read_experiment_settings(name: str, dataset: str | None, sets: Sequence[str]
         content = merge_settings(content, general, schema, lenient=True)
         composed = parse_composed_name(name)
         if composed is not None:
-            content = _compose(
-                composed, merge_settings(content, changes.experiments.get(composed.experiment, {}), schema), schema
-            )
+            content = merge_settings(content, changes.experiments.get(composed.experiment, {}), schema)
+            content = _compose(composed, content, schema)
         content = merge_settings(content, changes.experiments.get(content["name"], {}), schema)
     return apply_overrides(schema, content, sets)
 
