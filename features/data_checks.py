@@ -30,7 +30,7 @@ from vse.pipeline.dataset.identity import (
     identity_of_images,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.files.writing import sha256_json
 
 _NONE = np.empty(0, np.int64)
@@ -105,7 +105,7 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
     """Return the identity of the data set that a cache was made from, as far as the cache records it."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
-        stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
+        stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
     photos = stored.get("photo_hashes")
     if cache.kind == "image" and photos is None and made_by_extractor(cache):
         photos = read_sources(cache)

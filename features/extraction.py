@@ -35,7 +35,7 @@ from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage
-from vse.pipeline.files.writing import only_writer
+from vse.pipeline.files.writing import lock_for_writing
 
 IOU = 0.5
 """What an overlap has to be, as the evaluation of Flickr30K Entities has it."""
@@ -173,7 +173,7 @@ def extract_shards(
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
         mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
-        with only_writer(path):
+        with lock_for_writing(path):
             own = others.get(path, identity)
             finished = shards.finished_shard(path, own)
             if finished is not None and (skip_bad or not finished.skipped):
@@ -204,7 +204,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     recorded = first.identity.content.get("config") if first is not None else None
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
-    with only_writer(out):
+    with lock_for_writing(out):
         ids = row_ids(dataset, kind, text_rows_of(config))
         for index in range(n_shards):
             _check_shard(shards.shard_path(out, index, n_shards), dataset, kind, config)
@@ -226,7 +226,7 @@ def verify(path: Path, write: bool = False) -> cache.FeatureCache:
     """Check a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it meanwhile."""
     if not write:
         return cache.verify_cache(path)
-    with only_writer(path):
+    with lock_for_writing(path):
         return cache.verify_cache(path, write=True)
 
 

@@ -19,8 +19,8 @@ from PIL import Image
 from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import OutputKind, check_out, may_replace_others
-from vse.pipeline.files.writing import clear_temporaries, only_writer, read_json, write_bytes, write_json
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, read_json, write_bytes, write_json
 from vse.pipeline.progress import progress_bar
 
 SYNONYMS = {
@@ -233,9 +233,9 @@ def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: 
         raise UserError(f"--seed {seed}: the seed must not be negative")
     n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         for imgid in range(n_images):
-            check_out(out / "images" / _filename(imgid), _DEMO_IMAGE)
+            check_output(out / "images" / _filename(imgid), _DEMO_IMAGE)
         _clear(out, name)
         return _draw(out, splits, seed, name)
 

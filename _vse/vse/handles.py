@@ -19,7 +19,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_recorded
+from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.presets.preset_files import read_yaml
 
@@ -296,7 +296,7 @@ class Run(OpenFile):
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per epoch."""
-        return pd.read_csv(BytesIO(read_recorded(self.path / "metrics.csv", self.json)[0]))
+        return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
 
     def _repr_html_(self) -> str:
         record = self.json

@@ -17,7 +17,7 @@ from vse.features.exchange.arrays import open_array, row_hashes, write_imported
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import Watched
+from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.imports.rows import (
     BadRow,
     ImportedRow,
@@ -75,7 +75,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
     def write(kind: Literal["image", "text"], name: str, ids: list[int], places: list[_Place]) -> Path:
         arrays = [part.images if kind == "image" else part.texts for part in parts]
-        watched = [Watched(part.files[kind == "text"]) for part in parts]
+        watched = [WatchedFile(part.files[kind == "text"]) for part in parts]
         wanted = np.asarray(ids, np.int64)
         out = out_features / f"{settings.name}_{name}.h5"
         layout = {"layout": "clip-retrieval"}

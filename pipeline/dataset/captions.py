@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 
-from vse.pipeline.errors import UserError, did_you_mean, extra_package
+from vse.pipeline.errors import UserError, did_you_mean, import_extra
 from vse.pipeline.files.writing import read_json, write_text
 
 DEFAULT_TOKENISER = "letters_and_digits"  # of a data set that names none
@@ -64,7 +64,7 @@ def nltk_words(text: str) -> list[str]:
     vocabularies split captions into sentences first, which changes the tokens of 4 of 40,070 published captions.
     Raises UserError if NLTK is not installed.
     """
-    library = extra_package("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
+    library = import_extra("nltk.tokenize", "the tokeniser 'nltk'", "nltk")
     words: list[str] = library.NLTKWordTokenizer().tokenize(text.lower())
     return words
 

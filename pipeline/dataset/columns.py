@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, required_data
+from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.writing import write_bytes
 
 Ids = NDArray[np.int64]
@@ -235,7 +235,7 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
             attributes = {name: stored.attrs[name] for name in _ATTRIBUTES}
             if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTES.items()):
                 return None
-            arrays = {name: required_data(stored, name)[()] for name in (*_COLUMNS, *_text_arrays())}
+            arrays = {name: require_hdf5_dataset(stored, name)[()] for name in (*_COLUMNS, *_text_arrays())}
     except UserError as error:
         log.warning("%s; dataset.json is parsed instead", error)
         return None

@@ -37,7 +37,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, FileState, ReadOnce, is_name, is_path, reason_of
+from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -132,7 +132,7 @@ def load_dataset_file(path: Path) -> Dataset:
     unknown splits or tokenisers, image files outside the ``images`` folder, phrases outside their caption. The message names
     the image or caption.
     """
-    file, now = ReadOnce(path), time.time_ns()
+    file, now = InputFile(path), time.time_ns()
     loaded = _LOADED.get((path, file.state))
     if loaded is not None:
         return loaded
@@ -142,7 +142,7 @@ def load_dataset_file(path: Path) -> Dataset:
     return dataset
 
 
-def _read(path: Path, file: ReadOnce) -> Dataset:
+def _read(path: Path, file: InputFile) -> Dataset:
     large = file.size >= _LARGE
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
@@ -155,7 +155,7 @@ def _read(path: Path, file: ReadOnce) -> Dataset:
     return dataset
 
 
-def _parse(path: Path, file: ReadOnce) -> Dataset:
+def _parse(path: Path, file: InputFile) -> Dataset:
     try:
         content = parse_json(path, file.read(), _share_words)
     except OSError as error:
@@ -174,7 +174,7 @@ def _parse(path: Path, file: ReadOnce) -> Dataset:
         entries = content.pop("images")[::-1]
         images = tuple(_image(path, entries.pop(), tokenise) for _ in range(len(entries)))  # frees each entry after use
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {reason_of(error)}") from None
+        raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {error_reason(error)}") from None
     if not images:
         raise UserError(f"{path}: no images")
     _unique(path, "imgid", (image.imgid for image in images))

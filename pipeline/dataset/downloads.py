@@ -23,9 +23,9 @@ import urllib3
 
 from vse.pipeline.dataset.sources import prepare_dataset
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.archives import clear_unpacked, unpack
-from vse.pipeline.files.outputs import OutputKind, check_out
-from vse.pipeline.files.writing import clear_temporaries, only_writer, sha256_file
+from vse.pipeline.files.archives import remove_partial_unpacking, unpack
+from vse.pipeline.files.outputs import OutputKind, check_output
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, sha256_file
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
@@ -46,13 +46,13 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
     except the file name; ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or, if the images are
     missing, instructions for the user.
     """
-    if not config.published or not config.files:
+    if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         for file in config.files:
             target = out / file.to
-            clear_unpacked(target)
+            remove_partial_unpacking(target)
             is_image = PurePath(file.to).is_relative_to(config.images)
             if target.exists() or (is_image and not images):
                 continue
@@ -70,7 +70,7 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
     """Raise UserError if the download would replace a file with another SHA-256, which came from elsewhere."""
-    check_out(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
+    check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
 def _prepare(config: DatasetConfig, out: Path) -> str:

@@ -23,7 +23,7 @@ from PIL import ImageOps
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Image, count_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.sources import load_checked_dataset
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.images import FORMATS, MAX_PIXELS, BadImage, as_rgb, read_bytes
+from vse.pipeline.files.images import IMAGE_FORMATS, MAX_PIXELS, BadImage, convert_to_rgb, read_image_bytes
 from vse.pipeline.files.inputs import is_name
 from vse.pipeline.presets.presets import known_presets, load_dataset
 from vse.pipeline.progress import progress_bar
@@ -41,13 +41,13 @@ def perceptual_hash(path: Path) -> Bool[np.ndarray, f" {N_BITS}"]:
     The image is resized to 32 x 32 grey pixels, whatever its shape. A bit is set if one of the 8 x 8 lowest frequencies of its
     cosine transform is above their median. Raises BadImage if the file cannot be read.
     """
-    content = read_bytes(path)
+    content = read_image_bytes(path)
     try:
-        with PIL.Image.open(BytesIO(content), formats=FORMATS) as image:
+        with PIL.Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many")
             image.draft("L", (4 * _SIDE, 4 * _SIDE))  # decodes a JPEG at a fraction of its size
-            grey = as_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
+            grey = convert_to_rgb(ImageOps.exif_transpose(image)).convert("L").resize((_SIDE, _SIDE), PIL.Image.Resampling.BOX)
     except (BadImage, MemoryError):
         raise
     except Exception as error:  # a broken file can raise anything
@@ -173,7 +173,7 @@ def _checksums_of_equal_sizes(dataset: Dataset, other: Dataset) -> tuple[dict[in
     for one, its_sizes in zip((dataset, other), sizes, strict=True):
         same_size = [image for image in one.images if its_sizes[image.imgid] in common]
         bar = progress_bar(same_size, desc=f"compare files of {one.name}", unit="image")
-        checksums.append({image.imgid: hashlib.sha256(read_bytes(one.image_path(image))).digest() for image in bar})
+        checksums.append({image.imgid: hashlib.sha256(read_image_bytes(one.image_path(image))).digest() for image in bar})
     return checksums[0], checksums[1]
 
 
@@ -279,7 +279,7 @@ def report_known_test_images(dataset: Dataset) -> list[str]:
 
 
 def _published() -> list[str]:
-    return [name for name in known_presets("datasets") if load_dataset(name).published]
+    return [name for name in known_presets("datasets") if load_dataset(name).is_published]
 
 
 def _find_dataset_file(name: str, dataset: Dataset) -> Path | None:

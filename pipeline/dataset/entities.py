@@ -20,7 +20,7 @@ from lxml import etree
 
 from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.inputs import ReadOnce, reading
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 MAX_BYTES = 4_000_000  # of an XML file; an annotation of Flickr30K Entities has a few thousand
 MAX_DEPTH = 32  # levels of elements; an annotation of Flickr30K Entities has four
@@ -47,7 +47,7 @@ def read_xml(path: Path) -> Element:
     bytes or ``MAX_DEPTH`` levels of elements, or has a document type declaration. Only such a declaration can define entities
     that expand without end (`billion laughs`) or that load files or addresses.
     """
-    file = ReadOnce(path)
+    file = InputFile(path)
     size = file.stream.seek(0, 2)
     if size > MAX_BYTES:
         raise UserError(f"{path}: {size} bytes of XML are too many (the limit is {MAX_BYTES})")
@@ -61,7 +61,7 @@ def read_xml(path: Path) -> Element:
         remove_comments=True,
         remove_pis=True,
     )
-    with reading(path, "well-formed XML"):
+    with wrap_read_errors(path, "well-formed XML"):
         try:
             top = etree.fromstring(file.read(), parser)
         except etree.XMLSyntaxError as error:
@@ -125,8 +125,8 @@ def read_captions(path: Path) -> tuple[MarkedCaption, ...]:
     Raises UserError, which names the file and line, if a phrase has no words or is not closed, or if a closing bracket is
     followed by text (``guys],``) or closes nothing.
     """
-    with reading(path, "UTF-8 text"):
-        lines = ReadOnce(path).read().decode().rstrip().split("\n")
+    with wrap_read_errors(path, "UTF-8 text"):
+        lines = InputFile(path).read().decode().rstrip().split("\n")
     return tuple(_caption(line, f"{path}:{line_number}") for line_number, line in enumerate(lines, 1))
 
 
@@ -242,8 +242,8 @@ def read_split(path: Path) -> tuple[str, ...]:
 
     Raises UserError, which names the file and line, if a line is not a number or repeats an earlier one.
     """
-    with reading(path, "a list of numbers"):
-        lines = ReadOnce(path).read().decode("ascii").split("\n")
+    with wrap_read_errors(path, "a list of numbers"):
+        lines = InputFile(path).read().decode("ascii").split("\n")
     numbers: dict[str, int] = {}
     for line, text in enumerate((text.strip() for text in lines), 1):
         if text and not re.fullmatch(r"[0-9]{1,18}", text):
@@ -261,8 +261,8 @@ def read_unrelated_captions(path: Path) -> frozenset[tuple[str, int]]:
     Returns pairs of the number of the photo and the index of the caption, from 0. Raises UserError, which names the file and
     line, if a line is not such a pair.
     """
-    with reading(path, "a list of captions"):
-        lines = ReadOnce(path).read().decode("ascii").split("\n")
+    with wrap_read_errors(path, "a list of captions"):
+        lines = InputFile(path).read().decode("ascii").split("\n")
     listed = set()
     for line_number, line in enumerate(lines, 1):
         match = re.fullmatch(r"\s*([0-9]{1,18})\s+([1-9][0-9]{0,2})\s*", line)

@@ -29,7 +29,7 @@ from vse.pipeline.dataset.entities import (
 )
 from vse.pipeline.dataset.phrases import Box
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import image_size
+from vse.pipeline.files.images import read_image_size
 from vse.pipeline.progress import progress_bar
 
 ENTITIES_SPLITS = ("train", "val", "test")
@@ -192,7 +192,7 @@ class _EntitiesReader:
     def _scaled(self, annotation: Annotation, file: str) -> Mapping[str, Sequence[Box]]:
         """Return the boxes in pixels of the file, whose size may differ from that of the annotated photo."""
         size = annotation.width, annotation.height
-        actual_size = size if self.images is None else image_size(self.images / file)
+        actual_size = size if self.images is None else read_image_size(self.images / file)
         if actual_size == size:
             return annotation.boxes
         self.counts["scaled"] += 1

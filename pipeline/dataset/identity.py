@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from vse.pipeline.dataset.columns import IdRows, Ids, Image, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, image_size, read_bytes
+from vse.pipeline.files.images import BadImage, read_image_bytes, read_image_size
 
 PHOTO_BYTES = 32  # of a photograph's hash: a complete SHA-256
 CAPTION_BYTES = 8  # of a caption's hash: there are many captions, and nobody forges one
@@ -180,8 +180,8 @@ def hash_photos(files: Sequence[tuple[int, Path]]) -> tuple[Ids, Hashes | None]:
     hashes = {}
     for imgid, path in files:
         try:
-            content = read_bytes(path)
-            image_size(path, content)  # raises BadImage; the command that decodes the file reports it
+            content = read_image_bytes(path)
+            read_image_size(path, content)  # raises BadImage; the command that decodes the file reports it
             hashes[imgid] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
         except BadImage:
             continue

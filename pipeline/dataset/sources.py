@@ -16,10 +16,10 @@ from typing import Any
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, count_splits, load_dataset_file, missing_images
 from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, MIN_SIMILARITY, entities_content, mark_entities_phrases
-from vse.pipeline.errors import UserError, extra_package
+from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_out, json_object, may_replace_others
-from vse.pipeline.files.writing import PLACE, clear_temporaries, only_writer, read_json, write_json
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
+from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
 from vse.pipeline.presets.presets import load_dataset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 def published_preset(name: str) -> DatasetConfig:
     """Load the preset of a published data set. Raises UserError if the data set has no published files."""
     config = load_dataset(name)
-    if not config.published:
+    if not config.is_published:
         how = f"draw it with: vse-data demo --out data/{name}" if config.n_images else f"vse-data import writes data/{name}"
         raise UserError(f"{name!r} has no published files; {how}")
     return config
@@ -162,7 +162,7 @@ def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
     the tokens of the data set. Raises UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
     """
     nlp = _load_chunker(pipeline)
-    doc_type = extra_package("spacy.tokens", "--chunker", "chunker").Doc
+    doc_type = import_extra("spacy.tokens", "--chunker", "chunker").Doc
     sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
     tokenise = find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), "dataset.json")
     texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
@@ -181,7 +181,7 @@ def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
 
 
 def _load_chunker(pipeline: str) -> Any:
-    spacy = extra_package("spacy", "--chunker", "chunker")
+    spacy = import_extra("spacy", "--chunker", "chunker")
     try:
         nlp = spacy.load(pipeline)
     except (OSError, ValueError) as error:
@@ -203,8 +203,8 @@ def check_dataset_name(name: str) -> None:
 
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
     """Raise UserError if the data set ``name`` may not be written to the folder ``out``; call it before any long work."""
-    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(json_object(path), name))
-    check_out(out / "dataset.json", kind, inputs)
+    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(read_json_object(path), name))
+    check_output(out / "dataset.json", kind, inputs)
 
 
 def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
@@ -215,7 +215,7 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
     """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file."""
     folder = out / "images"
     check_dataset_out(out, content["dataset"], inputs)
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
@@ -241,7 +241,7 @@ def link_images(link: Path, target: Path) -> None:
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
     link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.{PLACE}-{os.getpid()}.link.tmp")
+    temporary = link.with_name(f".{link.name}.{MACHINE_ID}-{os.getpid()}.link.tmp")
     temporary.symlink_to(target, target_is_directory=True)
     os.replace(temporary, link)
 
@@ -277,7 +277,7 @@ def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:
             raise UserError(f"{file}: describes another data set and is not replaced; give another --out")
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())

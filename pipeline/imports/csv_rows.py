@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.imports.rows import log
 
 QUOTING = ("minimal", "none")
@@ -33,7 +33,7 @@ def csv_rows(
     Parameters
     ----------
     refuse : called with the place and the reason of a row that cannot be read. If its quotation marks are unbalanced, only
-        its first line is refused, and reading continues at the next line.
+        its first line is refused, and wrap_read_errors continues at the next line.
     file_column : returns the name of the column of image files, given the names of all columns
 
     Raises UserError if the file has no proper header, or if it is unclear which lines are rows. This is unclear if a quoted
@@ -106,7 +106,7 @@ class _Lines:
 
 def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
     """Return the names of the columns. Raises UserError if the first line does not have unique names."""
-    with reading(path, "a CSV file with the names of its columns in the first line"):
+    with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
             raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_HINT}")

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
-from vse.pipeline.errors import UserError, extra_package
-from vse.pipeline.files.compressed import check_arrow, check_file
-from vse.pipeline.files.images import BadImage, read_bytes
-from vse.pipeline.files.inputs import is_path, reading, reason_of
-from vse.pipeline.files.writing import only_writer, read_json
+from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.files.compressed import check_arrow, check_compressed_file
+from vse.pipeline.files.images import BadImage, read_image_bytes
+from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
+from vse.pipeline.files.writing import lock_for_writing, read_json
 from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, ImageFolders, PhotoWriter
 from vse.pipeline.imports.rows import BadRow, ImportSettings, RowCollector, write_imported_data
 from vse.pipeline.imports.tables import build_row, choose_columns
@@ -38,12 +38,12 @@ def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | N
     Raises UserError if the library is not installed.
     """
     check_dataset_name(settings.name)
-    library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
+    library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
     loaded = _load(library, folder)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
     collector = RowCollector(settings)
     folders = ImageFolders(_folders(library, folder, images))
-    with only_writer(settings.out, folder=True):
+    with lock_for_writing(settings.out, folder=True):
         photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
             _add_split(folder, folders, str(split), rows, library.Image, collector, photos, settings.columns)
@@ -55,7 +55,7 @@ def _check_files(folder: Path) -> None:
     """Raise UserError if a file of the data set, in or outside the folder, decodes to more bytes than allowed."""
     for path in folder.rglob("*"):
         if path.is_file():
-            check_file(path)
+            check_compressed_file(path)
     for state in folder.rglob("state.json"):
         content = read_json(state)
         listed = content.get("_data_files") if isinstance(content, dict) else None
@@ -71,7 +71,7 @@ def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
     if not is_saved_dataset(source):
         folders += [Path(library.config.DOWNLOADED_DATASETS_PATH), Path(library.config.EXTRACTED_DATASETS_PATH)]
     if not source.exists():
-        hub = extra_package("huggingface_hub.constants", "a data set of the hub", "datasets")
+        hub = import_extra("huggingface_hub.constants", "a data set of the hub", "datasets")
         owner_and_name = str(source).partition(":")[0].replace("/", "--")
         folders.append(Path(hub.HF_HUB_CACHE, f"datasets--{owner_and_name}"))
     return folders
@@ -82,7 +82,7 @@ def _load(library: Any, source: Path) -> Any:
     if source.is_dir():
         _check_files(source)
     if is_saved_dataset(source):
-        with reading(source, "a data set that the library 'datasets' saved"):
+        with wrap_read_errors(source, "a data set that the library 'datasets' saved"):
             return library.load_from_disk(str(source))
     name, _, configuration = str(source).partition(":")
     try:
@@ -90,7 +90,7 @@ def _load(library: Any, source: Path) -> Any:
     except Exception as error:  # the network, the hub and the formats raise many kinds
         hint = "" if source.exists() else "; where there is no network, import a folder that save_to_disk wrote elsewhere"
         where = "as a data set of Hugging Face" if source.exists() else "from the Hugging Face hub"
-        raise UserError(f"{source}: cannot be loaded {where} ({reason_of(error)}){hint}") from None
+        raise UserError(f"{source}: cannot be loaded {where} ({error_reason(error)}){hint}") from None
 
 
 def _add_split(
@@ -133,7 +133,7 @@ def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
         raise BadRow("no image")
     path = str(stored.get("path") or "")
     try:
-        content: bytes = stored.get("bytes") or read_bytes(folders.find(path))
+        content: bytes = stored.get("bytes") or read_image_bytes(folders.find(path))
     except BadImage as fault:
         raise BadRow(fault) from None
     if len(content) > MAX_PHOTO_BYTES:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, image_size
+from vse.pipeline.files.images import BadImage, read_image_size
 from vse.pipeline.files.inputs import is_path
 from vse.pipeline.files.writing import clear_temporaries, write_bytes
 from vse.pipeline.imports.rows import BadRow, ImportedRow, RowCollector
@@ -62,7 +62,7 @@ class PhotoWriter:
         After a bad row nothing more is written, unless bad rows are left out.
         """
         try:
-            image_size(Path(row.file), content)
+            read_image_size(Path(row.file), content)
         except BadImage as fault:
             self._collector.refuse(row.place, fault)
             return

@@ -21,7 +21,7 @@ from vse.pipeline.dataset.dataset import SPLITS
 from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.files.outputs import check_out, may_replace_others, text_kind
+from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
 from vse.pipeline.files.writing import read_json, write_text
 
 _SPLIT_NAMES = {split: split for split in SPLITS} | {
@@ -346,7 +346,7 @@ _FAILURES = text_kind("a list of rows that were left out", '{"place": ', within=
 def check_import_out(settings: ImportSettings) -> None:
     """Raise UserError if the folder ``settings.out`` may not be written; call it before any long work."""
     check_dataset_out(settings.out, settings.name)
-    check_out(settings.out / "import.failures.jsonl", _FAILURES)
+    check_output(settings.out / "import.failures.jsonl", _FAILURES)
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:

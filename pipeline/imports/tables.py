@@ -12,8 +12,8 @@ from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.images import BadImage, image_size
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.images import BadImage, read_image_size
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 from vse.pipeline.imports.csv_rows import QUOTING, csv_rows
@@ -167,7 +167,7 @@ def _parquet_rows(path: Path, choose: _Choose) -> Iterator[tuple[str, _Values]]:
     row_number = 0
     with path.open("rb") as stream:
         for batch in parquet_batches(path, stream, columns):
-            with reading(path, "a parquet file"):
+            with wrap_read_errors(path, "a parquet file"):
                 rows = batch.to_pylist()
             for row in rows:
                 row_number += 1
@@ -211,7 +211,7 @@ def photo_checker(images: Path, others: Path | None = None) -> Callable[[str], N
     def check(file: str) -> None:
         try:
             folders.find(file)
-            image_size(images / file)
+            read_image_size(images / file)
         except BadImage as fault:
             raise BadRow(fault) from None
 

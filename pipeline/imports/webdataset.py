@@ -14,9 +14,9 @@ from typing import Any
 
 from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.archives import BROKEN, ArchiveMember, member_fault, opened_archive
-from vse.pipeline.files.inputs import check_input, reason_of
-from vse.pipeline.files.writing import only_writer, parse_json
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, member_fault, open_archive
+from vse.pipeline.files.inputs import check_input, error_reason
+from vse.pipeline.files.writing import lock_for_writing, parse_json
 from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, PhotoWriter
 from vse.pipeline.imports.rows import (
     BadRow,
@@ -198,7 +198,7 @@ def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_unt
             raise UserError(f"{same}: two archives have the same name; give a folder that contains all of them, or rename one")
     collector = RowCollector(settings)
     sizes = [check_input(path).stat().st_size for _, path in archives]
-    with only_writer(settings.out, folder=True), progress_bar(
+    with lock_for_writing(settings.out, folder=True), progress_bar(
         desc="unpack photos", total=sum(sizes), unit="B", unit_scale=True
     ) as bar:  # fmt: skip
         photos = PhotoWriter(settings.out, collector)
@@ -233,7 +233,7 @@ def _add_archive(
     """Add the samples of an archive; ``seen`` has the first member of each earlier sample."""
     split = _split_of(folder)
     try:
-        with opened_archive(archive) as members:
+        with open_archive(archive) as members:
             for sample in reader.samples(members):
                 place, file = f"{archive}: {sample.key}", f"{folder}/{sample.key}"
                 try:
@@ -247,8 +247,8 @@ def _add_archive(
                     collector.refuse(place, reason)
         if not _has_end(archive):
             collector.refuse(str(archive), "a damaged archive: its end is missing")
-    except (*BROKEN, OSError) as error:
-        collector.refuse(str(archive), f"a damaged archive, or not one ({reason_of(error)})")
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        collector.refuse(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
 def _has_end(archive: Path) -> bool:

@@ -291,7 +291,7 @@ def test_a_compressed_archive_that_grows_is_refused(source: Path, tmp_path: Path
     grown = hostile(source, "grown.tar", (tarfile.TarInfo("bundle/more"), bytes(50_000_000)))
     packed = tmp_path / "packed.tar"
     packed.write_bytes(gzip.compress(grown.read_bytes()))
-    assert "makes more than the" in fails(main, "fetch-features", packed, "--out", tmp_path / "new")
+    assert "packed.tar: member" in fails(main, "fetch-features", packed, "--out", tmp_path / "new")
 
 
 def test_a_place_without_a_bundle_is_one_line(source: Path, server: Server, tmp_path: Path, fails: Callable[..., str]) -> None:

@@ -26,7 +26,7 @@ from vse.pipeline.dataset import downloads
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import PLACE
+from vse.pipeline.files.writing import MACHINE_ID
 from vse.pipeline.presets.presets import load_dataset
 
 CHUNK = 1 << 16
@@ -307,8 +307,8 @@ def test_leftovers_of_killed_runs_are_cleared_by_the_next(coco: Server) -> None:
     folder = Path("data/coco")
     for _ in range(2):
         (folder / "images" / ".train2014.unpacking" / "content").mkdir(parents=True)
-        (folder / f".images.{PLACE}-{gone.pid}.link.tmp").symlink_to("images")
-        (folder / f".dataset.json.{PLACE}-{gone.pid}.x.tmp").touch()
+        (folder / f".images.{MACHINE_ID}-{gone.pid}.link.tmp").symlink_to("images")
+        (folder / f".dataset.json.{MACHINE_ID}-{gone.pid}.x.tmp").touch()
         (folder / ".lock").touch()
         run("fetch", "coco", "--base-url", coco.url)
         left = {path.name for path in folder.rglob(".*")}

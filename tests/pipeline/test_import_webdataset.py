@@ -14,7 +14,7 @@ import pytest
 from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
-from vse.pipeline.files.writing import PLACE
+from vse.pipeline.files.writing import MACHINE_ID
 
 Fails = Callable[..., str]
 
@@ -154,7 +154,7 @@ def test_an_import_that_was_stopped_continues(tmp_path: Path, fails: Fails) -> N
 def test_partial_photos_of_a_killed_import_are_removed_by_the_next(tmp_path: Path) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    partial = tmp_path / "out" / "images" / "x" / "deep" / f".a.jpg.{PLACE}-{gone.pid}.0.tmp"
+    partial = tmp_path / "out" / "images" / "x" / "deep" / f".a.jpg.{MACHINE_ID}-{gone.pid}.0.tmp"
     partial.parent.mkdir(parents=True)
     partial.write_bytes(photo_bytes(1)[:9])
     imported(write_tar(tmp_path / "x.tar", sample("a", 1)), "--out", tmp_path / "out")

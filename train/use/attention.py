@@ -21,7 +21,7 @@ from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Caption
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, decode
+from vse.pipeline.files.images import BadImage, decode_image
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.run.folder import RunFolder
@@ -91,7 +91,7 @@ class PairAttention:
         """Width and height of an image file; None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
-                self._sizes[photo] = decode(photo).size
+                self._sizes[photo] = decode_image(photo).size
             except BadImage:
                 self._sizes[photo] = None
         return None if photo is None else self._sizes[photo]

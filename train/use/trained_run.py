@@ -26,15 +26,15 @@ from vse.features.data_checks import check_data, data_sums, recorded_identity
 from vse.features.exchange.embeddings import backbone_of, captions_beside
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings.presets import leaves_precision_open
-from vse.pipeline.command import made
+from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import same_images
 from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, data_differences
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
+from vse.pipeline.presets.presets import list_changes
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
@@ -81,7 +81,7 @@ def identity_in(path: Path) -> DataIdentity | None:
     """Return the identity of the data that a file of embeddings or of phrase scores is of; None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
-        stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
+        stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
         images, image_rows = np.unique(stored["image_ids"], return_index=True)
         captions, caption_rows = np.unique(stored["caption_ids"], return_index=True)
         photos, texts = stored.get("photo_hashes"), stored.get("caption_hashes")
@@ -196,7 +196,7 @@ class OpenedRun:
             "best_epoch": self.record.get("best_epoch"),
             "versions": self.record.get("versions", {}),
             "trained": self.record.get("made", {}),
-            "embedded": made(),
+            "embedded": current_provenance(),
             "cost": run_cost(self),
             **({} if state is None else {"unfinished": state}),
         }
@@ -290,7 +290,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     if cache.key == trained_on["key"]:
         return cache
     extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
-    differs = ["its key differs"] if extractor is None else changed_fields(extractor, cache.extractor)
+    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and leaves_precision_open(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
