@@ -154,7 +154,7 @@ def verify_command(cache_file: Path, no_sources: bool, write: bool) -> None:
     verified = extraction.verify(cache_file, write)
     sources = "not looked at" if no_sources else extraction.verify_sources(verified)
     shards = f"{len(verified.shards)} shards"
-    click.echo(f"{cache_file}: sound, {verified.described()} in {shards}, sources {sources}, key {verified.key}")
+    click.echo(f"{cache_file}: sound, {verified.describe()} in {shards}, sources {sources}, key {verified.key}")
 
 
 main = entry_point(extract)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
-from vse.features.cache.rows import Ids, items_of, text_rows_of
+from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
 from vse.features.exchange.embeddings import backbone_of
 from vse.features.extractors.proposals import boxes_sha256, holds_truths, truth_boxes
@@ -127,9 +127,9 @@ def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
 
 def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
     """Return how the texts of a data set differ from the ``sources`` (n, 32) of the rows of a cache or shard of texts."""
-    extractor, of = config.get("extractor"), text_rows_of(config)
+    extractor, of = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
-    items = items_of(dataset, "text", raw, of)
+    items = dataset_items(dataset, "text", raw, of)
     rows = IdRows(ids).of(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()

@@ -152,7 +152,7 @@ def pack_command(features: tuple[Path, ...], out: Path, with_dataset: bool, note
     """
     from vse.features.exchange.bundles import pack
 
-    click.echo(f"{out}: {pack(features, out, with_dataset, notes).described()}")
+    click.echo(f"{out}: {pack(features, out, with_dataset, notes).describe()}")
 
 
 @data.command("fetch-features")
@@ -170,7 +170,7 @@ def fetch_features_command(source: str, out: Path, out_data: Path | None, sha256
     from vse.features.exchange.bundle_fetch import check_bundle, fetch_features
 
     if checking:
-        click.echo(f"{source}: {check_bundle(source, sha256).described()}")
+        click.echo(f"{source}: {check_bundle(source, sha256).describe()}")
         return
     for path in fetch_features(source, out, out_data, sha256):
         click.echo(path)

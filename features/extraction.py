@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from vse.features.cache import feature_cache as cache
 from vse.features.cache import shards
-from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
-from vse.features.cache.shards import read_record, read_rows, shard_path, shard_slice
+from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, config_text_rows, dataset_items, row_ids
+from vse.features.cache.shards import read_arrays, read_record, shard_path, shard_slice
 from vse.features.data_checks import source_differences
 from vse.features.exchange.embeddings import backbone_of
 from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
@@ -102,7 +102,7 @@ def _with_truth(dataset: Dataset) -> dict[int, list[Mention]]:
 
 def _of_shard(path: Path) -> tuple[Ids, Ids, NDArray[np.float32]]:
     """Ids, number of boxes of each, and boxes."""
-    ids, offsets, boxes = read_rows(path, "ids", "offsets", "boxes")
+    ids, offsets, boxes = read_arrays(path, "ids", "offsets", "boxes")
     return ids, np.diff(offsets), boxes
 
 
@@ -120,7 +120,7 @@ def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) ->
     known: dict[int, bytes] = {}
     written = 0
     if read_record(shard) is not None:
-        ids, sources = read_rows(shard, "ids", "sources")
+        ids, sources = read_arrays(shard, "ids", "sources")
         known = {identity: source.tobytes() for identity, source in zip(ids.tolist(), sources, strict=True)}
         written = shard.stat().st_mtime_ns
     digest = hashlib.sha256()
@@ -143,7 +143,7 @@ def _source(item: Item, known: dict[int, bytes], written: int) -> bytes:
 @lru_cache(maxsize=4)
 def _items(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
     """The images of a data set; a changed file is read again."""
-    return items_of(load_dataset_file(dataset_file), "image")
+    return dataset_items(load_dataset_file(dataset_file), "image")
 
 
 log = logging.getLogger(__name__)
@@ -172,12 +172,12 @@ def extract_shards(
     others = shards.shards_in_other_precision(out, n_shards, identity) if extractor.asked_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
-        mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
+        mine = dataset_items(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
         with only_writer(path):
             own = others.get(path, identity)
-            finished = shards.finished_shard(path, own)
+            finished = shards.read_finished_shard(path, own)
             if finished is not None and (skip_bad or not finished.skipped):
-                ids, sources = shards.read_rows(path, "ids", "sources")
+                ids, sources = shards.read_arrays(path, "ids", "sources")
                 changed = changed_source(mine, ids, sources, extractor.config.text_rows)
                 if changed is not None:
                     raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
@@ -185,7 +185,7 @@ def extract_shards(
                 log.info("%s: finished, kept%s", path, made_in)
                 continue
             if other := next((of for there, of in others.items() if there != path), None):
-                raise shards.mixed_precisions(path.parent, other, identity)
+                raise shards.mixed_precision_error(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
             log.info("%s: %d rows", extractor.described, len(mine))
             started = time.perf_counter()
@@ -205,7 +205,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with only_writer(out):
-        ids = row_ids(dataset, kind, text_rows_of(config))
+        ids = row_ids(dataset, kind, config_text_rows(config))
         for index in range(n_shards):
             _check_shard(shards.shard_path(out, index, n_shards), dataset, kind, config)
         path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files), dataset)
@@ -237,7 +237,7 @@ def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, 
     """
     if shards.read_record(path) is None:
         return
-    ids, sources = shards.read_rows(path, "ids", "sources")
+    ids, sources = shards.read_arrays(path, "ids", "sources")
     if kind == "text":
         differences = source_differences(dataset, ids, sources, config)
     else:
@@ -279,7 +279,7 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     kind: Kind = "image" if checked.kind == "image" else "text"
     made_by = checked.provenance.get("config", {}).get("extractor")
     raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw
-    items = items_of(dataset, kind, raw, checked.text_rows)
+    items = dataset_items(dataset, kind, raw, checked.text_rows)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (none of the images of {dataset.path} is there)"
     changed = changed_source(items, checked.ids, cache.read_sources(checked), checked.text_rows)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.cache.shards import check_cache_out, feature_from_path
 from vse.features.extractors.proposals import inside
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
@@ -115,7 +115,7 @@ def write_imported(
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with only_writer(out):
@@ -132,7 +132,7 @@ def _write_shards(
     empty: list[int] = []
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
-        if shards.finished_shard(path, identity) is None:
+        if shards.read_finished_shard(path, identity) is None:
             notes = {"files": [file.path.name for file in files]}
             made = rows(shards.shard_slice(len(ids), index, n_shards))
             empty += _all_zero(made)

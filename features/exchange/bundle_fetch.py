@@ -222,7 +222,7 @@ def _list_of(bundle: _Bundle, sha256: str | None) -> BundleList:
     listed = read_list(f"{bundle.where}/{LIST}", bundle.list_bytes())
     if sha256 is not None and listed.sha256 != sha256.lower():
         raise UserError(f"{bundle.where}: another bundle, its list has the sha256 {listed.sha256}")
-    log.info("%s: %s", bundle.where, listed.described())
+    log.info("%s: %s", bundle.where, listed.describe())
     return listed
 
 

@@ -74,7 +74,7 @@ class BundleList(BaseModel):
         """The size of all files together."""
         return sum(file.bytes for file in self.files)
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """What the bundle is, for a person."""
         features = ", ".join(cache.feature for cache in self.caches)
         return f"{features} of {self.dataset}: {len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, sha256 {self.sha256}"
@@ -192,7 +192,7 @@ def _content(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dic
         "version": VERSION,
         "dataset": caches[0].dataset,
         "caches": [
-            {"file": one.path.name, "feature": one.feature, "kind": one.kind, "key": one.key, "holds": one.described()}
+            {"file": one.path.name, "feature": one.feature, "kind": one.kind, "key": one.key, "holds": one.describe()}
             for one in caches
         ],
         "files": files,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import open_cache, read_sources
 from vse.features.cache.rows import Rows
-from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.cache.shards import check_cache_out, feature_from_path
 from vse.features.exchange.arrays import open_array, read_ids, row_hashes, write_imported
 from vse.pipeline.dataset.captions import NEW, UNNAMED, tokeniser_named, tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -136,7 +136,7 @@ def import_precomp(
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
     sources = [file.path for split in splits for file in split.files]
     check_out(out_data, _DATASET, sources)
-    check_cache_out(out_features, dataset, feature_at(out_features, dataset), [out_data, *sources])
+    check_cache_out(out_features, dataset, feature_from_path(out_features, dataset), [out_data, *sources])
     _report_missing(folder, [split.name for split in splits])
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
     if len(shapes) != 2:

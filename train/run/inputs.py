@@ -182,7 +182,7 @@ def open_inputs(
     for images in {cache.path: cache, evaluated.path: evaluated}.values():
         check_data(images, dataset)
         if images.kind != "image":
-            raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
+            raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
     truths = _truths(cache, experiment, paths.truth_features)
@@ -255,7 +255,7 @@ def _check_alike(other: FeatureCache, cache: FeatureCache) -> None:
             f"{cache.path} {cache.dim} of {cache.dataset!r}"
         )
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):
-        raise UserError(f"{other.path} holds {other.described()}, {cache.path} {cache.described()}")
+        raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
     if None not in networks and networks[0] != networks[1]:
         raise UserError(f"{other.path} and {cache.path} are of networks with different weights")

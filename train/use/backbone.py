@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Ids, Kind, row_ids
-from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.cache.shards import check_cache_out, feature_from_path
 from vse.features.exchange.embeddings import SIDES, Backbone, backbone_of, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import check_data_of
@@ -40,7 +40,7 @@ def run_as_features(
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, feature_at(path, trained.dataset.name), trained.inputs)
+        check_cache_out(path, trained.dataset.name, feature_from_path(path, trained.dataset.name), trained.inputs)
     if trained.model.pairwise:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
@@ -79,7 +79,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
     for one in outs.values():
-        check_cache_out(one, dataset.name, feature_at(one, dataset.name), [*files, dataset.path])
+        check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
     rows: dict[Kind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
     for file, run in zip(files, runs, strict=True):
         if run.vectors is None:
