@@ -213,7 +213,7 @@ class FeatureReader:
         """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated.
 
         A row has ``per_row`` vectors. No span ``firsts[k]:ends[k]`` crosses the end of a shard. Joining the bytes copies each
-        vector once, which is as fast as numpy's own indexing.
+        vector once and is as fast as numpy's own indexing.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
