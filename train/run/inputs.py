@@ -21,7 +21,7 @@ from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, data_sums
 from vse.features.exchange.embeddings import backbone_of, captions_beside
 from vse.features.extractors.words import read_words
-from vse.features.word_files import word_file_sha256
+from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
