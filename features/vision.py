@@ -1,8 +1,8 @@
 """Import torchvision without torch's compiler, which takes longer to import than torch itself.
 
-``torchvision.ops.roi_align`` imports the function ``is_compile_supported`` from the compiler. It calls that function only where
-deterministic algorithms are required on a GPU. Here a stand-in module provides the function and imports the compiler when it is
-called.
+``torchvision.ops.roi_align`` imports the function ``is_compile_supported`` from the compiler. It calls that function only
+where deterministic algorithms are required on a GPU. Here a stand-in module provides the function and imports the compiler
+when it is called.
 """
 
 from __future__ import annotations
