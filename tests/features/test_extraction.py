@@ -190,7 +190,7 @@ def test_verify_hashes_the_sources_again(
     picture = own_cache.parent.parent / "data" / "images" / "demo_000007.jpg"
     picture.write_bytes(picture.read_bytes() + b"!")
     assert "was made from another image 7" in fails(main, "verify", own_cache)
-    assert "sources not looked at" in verify("--no-sources")
+    assert "sources not checked" in verify("--no-sources")
     (own_cache.parent.parent / "data" / "dataset.json").unlink()
     assert "sources not at hand" in verify()
 
