@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
 from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import boxes_sha256, holds_truths, truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
@@ -157,7 +157,7 @@ def has_input_hashes(cache: FeatureCache) -> bool:
 
     Caches of imported features and of a trained model's embeddings have other hashes there.
     """
-    return "imported" not in cache.provenance and backbone_of(cache) is None
+    return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
 def _caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:

@@ -36,7 +36,7 @@ from vse.features.cache.shards import (
     write_shard,
 )
 from vse.features.data_checks import text_differences
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
@@ -298,7 +298,7 @@ def verify_sources(cache: FeatureCache) -> str:
     dataset = load_dataset_file(cache.captions)
     if "imported" in cache.provenance:
         return "not at hand (imported features)"
-    if backbone_of(cache) is not None:
+    if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
     kind: Kind = "image" if cache.kind == "image" else "text"
     extractor = cache.provenance.get("config", {}).get("extractor")

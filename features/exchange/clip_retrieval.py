@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from vse.features.cache.rows import Ids, Rows
 from vse.features.cache.shards import check_cache_out
-from vse.features.exchange.arrays import open_array, row_hashes, write_imported
+from vse.features.exchange.arrays import hash_rows, open_array, write_imported
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import Watched
@@ -94,7 +94,7 @@ def _rows(arrays: list[NDArray[Any]], ids: Ids, places: list[_Place]) -> Callabl
 
     def rows(part: slice) -> Rows:
         values = np.stack([arrays[number][row] for number, row in places[part]])
-        return Rows(ids[part], values, row_hashes(values))
+        return Rows(ids[part], values, hash_rows(values))
 
     return rows
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import open_cache, read_sources
 from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, feature_from_path
-from vse.features.exchange.arrays import open_array, read_ids, row_hashes, write_imported
+from vse.features.exchange.arrays import hash_rows, open_array, read_ids, write_imported
 from vse.pipeline.dataset.captions import NEW, UNNAMED, tokeniser_named, tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -159,7 +159,7 @@ def import_precomp(
             for split, start in zip(splits, starts, strict=True)
         ]
         values = np.concatenate(parts)
-        hashes = row_hashes(values)
+        hashes = hash_rows(values)
         if values.ndim == 2:
             return Rows(flat[part], values, hashes)
         offsets = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]

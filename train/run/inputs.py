@@ -19,7 +19,7 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, data_sums
-from vse.features.exchange.embeddings import backbone_of, captions_beside
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.words import read_words
 from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
@@ -215,8 +215,8 @@ def _captions(
     cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
 ) -> FeatureCache | None:
     """The cache of captions, or of phrases."""
-    if path is None and experiment.backbone is not None and backbone_of(cache) is not None:
-        path = captions_beside(cache.path)
+    if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
+        path = captions_cache_path(cache.path)
     if experiment.caption_feature is None and path is None:
         return None
     hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "

@@ -15,7 +15,7 @@ from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, 
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Ids, Kind, row_ids
 from vse.features.cache.shards import check_cache_out, feature_from_path
-from vse.features.exchange.embeddings import SIDES, Backbone, backbone_of, cache_paths, write_backbone_cache
+from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, read_backbone, write_backbone_cache
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.dataset.identity import check_data_of
 from vse.pipeline.errors import UserError, did_you_mean
@@ -114,7 +114,7 @@ def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> Traine
 
     :class:`UserError` if that run is not where it was, or has other weights by now.
     """
-    backbone = backbone_of(cache)
+    backbone = read_backbone(cache)
     if backbone is None:
         return None
     made = (
