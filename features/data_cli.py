@@ -88,11 +88,11 @@ def import_command(
     parquet: a row has a file, one or several captions, and optionally a split and ids. Without splits, images are sampled for
     val and test.
     """
-    from vse.features.exchange.formats import Import, import_data
+    from vse.features.exchange.formats import ImportJob, import_data
     from vse.pipeline.imports.rows import import_settings
 
     settings = import_settings(out, name, val, test, seed, tokeniser, skip_bad, columns, quoting)
-    for path in import_data(Import(sources, settings, captions, images, out_features, key_until), format_name):
+    for path in import_data(ImportJob(sources, settings, captions, images, out_features, key_until), format_name):
         click.echo(path)
 
 
