@@ -209,7 +209,8 @@ def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_row
     finished = read_finished_shard(path, identity)
     if finished is None or (finished.skipped and not skip_bad):
         return False
-    changed = find_changed_source(items, *read_arrays(path, "ids", "sources"), text_rows)
+    ids, sources = read_arrays(path, "ids", "sources")
+    changed = find_changed_source(items, ids, sources, text_rows)
     if changed is not None:
         raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
     return True

@@ -88,6 +88,8 @@ Counts = dict[str, tuple[int, int]]  # numbers of images and captions, by split
 class TargetPlan:
     """The estimate for some targets.
 
+    Attributes
+    ----------
     jobs : number of jobs of each rule
     downloads : (bytes, description) of each download
     stored : (bytes, description) of each feature cache

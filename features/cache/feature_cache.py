@@ -57,6 +57,8 @@ _ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sh
 class FeatureCache:
     """A checked cache, without its features: :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
 
+    Attributes
+    ----------
     ids : (n,) ids of the rows
     offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
     row_shape : the shape of a row or, with ``offsets``, of one region

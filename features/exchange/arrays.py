@@ -57,9 +57,9 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     """Import regions from TSV files of bottom-up attention into the cache ``out``; returns ``out``.
 
     Their fields are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of float32.
-    ``match`` tells how an image_id identifies an image: by its ``cocoid`` (the default if all images have one), its ``imgid``,
-    or the digits of its ``filename``. Duplicate lines are read once. Raises UserError if an image of the data set has no line,
-    or two lines that differ.
+    ``match`` names the property that an image_id holds: ``cocoid`` (the default if all images have one), ``imgid``, or
+    ``filename``, of which it holds the digits. Duplicate lines are read once. Raises UserError if an image of the data set
+    has no line, or two lines that differ.
     """
     for path in files:
         if not path.is_file():

@@ -37,9 +37,11 @@ log = logging.getLogger(__name__)
 class CaptionFile:
     """The captions of a file, and what is needed to write the same bytes again.
 
-    ``bom`` : whether the file begins with a byte-order mark
-    ``newline`` : the end of a line, LF or CR LF
-    ``final_newline`` : whether the last line has this end
+    Attributes
+    ----------
+    bom : whether the file begins with a byte-order mark
+    newline : the end of a line, LF or CR LF
+    final_newline : whether the last line has this end
     """
 
     captions: tuple[str, ...]
@@ -94,6 +96,8 @@ class CaptionFile:
 class PrecompSplit:
     """The files of one split in the layout.
 
+    Attributes
+    ----------
     name : prefix of the file names
     text : the captions, those of the same image in succession
     rows : (n_images * repeats, ...), the features; each image has ``repeats`` equal rows in succession
