@@ -137,9 +137,10 @@ def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
 
 
 def text_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
-    """Return a message if texts of a data set differ from those from which the rows of a cache or shard were computed.
+    """Compare the texts of a data set with those of a cache or shard; return a message if some differ, or an empty list.
 
-    ``ids`` (n,) and ``sources`` (n, 32) are those of the rows; ``config`` holds the recorded settings of the extractor.
+    The rows of the cache or shard have the ``ids`` (n,) and the hashes of their texts ``sources`` (n, 32). ``config`` holds
+    the recorded settings of its extractor.
     """
     extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw

@@ -154,7 +154,7 @@ def _image_sha256(item: Item, known: dict[int, bytes], written_ns: int) -> bytes
 
 @lru_cache(maxsize=4)
 def _load_images(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
-    """Return the images of a data set; time and size are keys of the memory, so a changed file is loaded again."""
+    """Return the images of a data set. Time and size are part of the memory's key, so a changed file is loaded again."""
     return dataset_items(load_dataset_file(dataset_file), "image")
 
 
@@ -274,7 +274,10 @@ def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str
 
 
 def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], text_rows: TextRows) -> str | None:
-    """Return a description of the first item that differs from the ``sources`` (n, 32) of rows with these ``ids``, or None."""
+    """Compare items with the hashes of existing rows; return a description of the first difference, or None.
+
+    The rows have the ``ids`` (n,) and the hashes of their inputs ``sources`` (n, 32).
+    """
     by_id = {item.id: item for item in items}
     for identity, source in zip(ids.tolist(), sources, strict=True):
         item = by_id.get(identity)

@@ -85,9 +85,10 @@ def block_checksums(array: NDArray[Any]) -> str:
 
 
 def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
-    """Return the place of an HDF5 dataset in its shard; ``checksums`` holds those of the shard's arrays by name.
+    """Return the place of an HDF5 dataset in its shard file.
 
-    Raises UserError if the dataset is not contiguous, or ends after the end of the file.
+    ``checksums`` holds the block checksums of the shard's arrays, by array name. Raises UserError if the dataset is not
+    contiguous, or ends after the end of the file.
     """
     name, offset = data.name[1:], data.id.get_offset()
     if offset is None and data.size:
@@ -99,7 +100,7 @@ def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = 
 
 
 def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Compute the checksums of the named arrays that a shard has, by name."""
+    """Compute the block checksums of a shard's arrays, by array name; ``names`` that the shard lacks are left out."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: own_data(file, name) for name in names}
         return {name: block_checksums(locate_array(path, data).map()) for name, data in arrays.items() if data is not None}
@@ -113,7 +114,7 @@ def are_checksums(value: object) -> bool:
 
 
 class BlockChecker:
-    """Compare the blocks of an array that lies in several shards with their checksums, each block once.
+    """A check of an array in several shards: each block is compared once with its checksum.
 
     All readers of one cache share one checker. A pickled copy in another process starts again: it has checked no block. The
     blocks of a shard without checksums count as checked.

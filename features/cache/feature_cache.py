@@ -149,7 +149,7 @@ def merge_shards(
     more_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
     dataset: Dataset | None = None,
 ) -> Path:
-    """Join finished shards: check each, write ``manifest.json``, then the cache file with its virtual views.
+    """Check the finished shards, then write ``manifest.json`` and the cache file with its virtual views; returns the latter.
 
     Parameters
     ----------
@@ -301,7 +301,7 @@ def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[
 
 
 def _check_attributes(attributes: Mapping[str, Any]) -> None:
-    """Check the types of the attributes and that those which become parts of paths are safe. Raises ValueError."""
+    """Check the types of the attributes, and that names and relative paths are safe. Raises ValueError."""
     provenance = attributes["provenance"]
     valid = {
         "dataset": is_name(attributes["dataset"]),

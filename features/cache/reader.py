@@ -63,7 +63,7 @@ class RegionBoxes:
 
 @dataclass(frozen=True)
 class PaddedSets:
-    """A set of vectors for each of n rows, padded with zeros to the longest set.
+    """The sets of vectors of n rows, padded with zeros to the longest set.
 
     ``features`` has shape (n, n_longest, dim). ``mask`` (n, n_longest) is True for vectors and False for padding. The vectors
     of a set come before its padding.
@@ -74,7 +74,7 @@ class PaddedSets:
 
 
 class _ArrayFile:
-    """Read the bytes of an array from its shard on request.
+    """The bytes of an array in a shard file, read on request.
 
     Reads give their position explicitly, so a forked process may share the file descriptor.
     """
@@ -95,7 +95,7 @@ class _ArrayFile:
 
 
 class FeatureReader:
-    """Read rows of a cache in any order, in the dtype in which they are stored.
+    """Random access to the rows of a cache, in the dtype in which they are stored.
 
     The reader loads shards into memory in order while they fit into ``memory_gb``. It reads the rows of the other shards from
     a memory map or from the file itself. A map is faster, but for each row the system maps hundreds of kilobytes around it and

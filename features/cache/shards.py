@@ -314,7 +314,7 @@ _FAILURES = OutputKind("a list of images that were left out", lambda path: "id" 
 
 
 def cache_kind(out: Path) -> OutputKind:
-    """Return the output kind of feature caches.
+    """Return the kind of output that feature caches are, with the test that recognises one.
 
     A file that cannot be read as a cache still counts as a damaged one if it begins as HDF5 does and its folder of shards has
     a manifest.

@@ -258,7 +258,7 @@ def _rows_by_id(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
 
 
 def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """Return the image_id in the TSV files of each image, by imgid."""
+    """Return the image_id that identifies each image in the TSV files, by imgid."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
     tsv_ids: dict[int, int] = {}
     for image in dataset.images:
