@@ -7,7 +7,7 @@ import torch
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
@@ -23,7 +23,7 @@ def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureC
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
-    theirs, ours = backbone_of(images), backbone_of(captions)
+    theirs, ours = read_backbone(images), read_backbone(captions)
     if (theirs and theirs.sha256) != (ours and ours.sha256):
         of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
         raise UserError(

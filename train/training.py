@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from vse.features.backbones.precision import precision_on
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import Vocabulary
@@ -167,7 +167,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
     """The settings that say what is read: the run whose embeddings it is, or the features."""
-    backbone = backbone_of(inputs.cache)
+    backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
     names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vse.features.backbones.device import moved
 from vse.features.backbones.networks import LayerOutput, autocast, load_backbone, module_named, weights_sha256
-from vse.features.data_checks import check_boxes_of
+from vse.features.data_checks import check_box_photos
 from vse.features.extractors.cnn import as_tensor, normalized, scaled
 from vse.features.extractors.images import NetworkExtractor, Vectors
 from vse.features.extractors.proposals import (
@@ -103,7 +103,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """Read what says where boxes are, of which images how many; returns the hashes of what was read."""
         config = self.config
         if config.from_file and dataset is not None:
-            check_boxes_of(Path(config.boxes), load_dataset_file(dataset))
+            check_box_photos(Path(config.boxes), load_dataset_file(dataset))
         if config.boxes != "phrases" and config.train_boxes is None:
             return self._open_proposals(weights_dir)
         if dataset is None:

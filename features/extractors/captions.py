@@ -21,7 +21,7 @@ from torch import Tensor
 from vse.features.backbones.device import pick_device, versions
 from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item, Rows, ids_of
+from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, Job
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, CaptionSettings, phrase_words
@@ -80,7 +80,7 @@ class CaptionExtractor(Extractor):
         features = np.concatenate(parts)
         unknown = int((~features.any(axis=1)).sum())
         sources = np.stack([item.source() for item in items])
-        return Rows(ids_of(items), features, sources, counts={f"{rows_are} without a known word": unknown})
+        return Rows(item_ids(items), features, sources, counts={f"{rows_are} without a known word": unknown})
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,7 @@ class TruthRows:
 
 def _check_holds_truths(cache: FeatureCache) -> None:
     if not holds_truths(cache):
-        raise UserError(f"{cache.path} holds {cache.described()}; ground-truth boxes are needed, those of boxes: {SOURCE}")
+        raise UserError(f"{cache.path} holds {cache.describe()}; ground-truth boxes are needed, those of boxes: {SOURCE}")
 
 
 def _network(cache: FeatureCache) -> dict[str, object]:

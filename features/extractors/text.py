@@ -21,7 +21,7 @@ from vse.features.backbones.networks import autocast
 from vse.features.backbones.precision import precision_on, rebuilt_precision
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item, Rows, ids_of
+from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.extractors.captions import encoder_of
 from vse.features.settings.base import Extractor
 from vse.features.settings.texts import TextConfig
@@ -78,7 +78,7 @@ class TextExtractor(Extractor):
         else:
             features = np.stack(parts)
         counts = {f"{self.config.of} cut to {self.backbone.longest} tokens": n_cut}
-        return Rows(ids_of(items), features, sources, offsets, counts=counts)
+        return Rows(item_ids(items), features, sources, offsets, counts=counts)
 
     def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """Captions as a model reads them: (vectors (n, dim),), or (states (n, longest, dim), mask (n, longest)) of tokens."""

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_text, text_tensor
-from vse.features.word_files import dictionary_of
+from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, dictionary_path, tensor_text, text_tensor
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_stream, open_decoded
 
@@ -67,7 +66,7 @@ def read_words(path: Path) -> WordVectors:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
-    dictionary = dictionary_of(path)
+    dictionary = dictionary_path(path)
     try:
         if dictionary is not None:
             vectors = _read_table(path, dictionary)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.settings.base import FeatureSettings, Option
-from vse.features.word_files import word_file_sha256
-from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import sha256_file, sha256_json
 from vse.pipeline.presets.parts import import_object
 
 if TYPE_CHECKING:
@@ -170,6 +170,27 @@ class CaptionSettings(TextSettings):
         """
         encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
+
+
+def dictionary_path(table: Path) -> Path | None:
+    """Return the file with the words of a table of vectors (``.npy``, as Skip-Thought's ``utable.npy``).
+
+    The other formats hold their words in the same file; for them the result is None.
+    """
+    return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
+
+
+def word_file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file of word vectors; for a table, a hash of the table and its dictionary.
+
+    Raises UserError if one of the files does not exist.
+    """
+    dictionary = dictionary_path(path)
+    for file in (path, dictionary):
+        if file is not None and not file.is_file():
+            advice = f"; the words of {path.name} belong there, one per line" if file is dictionary else ""
+            raise UserError(f"{file}: no such file of word vectors{advice}")
+    return sha256_file(path) if dictionary is None else sha256_json([sha256_file(path), sha256_file(dictionary)])
 
 
 class WordSettings(CaptionSettings):

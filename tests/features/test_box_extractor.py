@@ -17,7 +17,7 @@ from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
@@ -111,7 +111,7 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
     rows = np.arange(12)
     found = FeatureReader(one).regions(rows)
     np.testing.assert_array_equal(found.features, FeatureReader(four).regions(rows).features)
-    item = items_of(load_dataset_file(few), "image")[7]
+    item = dataset_items(load_dataset_file(few), "image")[7]
     np.testing.assert_array_equal(extractor.extract([item]).features, found.features[7][found.mask[7]])
     boxes = np.concatenate([shard["boxes"].map() for shard in four.shards])
     scores = np.concatenate([shard["scores"].map() for shard in four.shards])

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder, load_encoder
@@ -51,7 +51,7 @@ def test_a_caption_feature_has_a_row_per_caption_in_any_number_of_shards(config:
         extract_shards(demo, extractor, out, n_shards)
         cache = verify_cache(merge(demo, out, n_shards))
         assert cache.kind == "text"
-        assert cache.ids.tolist() == [item.id for item in items_of(load_dataset_file(demo), "text")]
+        assert cache.ids.tolist() == [item.id for item in dataset_items(load_dataset_file(demo), "text")]
         found.append(FeatureReader(cache).rows(np.arange(len(cache.ids))))
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
@@ -282,5 +282,5 @@ def test_a_single_shard_needs_a_fit_of_the_same_settings(demo: Path, tmp_path: P
 
 def test_a_feature_is_made_by_its_own_command(demo: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     line = fails(main, "tfidf", "--dataset", demo, "--feature", "fc7", "--out", tmp_path / "x.h5")
-    assert "feature 'fc7' is made by vse-extract cnn, not by vse-extract tfidf" in line
+    assert "vse-extract cnn, not by vse-extract tfidf" in line
     assert "has no encoder to fit" in fails(main, "fit", "--dataset", demo, "--feature", "fc7", "--out", tmp_path / "x.h5")

@@ -130,7 +130,7 @@ class CachedFeatures:
 
     def _checked(self, features: Tensor, rows: Numbers) -> Tensor:
         if not features.sum(dtype=torch.float32).isfinite():
-            self._reader.refuse_not_finite(rows)  # or else the sum alone overflowed
+            self._reader.check_finite(rows)  # or else the sum alone overflowed
         return features
 
 

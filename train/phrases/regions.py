@@ -40,7 +40,7 @@ class BoxFeatures(CachedFeatures):
         self, cache: FeatureCache, image_ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
     ) -> None:
         if cache.offsets is None:
-            raise UserError(f"{cache.path} holds {cache.described()}; regions with boxes are needed (vse-extract boxes)")
+            raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
         super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, taken_gb)
         self.dim = cache.dim
         self.starts, self.counts = self._starts, self._counts

@@ -19,9 +19,9 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, data_sums
-from vse.features.exchange.embeddings import backbone_of, captions_beside
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.words import read_words
-from vse.features.word_files import word_file_sha256
+from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -182,7 +182,7 @@ def open_inputs(
     for images in {cache.path: cache, evaluated.path: evaluated}.values():
         check_data(images, dataset)
         if images.kind != "image":
-            raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
+            raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
     truths = _truths(cache, experiment, paths.truth_features)
@@ -215,8 +215,8 @@ def _captions(
     cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
 ) -> FeatureCache | None:
     """The cache of captions, or of phrases."""
-    if path is None and experiment.backbone is not None and backbone_of(cache) is not None:
-        path = captions_beside(cache.path)
+    if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
+        path = captions_cache_path(cache.path)
     if experiment.caption_feature is None and path is None:
         return None
     hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
@@ -255,7 +255,7 @@ def _check_alike(other: FeatureCache, cache: FeatureCache) -> None:
             f"{cache.path} {cache.dim} of {cache.dataset!r}"
         )
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):
-        raise UserError(f"{other.path} holds {other.described()}, {cache.path} {cache.described()}")
+        raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
     if None not in networks and networks[0] != networks[1]:
         raise UserError(f"{other.path} and {cache.path} are of networks with different weights")

@@ -10,7 +10,7 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import holds_texts_of
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.features.extractors.cnn import rebuild_extractor
 from vse.features.extractors.text import caption_reader
 from vse.pipeline.dataset.captions import Vocabulary
@@ -93,7 +93,7 @@ def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> Traine
 
     :class:`UserError` if that run is not where it was, or has other weights by now.
     """
-    backbone = backbone_of(cache)
+    backbone = read_backbone(cache)
     if backbone is None:
         return None
     made = (
