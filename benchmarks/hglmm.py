@@ -35,14 +35,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_step
 from vse.features.extractors.hglmm import HglmmEncoder
-from vse.features.extractors.mixture import first_mixture, fisher_vectors, fit_mixture
+from vse.features.extractors.mixture import fisher_vectors, fit_mixture, initial_mixture
 from vse.features.extractors.words import WordVectors
 from vse.features.settings.texts import HglmmConfig, MixtureKind
 
 
 def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, object]]:
     data = torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    start = first_mixture(data, centres, 0)
+    start = initial_mixture(data, centres, 0)
     lists, mixture = data.tolist(), as_lists(start)
     sizes, words = torch.full((n // 10,), 10), torch.arange(n)
     groups = [lists[k : k + 10] for k in range(0, n, 10)]
@@ -68,7 +68,7 @@ def speed(centres: int = 30, dim: int = 300, n: int = 1000) -> list[dict[str, ob
 def em(centres: int = 30, dim: int = 300, n: int = 5000, steps: int = 10, rounds: int = 5) -> list[dict[str, object]]:
     """Processor seconds of whole fits, which take turns; medians of the rounds."""
     data = torch.from_numpy(np.random.default_rng(0).laplace(size=(n, dim)))
-    start = first_mixture(data, centres, 0)
+    start = initial_mixture(data, centres, 0)
     scikit_learn = GaussianMixture(
         n_components=centres,
         covariance_type="diag",

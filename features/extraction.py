@@ -26,7 +26,7 @@ from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, items_of, r
 from vse.features.cache.shards import read_record, read_rows, shard_path, shard_slice
 from vse.features.data_checks import source_differences
 from vse.features.exchange.embeddings import backbone_of
-from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
+from vse.features.extractors.proposals import SOURCE, boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
@@ -283,7 +283,7 @@ def verify_sources(checked: cache.FeatureCache) -> str:
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (none of the images of {dataset.path} is there)"
     changed = changed_source(items, checked.ids, cache.read_sources(checked), checked.text_rows)
-    boxes = boxes_sha256(truth_boxes(dataset)) if changed is None and holds_truths(checked) else None
+    boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(checked) else None
     if boxes is not None and boxes != checked.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"
     if changed is not None:

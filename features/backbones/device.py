@@ -75,7 +75,7 @@ class GpuLeases:
         self._held.clear()
 
 
-NO_MEMORY = "--device cpu does without it"  # what a user may do whose GPU has too little memory
+MEMORY_ADVICE = "--device cpu does without it"  # what a user may do whose GPU has too little memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -119,7 +119,7 @@ def describe_device(device: torch.device) -> str:
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """``tensor`` on ``device``; to a GPU it is copied from pinned memory, so that the copy runs beside the computation."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -169,7 +169,7 @@ def use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def versions() -> dict[str, str]:
+def library_versions() -> dict[str, str]:
     """Versions of this package and of the libraries that every feature depends on."""
     return {
         "vse": __version__,

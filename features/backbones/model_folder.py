@@ -31,7 +31,7 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
 
 
-def local_folder(model: str, weights_dir: Path | None) -> Path | None:
+def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
     """The folder in ``weights_dir`` that has the last part of a model's name and stands in for a download; None if none is."""
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
@@ -121,7 +121,7 @@ _WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
-def checked_copy(folder: Path) -> Iterator[Path]:
+def copy_checked_model(folder: Path) -> Iterator[Path]:
     """Yield a temporary copy of a text encoder's folder that has its checked files alone; weights are links.
 
     Raises UserError if a file names code, another model or an unknown module class, or if weights are not safetensors.
@@ -134,7 +134,7 @@ def checked_copy(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def checked_transformer(folder: Path) -> Iterator[Path]:
+def copy_checked_transformer(folder: Path) -> Iterator[Path]:
     """Yield a temporary copy, as :func:`checked_copy` does, of a transformer's files alone, whatever modules follow it."""
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")

@@ -42,7 +42,7 @@ def load_backbone(
     torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder. The
     ``commit`` of a download from the Hugging Face hub is added to ``notes``.
     """
-    file = weights_file(config.model, config.weights, weights_dir)
+    file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
@@ -86,7 +86,7 @@ class LayerOutput(nn.Module):
         elif layer == "output":
             model.register_forward_hook(lambda _, __, output: self._stop(output))
         else:
-            module_named(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
+            find_module(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
 
     def forward(self, images: Tensor) -> Tensor:
         """Features of a batch of images."""
@@ -111,7 +111,7 @@ class LayerOutput(nn.Module):
         raise _LayerReached
 
 
-def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
+def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """A module of ``model`` by its dotted name; :class:`UserError` with the nearest names, ``others`` among them."""
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
@@ -137,7 +137,7 @@ class _LayerReached(Exception):
     """Ends a forward pass at the layer that was asked for."""
 
 
-def weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
+def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
     """The file that ``weights`` names, or the one in ``weights_dir`` that stands in for a download; None if there is none."""
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
@@ -226,11 +226,11 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
 
 def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
     """The image tower of an OpenCLIP model, with its projection."""
-    tower: nn.Module = open_clip_model(name, weights, notes).visual
+    tower: nn.Module = build_open_clip(name, weights, notes).visual
     return tower
 
 
-def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
+def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
     """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones.
 
     The ``commit`` of a download from the Hugging Face hub is added to ``notes``.
@@ -243,7 +243,7 @@ def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> An
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
     try:
-        with root_logger_kept():
+        with silence_root_logger():
             return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
         raise _no_weights(f"open_clip/{name}", name, error) from None
@@ -274,7 +274,7 @@ def _ask_for_no_code() -> None:
 
 
 @contextmanager
-def root_logger_kept() -> Iterator[None]:
+def silence_root_logger() -> Iterator[None]:
     """In this block OpenCLIP's lines to the root logger give that no handler, which would show ours a second time."""
     _ask_for_no_code()
     root, silent = logging.getLogger(), logging.NullHandler()

@@ -12,10 +12,10 @@ import torch
 
 log = logging.getLogger(__name__)
 
-Work = Literal["training", "images", "texts"]
+Workload = Literal["training", "images", "texts"]
 
 # PyTorch emulates bf16 on a processor with AVX2 alone: how many times as long as in fp32 that takes (benchmarks/avx2.py).
-_EMULATED: dict[Work, str] = {
+_EMULATED: dict[Workload, str] = {
     "training": "a training step of linear layers takes about 4 times as long as in fp32, one of a GRU about 14 times",
     "images": "a convolutional network takes about 19 times as long as in fp32",
     "texts": "a text encoder such as MiniLM takes about 7 times as long as in fp32",
@@ -23,7 +23,7 @@ _EMULATED: dict[Work, str] = {
 _WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # in names of oneDNN's instruction sets that have bf16
 
 
-def precision_on(device: torch.device, asked: str, work: Work, setting: str = "precision") -> str:
+def choose_precision(device: torch.device, asked: str, work: Workload, setting: str = "precision") -> str:
     """Return the precision that ``device`` computes in: ``asked`` or, for ``auto``, ``bf16`` or ``fp32``.
 
     ``auto`` is ``bf16`` if the device has the instructions (:func:`has_bf16`). The log has the choice, and a warning if
@@ -46,7 +46,7 @@ def precision_on(device: torch.device, asked: str, work: Work, setting: str = "p
     return asked
 
 
-def rebuilt_precision(recorded: str) -> str:
+def query_precision(recorded: str) -> str:
     """Return the precision to ask for, of a network that made a cache in the ``recorded`` one and reads a query now.
 
     A device without bf16 would emulate it for longer than fp32 takes, and the vectors differ by rounding alone.
@@ -84,10 +84,10 @@ def _instructions() -> set[str]:
     if hasattr(torch.cpu, "get_capabilities"):  # which older versions of PyTorch lack
         return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     cpuinfo = Path("/proc/cpuinfo")
-    return instructions_of(cpuinfo.read_text()) if cpuinfo.is_file() else set()
+    return parse_cpuinfo(cpuinfo.read_text()) if cpuinfo.is_file() else set()
 
 
-def instructions_of(cpuinfo: str) -> set[str]:
+def parse_cpuinfo(cpuinfo: str) -> set[str]:
     """Return the names of instruction sets in the text of Linux's ``/proc/cpuinfo``."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}

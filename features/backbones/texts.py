@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.model_folder import checked_copy, download, local_folder, read_modules, tensors_sha256
-from vse.features.backbones.networks import load_weights_file, open_clip_model, root_logger_kept, weights_file
+from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, read_modules, tensors_sha256
+from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, silence_root_logger
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -76,7 +76,7 @@ def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> T
     return SentenceText(config, weights_dir)
 
 
-def tokenizer_sha256(tokenizer: Any, *reading: object) -> str:
+def hash_tokenizer(tokenizer: Any, *reading: object) -> str:
     """SHA-256 of a tokenizer of transformers and of what else decides a text's tokens, whatever version wrote its file."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -122,7 +122,7 @@ class SentenceText(TextBackbone):
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
         self.weights_sha256 = tensors_sha256(weights)
         self.network_sha256 = sha256_json(_described(folder, modules, config.pooling == "own"))
-        self.reading_sha256 = tokenizer_sha256(tokenizer, self._prompt, self.longest, self._lower)
+        self.reading_sha256 = hash_tokenizer(tokenizer, self._prompt, self.longest, self._lower)
 
     def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         """The tokens of each text behind the prompt, at most ``longest``, and how many texts were cut."""
@@ -162,7 +162,7 @@ def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise UserError(f"{folder}: no folder with a text encoder (config.json, model.safetensors, tokenizer.json)")
         return folder, {}
-    if (local := local_folder(config.model, weights_dir)) is not None:
+    if (local := find_local_folder(config.model, weights_dir)) is not None:
         return local, {}
     downloaded = download(config.model, _FILES, config.revision)
     return downloaded.folder, {"commit": downloaded.commit}
@@ -184,7 +184,7 @@ def _loaded(folder: Path, config: TextConfig) -> Any:
     """The model in a folder, in float32, on the CPU; its transformer with random weights if the preset says so."""
     from sentence_transformers import SentenceTransformer
 
-    with checked_copy(folder) as copy, _quiet(), torch.random.fork_rng(devices=[]):
+    with copy_checked_model(folder) as copy, _quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
             model: Any = SentenceTransformer(str(copy), device="cpu", local_files_only=True, trust_remote_code=False)
@@ -233,11 +233,11 @@ class OpenClipText(TextBackbone):
 
         name = config.open_clip
         assert name is not None
-        file, notes = weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
+        file, notes = find_weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             known = None if file or config.weights == "random" else config.weights
-            model = open_clip_model(name, known, notes)
+            model = build_open_clip(name, known, notes)
         self.notes = notes
         if file is not None:
             load_weights_file(model, file, _text_weights)
@@ -246,7 +246,7 @@ class OpenClipText(TextBackbone):
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _causal_tower(model)
         try:
-            with root_logger_kept():
+            with silence_root_logger():
                 self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
@@ -265,7 +265,7 @@ class OpenClipText(TextBackbone):
         self.reading_sha256 = (
             sha256_json([list(self._tokenizer.encoder.items()), *reading])
             if inner is None
-            else tokenizer_sha256(inner, *reading)
+            else hash_tokenizer(inner, *reading)
         )
 
     def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:

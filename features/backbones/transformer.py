@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.model_folder import check_settings, checked_transformer, download, local_folder
+from vse.features.backbones.model_folder import check_settings, copy_checked_transformer, download, find_local_folder
 from vse.features.settings.libraries import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadOnce, Watched, reading
@@ -130,7 +130,7 @@ class Transformer:
                 return _encoder(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
         with (
-            checked_transformer(folder) as copy,
+            copy_checked_transformer(folder) as copy,
             torch.random.fork_rng(devices=[]),
             reading(folder, "a folder with the weights of this transformer"),
         ):
@@ -150,7 +150,7 @@ class Transformer:
         return _encoder(network)
 
 
-def layers_of(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
+def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
     """The embeddings of a transformer, and its layers from the first to the last; :class:`UserError` if it has others."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
@@ -238,7 +238,7 @@ def _folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
         return folder, None
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder of a transformer")
-    if (local := local_folder(model, weights_dir)) is not None:
+    if (local := find_local_folder(model, weights_dir)) is not None:
         return local, None
     downloaded = download(model, _DOWNLOADED)
     return downloaded.folder, downloaded.commit

@@ -13,21 +13,21 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vse.features.backbones.device import moved
-from vse.features.backbones.networks import LayerOutput, autocast, load_backbone, module_named, weights_sha256
+from vse.features.backbones.device import move_tensor
+from vse.features.backbones.networks import LayerOutput, autocast, find_module, load_backbone, weights_sha256
 from vse.features.data_checks import check_boxes_of
-from vse.features.extractors.cnn import as_tensor, normalized, scaled
-from vse.features.extractors.images import NetworkExtractor, Vectors
+from vse.features.extractors.cnn import image_to_tensor, normalize_pixels, scaled_size
+from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.extractors.proposals import (
     EdgeModel,
     Floats,
     boxes_sha256,
+    clip_boxes,
     edge_boxes,
-    inside,
-    opencv,
+    ground_truth_boxes,
+    import_opencv,
     read_boxes,
     selective_search,
-    truth_boxes,
 )
 from vse.features.extractors.regions import load_detector, propose
 from vse.features.settings.base import Job
@@ -76,7 +76,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         backbone = load_backbone(config, weights_dir, notes=self.notes)
         self.weights_sha256 = weights_sha256(backbone)
         self.network = LayerOutput(backbone, config.layer, config.grid).to(self.device).to(memory_format=torch.channels_last)
-        module_named(backbone, config.map).register_forward_hook(lambda _, __, output: self._pooled(output))
+        find_module(backbone, config.map).register_forward_hook(lambda _, __, output: self._pooled(output))
         self._rois, self._input, self._dim = torch.zeros(1, 4), (1, 1), 0
         self._given: dict[int, Floats] | None = None
         self._edge_model: EdgeModel | None = None
@@ -84,18 +84,18 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._truths, self._few = False, frozenset[int]()
         self.extra = self._open_source(weights_dir, dataset)
         if config.boxes in ("edge_boxes", "selective_search"):
-            self.notes = {**self.notes, "opencv": opencv().__version__}
+            self.notes = {**self.notes, "opencv": import_opencv().__version__}
         self._try_once()
 
     def prepare(self, image: Image.Image, image_id: int) -> ImageWithBoxes:
         """The image, scaled, and its boxes, unless the network finds them."""
         boxes, scores = self._boxes(image, image_id)
-        size = scaled(image.size, self.config.shorter, self.config.longer)
-        small = as_tensor(image.resize(size, Image.Resampling.BILINEAR))
-        original = as_tensor(image) if self._detector is not None else None
+        size = scaled_size(image.size, self.config.shorter, self.config.longer)
+        small = image_to_tensor(image.resize(size, Image.Resampling.BILINEAR))
+        original = image_to_tensor(image) if self._detector is not None else None
         return ImageWithBoxes(small, boxes, scores, image.size, original, self._at_most(image_id))
 
-    def compute(self, batch: Sequence[ImageWithBoxes]) -> list[Vectors]:
+    def compute(self, batch: Sequence[ImageWithBoxes]) -> list[ImageVectors]:
         """The vectors of each image's boxes."""
         return [self._vectors(self._proposed(item) if self._detector is not None else item) for item in batch]
 
@@ -110,7 +110,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             raise ValueError("which boxes are read depends on the data set, which is not given")
         loaded = load_dataset_file(dataset)
         if config.boxes == "phrases":
-            self._given, self._truths = truth_boxes(loaded), True
+            self._given, self._truths = ground_truth_boxes(loaded), True
             return {"boxes_sha256": boxes_sha256(self._given)}
         self._few = frozenset(image.imgid for image in loaded.images if image.split in ("train", "restval"))
         return {"train_ids_sha256": sha256_json(sorted(self._few)), **self._open_proposals(weights_dir)}
@@ -141,7 +141,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         n_boxes = self._at_most(image_id)
         if self._given is not None:
             given = self._given.get(image_id, np.empty((0, 4), np.float32))[:n_boxes]
-            boxes = inside(given, image.size, f"{config.boxes}: image {image_id}")
+            boxes = clip_boxes(given, image.size, f"{config.boxes}: image {image_id}")
             return given if self._truths else boxes, np.ones(len(boxes), np.float32)
         if config.boxes == "edge_boxes":
             boxes, scores = edge_boxes(pixels, config.n_boxes, self._edge_model, config.thin_edges)
@@ -149,7 +149,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             boxes, scores = selective_search(pixels, config.n_boxes)
         else:
             return np.empty((0, 4), np.float32), np.empty(0, np.float32)
-        return inside(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
+        return clip_boxes(boxes[:n_boxes], image.size, f"image {image_id}"), scores[:n_boxes]
 
     def _at_most(self, image_id: int) -> int | None:
         """How many boxes of an image are taken; None: all that there are."""
@@ -159,7 +159,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """The same image with the boxes that the region-proposal network finds."""
         assert item.original is not None
         with torch.inference_mode():
-            proposals = propose(self._detector, moved(item.original, self.device))
+            proposals = propose(self._detector, move_tensor(item.original, self.device))
         height, width = proposals.size
         boxes = proposals.boxes.cpu().numpy() * np.asarray([item.size[0] / width, item.size[1] / height] * 2, np.float32)
         boxes, scores = np.clip(boxes, 0, np.asarray(item.size * 2, np.float32)), proposals.scores.cpu().numpy()
@@ -167,11 +167,11 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
             boxes, scores = np.asarray([[0, 0, *item.size]], np.float32), np.zeros(1, np.float32)
         return replace(item, boxes=boxes[: item.at_most], scores=scores[: item.at_most], original=None)
 
-    def _vectors(self, item: ImageWithBoxes) -> Vectors:
+    def _vectors(self, item: ImageWithBoxes) -> ImageVectors:
         config = self.config
         if not len(item.boxes):
-            return Vectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
-        images = normalized(item.pixels[None], config.mean, config.std, self.device)
+            return ImageVectors(np.empty((0, self._dim), np.float32), item.boxes, item.scores, item.size)
+        images = normalize_pixels(item.pixels[None], config.mean, config.std, self.device)
         self._input = (images.shape[2], images.shape[3])
         relative = (item.boxes / np.asarray(item.size * 2, np.float32)).clip(0, 1)
         parts = []
@@ -183,7 +183,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         if len(features) != len(relative):
             raise UserError(f"layer {config.layer!r} does not come after the map {config.map!r}")
         features = nn.functional.normalize(features, dim=1) if config.normalize else features
-        return Vectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
+        return ImageVectors(features.cpu().numpy(), item.boxes, item.scores, item.size)
 
     def _pooled(self, output: Tensor) -> Tensor:
         """What the layers after the map read instead of it: the boxes, which are given as parts of the image's sides."""

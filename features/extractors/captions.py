@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vse.features.backbones.device import pick_device, versions
+from vse.features.backbones.device import library_versions, pick_device
 from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, ids_of
@@ -65,7 +65,7 @@ class CaptionExtractor(Extractor):
         self.weights_sha256 = fitted.metadata["sha256"]
         self.notes = {
             "encoder": encoder_file.name,
-            "versions": {**versions(), "scikit-learn": metadata.version("scikit-learn")},
+            "versions": {**library_versions(), "scikit-learn": metadata.version("scikit-learn")},
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
@@ -84,7 +84,7 @@ class CaptionExtractor(Extractor):
 
 
 @dataclass(frozen=True)
-class FittedTensors:
+class EncoderFile:
     """Content of an encoder's file: its tensors, and what it was fitted with."""
 
     tensors: dict[str, Tensor]
@@ -102,7 +102,7 @@ def fit_encoder(
     """
     words = config.word_file(words)
     watched = Watched(words) if words is not None and words.is_file() else None
-    corpus = corpus_of(load_dataset_file(dataset_file), config)
+    corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.content(),
         f"training_{config.of}_sha256": sha256_json(corpus.training),
@@ -124,7 +124,7 @@ def fit_encoder(
         return _write(out, config, inputs, tensors)
 
 
-def corpus_of(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
+def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
     """What the encoder of a feature of captions or of phrases is fitted on; :class:`UserError` if no phrase is there."""
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
@@ -154,7 +154,7 @@ def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
     return _rebuilt(path, fitted, device)
 
 
-def encoder_of(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
+def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
     """The encoder that made a cache of captions and lies beside it; :class:`UserError` if another one is there."""
     path = encoder_path(cache.path)
     fitted = _read(path)
@@ -164,7 +164,7 @@ def encoder_of(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
     return _rebuilt(path, fitted, device)
 
 
-def _rebuilt(path: Path, fitted: FittedTensors, device: str) -> CaptionEncoder:
+def _rebuilt(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     """The encoder of a file."""
     name = fitted.metadata["extractor"]
     if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], CaptionSettings):
@@ -176,7 +176,7 @@ def _rebuilt(path: Path, fitted: FittedTensors, device: str) -> CaptionEncoder:
     return encoder
 
 
-def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *only: str) -> None:
+def _refuse_other(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only: str) -> None:
     made = fitted.metadata["inputs"]
     changes = changed_fields({key: made[key] for key in only} if only else made, inputs)
     if changes:
@@ -186,14 +186,14 @@ def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *on
         )
 
 
-def _read(path: Path) -> FittedTensors | None:
+def _read(path: Path) -> EncoderFile | None:
     """An encoder's file if it is there and its tensors are those that were written."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
-        fitted = FittedTensors(safetensors.torch.load_file(path), metadata)
+        fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
         undamaged = metadata["format"] == FORMAT and metadata["sha256"] == tensors_sha256(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None

@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
-from vse.features.backbones.precision import rebuilt_precision
+from vse.features.backbones.precision import query_precision
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
-from vse.features.extractors.images import NetworkExtractor, UnfitSize, Vectors
+from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
@@ -36,7 +36,7 @@ RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling
 Mean = tuple[float, float, float]
 
 
-def crops_of(
+def cut_crops(
     image: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
     """Resize ``image`` and cut its crops, as ``config.crops`` says.
@@ -63,7 +63,7 @@ def crops_of(
     return _stacked([*views, *(view[:, ::-1] for view in views)])
 
 
-def centre_crop(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
+def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
     """Where the centre crop lies in an image of this width and height: x1, y1, x2, y2 in its pixels."""
     width, height = _resized(size, config)
     top, left = _centre(width, height, config.crop)
@@ -71,7 +71,7 @@ def centre_crop(size: tuple[int, int], config: CnnConfig) -> tuple[float, float,
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
 
 
-def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
+def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
     """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more.
 
     :class:`UnfitSize` if that is more than ``MAX_PIXELS`` in all, or a side less than ``MIN_SIDE``.
@@ -86,14 +86,14 @@ def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tu
     return width, height
 
 
-def as_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
+def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
     """An image's pixels, 0-255."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+def normalize_pixels(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
     """Pixels 0-255 (n, 3, height, width) as the network's input: minus the mean, over the deviation, channels last."""
-    images = moved(pixels, device).to(torch.float32, memory_format=torch.channels_last)
+    images = move_tensor(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
     return (images - shift) / scale
@@ -103,7 +103,7 @@ def _resized(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
     """Width and height to which an image is resized before it is cut."""
     if config.resize_mode == "square":
         return config.resize, config.resize
-    width, height = scaled(size, config.resize)
+    width, height = scaled_size(size, config.resize)
     if config.resize_mode == "library":
         width, height = (config.resize * side // min(size) for side in size)
     return width, height
@@ -190,11 +190,11 @@ class CnnExtractor(NetworkExtractor[Tensor]):
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
         """The crops of one image, (n_crops, 3, crop, crop) uint8."""
-        return crops_of(image, self.config, image_id)
+        return cut_crops(image, self.config, image_id)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
+    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
         """The vectors of each image of a batch."""
-        return [Vectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
+        return [ImageVectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
 
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
         """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8.
@@ -205,14 +205,14 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         config, crops = self.config, pixels.flatten(0, 1)
         at_once = max(_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            images = (normalized(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
+            images = (normalize_pixels(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
             output = torch.cat([self._forward(some) for some in images])
         vectors = output.float().view(*pixels.shape[:2], *output.shape[1:])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
-def cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
+def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
     """The settings of the CNN that made a cache, some of them ``changed``; :class:`UserError` if there was none.
 
     A cache with a vector for each position is refused unless the caller can do with ``positions``.
@@ -226,7 +226,7 @@ def cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) 
         return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
 
 
-def rebuild_extractor(
+def rebuild_cnn_extractor(
     cache: FeatureCache,
     weights_dir: Path | None = None,
     device: str = "auto",
@@ -241,8 +241,8 @@ def rebuild_extractor(
     without bf16.
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
-    config = cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
-    config = config.model_copy(update={"precision": rebuilt_precision(config.precision)})
+    config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
+    config = config.model_copy(update={"precision": query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
@@ -251,7 +251,7 @@ def rebuild_extractor(
     return extractor
 
 
-class Places:
+class VectorBoxes:
     """Boxes of the vectors of the sets in a cache; :class:`UserError` if it does not say where they lie.
 
     Regions have boxes of their own. A grid of positions divides the centre crop, from left to right and
@@ -283,7 +283,7 @@ class Places:
         """
         if self._grid is None:
             return self._regions(size, image_id)
-        x1, y1, x2, y2 = centre_crop(size, self._grid)
+        x1, y1, x2, y2 = centre_crop_box(size, self._grid)
         n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])

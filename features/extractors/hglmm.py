@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vse.features.backbones.device import pick_device
-from vse.features.extractors.mixture import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
-from vse.features.extractors.words import WordVectors, vectors_of
+from vse.features.extractors.mixture import Mixture, fisher_vectors, fit_mixture, initial_mixture, power_normalize
+from vse.features.extractors.words import WordVectors, select_vectors
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
 from vse.features.settings.texts import HglmmConfig
 from vse.pipeline.errors import UserError
@@ -92,7 +92,7 @@ class HglmmEncoder(CaptionEncoder):
         For phrases, principal components are fitted to each different text once. Otherwise they would describe the few
         phrases that every other caption has, such as *a man*.
         """
-        kept, sample = vectors_of(corpus, config, words, config.ica_words)
+        kept, sample = select_vectors(corpus, config, words, config.ica_words)
         n_sampled, dim = sample.vectors.shape
         if n_sampled <= dim:
             raise UserError(
@@ -112,7 +112,7 @@ class HglmmEncoder(CaptionEncoder):
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
-            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
             parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
         whole = cls(words, unmixing, config.scale, parts, False, device)
         if config.pca is None:
@@ -136,7 +136,7 @@ class HglmmEncoder(CaptionEncoder):
     def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
         """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
         table = self._table
-        return power_normalized(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
+        return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
 
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""

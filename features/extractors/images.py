@@ -53,7 +53,7 @@ class UnfitSize(ValueError):
 
 
 @dataclass(frozen=True)
-class Vectors:
+class ImageVectors:
     """What an image extractor made of one image: ``features`` of the image or, with ``boxes``, of each region."""
 
     features: NDArray[np.generic]
@@ -74,14 +74,14 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         """What is computed on, of one image, upright and RGB; called by several threads."""
 
     @abstractmethod
-    def compute(self, batch: Sequence[_Prepared]) -> list[Vectors]:
+    def compute(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
         """The vectors of each image of a batch."""
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of ``items``; see :meth:`Extractor.extract`."""
         from vse.features.backbones.device import memory_guard
 
-        vectors: list[Vectors] = []
+        vectors: list[ImageVectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
         with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
@@ -135,23 +135,23 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     notes: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.backbones.device import describe_device, pick_device, versions
-        from vse.features.backbones.precision import precision_on
+        from vse.features.backbones.device import describe_device, library_versions, pick_device
+        from vse.features.backbones.precision import choose_precision
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
         self.device = pick_device(device)
         self.asked_precision = config.precision
-        self.config = config.model_copy(update={"precision": precision_on(self.device, config.precision, "images")})
+        self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "images")})
         self.notes = {
             "weights": config.weights,
             "seed": config.seed,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**versions(), **library},
+            "versions": {**library_versions(), **library},
         }
 
 
-def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
+def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
     """The vectors of images as rows; ``made`` is emptied meanwhile, so that the vectors are not held twice."""
     first = made[0]
     if first.boxes is None:

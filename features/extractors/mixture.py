@@ -39,7 +39,7 @@ class Mixture:
         return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
 
 
-def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
+def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
     """Where EM starts: samples drawn as centres, the deviations of all samples, and a coin for each dimension."""
     rng = torch.Generator().manual_seed(seed)
     drawn = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
@@ -106,7 +106,7 @@ def fisher_vectors(
     return out.flatten(1) / lengths.clamp(min=1).to(out).sqrt()[:, None]
 
 
-def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+def power_normalize(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
     """The signed square root of every coordinate, then unit length; zeros stay zeros."""
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
 

@@ -46,7 +46,7 @@ def read_boxes(path: Path) -> dict[int, Floats]:
     return boxes_of
 
 
-def inside(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
+def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
     """Boxes clipped to an image of this width and height; :class:`UserError` if one has nothing in it."""
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
     empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # not a number is not more, either
@@ -62,7 +62,7 @@ class EdgeModel:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"{path}: no such structured-edge model")
-        cv2, self.path, self._of_thread, self._watched = opencv(), path, threading.local(), Watched(path)
+        cv2, self.path, self._of_thread, self._watched = import_opencv(), path, threading.local(), Watched(path)
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
@@ -75,7 +75,7 @@ class EdgeModel:
     def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
         """Edges of an image after the suppression of all but their ridges, and their orientation."""
         if not hasattr(self._of_thread, "detector"):
-            self._of_thread.detector = opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
+            self._of_thread.detector = import_opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
             self._watched.check()
         detector = self._of_thread.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
@@ -92,14 +92,14 @@ def edge_boxes(
     its ridges, as those of a model are. Alpha, beta and the lowest score are those of the phrase-localisation protocol (0.65,
     0.65, 0.01).
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     if edge_model is None:
         grey = cv2.GaussianBlur(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32), (0, 0), 1.5)
         across, down = cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1)
         edges = np.hypot(across, down)
         edges /= max(float(edges.max()), 1e-6)
         orientation = np.mod(np.arctan2(down, across), np.float32(np.pi))
-        edges = ridges(edges, orientation) if thin else edges
+        edges = suppress_non_ridges(edges, orientation) if thin else edges
     else:
         edges, orientation = edge_model.edges(pixels)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
@@ -109,13 +109,13 @@ def edge_boxes(
     return _xyxy(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
-def ridges(edges: Floats, orientation: Floats) -> Floats:
+def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
     """Edges (height, width) without the pixels that are weaker than a neighbour across their edge, by 1% or more.
 
     ``orientation`` is the angle of the gradient. Edges between pixels are interpolated, and those beyond the image are its
     border's.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     y, x = np.indices(edges.shape, np.float32)
     across, down = np.cos(orientation), np.sin(orientation)
     kept = np.ones(edges.shape, bool)
@@ -130,7 +130,7 @@ def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, F
 
     The order is drawn with the C library's generator, which is seeded here, so that an image's boxes are always the same.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     with _LOCK:
         ctypes.CDLL(None).srand(0)
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
@@ -152,7 +152,7 @@ def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 
 
-def opencv() -> Any:
+def import_opencv() -> Any:
     """The module cv2 of opencv-contrib; :class:`UserError` says how to install it."""
     return extra_package("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
@@ -192,7 +192,7 @@ _WHICH_BOXES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "pr
 _FILES_OF_BOXES = ("proposer_sha256", "edge_model_sha256")
 
 
-def truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
+def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
     """The different ground-truth boxes (n, 4) of each image's phrases, in the order of their first phrase.
 
     The box of a phrase is :attr:`vse.pipeline.dataset.phrases.Phrase.truth`. Images without a phrase with a box have no entry.
@@ -217,12 +217,12 @@ def boxes_sha256(boxes_of: Mapping[int, NDArray[np.float32]]) -> str:
     return digest.hexdigest()
 
 
-def holds_truths(cache: FeatureCache) -> bool:
+def has_truth_boxes(cache: FeatureCache) -> bool:
     """Whether the regions of a cache are the ground-truth boxes of phrases."""
     return cache.offsets is not None and cache.provenance.get("config", {}).get("boxes") == SOURCE
 
 
-def check_truths(truths: FeatureCache, candidates: FeatureCache) -> None:
+def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
     """:class:`UserError` unless ``truths`` are ground-truth boxes of the same data, read as ``candidates`` were.
 
     The precision may differ where the presets of both leave it to the machine.
@@ -241,7 +241,7 @@ def check_truths(truths: FeatureCache, candidates: FeatureCache) -> None:
         )
 
 
-class TruthRows:
+class TruthBoxIndex:
     """Where a cache of ground-truth boxes has the vector of a box of an image; :class:`UserError` if it is no such cache."""
 
     def __init__(self, cache: FeatureCache) -> None:
@@ -268,7 +268,7 @@ class TruthRows:
 
 
 def _check_holds_truths(cache: FeatureCache) -> None:
-    if not holds_truths(cache):
+    if not has_truth_boxes(cache):
         raise UserError(f"{cache.path} holds {cache.described()}; ground-truth boxes are needed, those of boxes: {SOURCE}")
 
 

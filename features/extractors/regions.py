@@ -17,10 +17,10 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast, load_backbone, weights_sha256
-from vse.features.extractors.cnn import as_tensor, scaled
-from vse.features.extractors.images import NetworkExtractor, Vectors
+from vse.features.extractors.cnn import image_to_tensor, scaled_size
+from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
 from vse.features.vision import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
@@ -64,22 +64,22 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
         """The image as (3, height, width) uint8; the detector itself scales it."""
-        scaled(image.size, self.config.shorter, self.config.longer)
-        return as_tensor(image)
+        scaled_size(image.size, self.config.shorter, self.config.longer)
+        return image_to_tensor(image)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
+    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
         """Boxes in pixels of each image, inside it, best first, with their scores and vectors."""
         return [self._regions(pixels) for pixels in batch]
 
-    def _regions(self, pixels: Tensor) -> Vectors:
+    def _regions(self, pixels: Tensor) -> ImageVectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            kept, size = detect(self.detector, moved(pixels, self.device), self.config)
+            kept, size = detect(self.detector, move_tensor(pixels, self.device), self.config)
         scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept.boxes.device)
         boxes = torchvision.ops.clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
         features = kept.features.float()
         features = nn.functional.normalize(features, dim=1) if self.config.normalize else features
-        return Vectors(features.cpu().numpy(), boxes.cpu().numpy(), kept.scores.float().cpu().numpy(), (width, height))
+        return ImageVectors(features.cpu().numpy(), boxes.cpu().numpy(), kept.scores.float().cpu().numpy(), (width, height))
 
 
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:

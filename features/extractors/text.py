@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vse.features.backbones.device import describe_device, memory_guard, moved, pick_device, versions
+from vse.features.backbones.device import describe_device, library_versions, memory_guard, move_tensor, pick_device
 from vse.features.backbones.networks import autocast
-from vse.features.backbones.precision import precision_on, rebuilt_precision
+from vse.features.backbones.precision import choose_precision, query_precision
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, ids_of
-from vse.features.extractors.captions import encoder_of
+from vse.features.extractors.captions import load_cache_encoder
 from vse.features.settings.base import Extractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
@@ -48,7 +48,7 @@ class TextExtractor(Extractor):
     def __init__(self, config: TextConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         self.device = pick_device(device)
         self.asked_precision = config.precision
-        self.config = config.model_copy(update={"precision": precision_on(self.device, config.precision, "texts")})
+        self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "texts")})
         self.backbone = backbone = load_text_backbone(config, weights_dir)
         backbone.network.to(self.device)
         self.weights_sha256 = backbone.weights_sha256
@@ -62,7 +62,7 @@ class TextExtractor(Extractor):
             "longest": backbone.longest,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**versions(), **{name: metadata.version(name) for name in backbone.libraries}},
+            "versions": {**library_versions(), **{name: metadata.version(name) for name in backbone.libraries}},
             **backbone.notes,
         }
 
@@ -115,7 +115,7 @@ class TextExtractor(Extractor):
         width = max(map(len, batch))
         tokens = torch.tensor([[*row, *[self.backbone.pad] * (width - len(row))] for row in batch])
         mask = torch.arange(width) < torch.tensor([[len(row)] for row in batch])
-        tokens, mask = moved(tokens, self.device), moved(mask, self.device)
+        tokens, mask = move_tensor(tokens, self.device), move_tensor(mask, self.device)
         with torch.inference_mode(), autocast(self.config.precision, self.device):
             vectors = self._pooled(tokens, mask).float()
         return normalize(vectors, dim=-1) if self.config.normalize else vectors
@@ -151,7 +151,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         if "revision" in beside and not str(made["config"]["model"]).startswith("open_clip/"):
             beside["revision"] = made.get("commit", beside["revision"])  # a branch may have moved on
         config = TextConfig(name=cache.feature, **beside, **made["config"])
-        config = config.model_copy(update={"precision": rebuilt_precision(config.precision)})
+        config = config.model_copy(update={"precision": query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
     now = {"weights_sha256": extractor.weights_sha256, **extractor.extra}
     for name, what in _HASHES.items():
@@ -183,4 +183,4 @@ def caption_reader(cache: FeatureCache, weights_dir: Path | None = None, device:
     """
     if cache.provenance.get("config", {}).get("extractor") == "text":
         return rebuild_text_extractor(cache, weights_dir, device)
-    return encoder_of(cache, device)
+    return load_cache_encoder(cache, device)

@@ -16,8 +16,8 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vse.features.extractors.words import WordVectors, vectors_of
-from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists, tensor_text, text_tensor
+from vse.features.extractors.words import WordVectors, select_vectors
+from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists, tensor_to_words, words_to_tensor
 from vse.features.settings.texts import MeanVectorConfig, TfidfConfig
 from vse.pipeline.errors import UserError
 
@@ -52,12 +52,12 @@ class TfidfEncoder(CaptionEncoder):
     def tensors(self) -> dict[str, Tensor]:
         """The words and their rarity."""
         rarity = torch.from_numpy(np.asarray(self.rarity))
-        return {"words": text_tensor(self.words), "rarity": rarity, "sublinear": torch.tensor(self.sublinear)}
+        return {"words": words_to_tensor(self.words), "rarity": rarity, "sublinear": torch.tensor(self.sublinear)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> TfidfEncoder:
         """The encoder whose :meth:`tensors` these are."""
-        return cls(tensor_text(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
+        return cls(tensor_to_words(tensors["words"]), tensors["rarity"].numpy(), bool(tensors["sublinear"]))
 
 
 def _vectorizer(sublinear: bool, **options: object) -> TfidfVectorizer:
@@ -76,7 +76,7 @@ class MeanVectorEncoder(CaptionEncoder):
         cls, config: MeanVectorConfig, corpus: CaptionCorpus, words: Path | None, device: str
     ) -> MeanVectorEncoder:
         """Return the encoder that keeps the word vectors of the corpus; ``device`` is not used."""
-        kept, _ = vectors_of(corpus, config, words, n_sampled=0)
+        kept, _ = select_vectors(corpus, config, words, n_sampled=0)
         return cls(kept)
 
     def __init__(self, words: WordVectors) -> None:

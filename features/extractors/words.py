@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_text, text_tensor
+from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_to_words, words_to_tensor
 from vse.features.word_files import dictionary_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_stream, decoded_stream
@@ -46,12 +46,12 @@ class WordVectors:
 
     def tensors(self) -> dict[str, Tensor]:
         """Words and vectors, as an encoder's file keeps them."""
-        return {"words": text_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
+        return {"words": words_to_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> WordVectors:
         """The word vectors whose :meth:`tensors` these are."""
-        return cls(tuple(tensor_text(tensors["words"])), tensors["vectors"].numpy())
+        return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
     def only(self, wanted: Iterable[str], first: int) -> WordVectors:
         """The ``first`` words and those ``wanted``, in the same order."""
@@ -60,7 +60,7 @@ class WordVectors:
         return WordVectors(tuple(self.words[row] for row in kept), self.vectors[kept])
 
 
-def read_words(path: Path) -> WordVectors:
+def read_word_vectors(path: Path) -> WordVectors:
     """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped.
 
     Of Skip-Thought's table, ``utable.npy``, the words are the lines of ``dictionary.txt`` beside it.
@@ -82,7 +82,7 @@ def read_words(path: Path) -> WordVectors:
     return vectors
 
 
-def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
+def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
     """Skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, on one core, so that they can be repeated."""
     from gensim.models import Word2Vec
 
@@ -99,7 +99,7 @@ def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, see
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
-def vectors_of(
+def select_vectors(
     corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
     """The word vectors to keep, and ``n_sampled`` of all to fit to (or all, if there are fewer).
@@ -110,9 +110,9 @@ def vectors_of(
     """
     if file is None:
         log.info("training word vectors on %d captions", len(corpus.sentences))
-        known = train_words(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
+        known = train_word_vectors(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
-        known = read_words(file)
+        known = read_word_vectors(file)
     kept = known.only(corpus.words, config.keep)
     with_vector = sum(word in kept.rows for word in corpus.words)
     log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))

@@ -87,14 +87,14 @@ class CaptionEncoder(ABC):
         """The encoder whose :meth:`tensors` these are."""
 
 
-def text_tensor(words: Sequence[str]) -> Tensor:
+def words_to_tensor(words: Sequence[str]) -> Tensor:
     """Words as the bytes of their UTF-8, with a line feed between them."""
     import torch
 
     return torch.frombuffer(bytearray("\n".join(words).encode()), dtype=torch.uint8)
 
 
-def tensor_text(tensor: Tensor) -> list[str]:
+def tensor_to_words(tensor: Tensor) -> list[str]:
     """The words whose :func:`text_tensor` this is."""
     return bytes(tensor.numpy()).decode().split("\n")
 

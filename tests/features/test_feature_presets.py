@@ -8,7 +8,7 @@ import timm
 import torch
 from PIL import Image
 
-from vse.features.extractors.cnn import crops_of, normalized
+from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.features.settings.images import CnnConfig
 from vse.features.settings.presets import leaves_precision_open, load_feature
@@ -82,10 +82,10 @@ def test_a_photo_is_cut_as_timm_cuts_it() -> None:
     config = load_feature("effnet")
     assert isinstance(config, CnnConfig)
     theirs = timm.data.create_transform(**timm.data.resolve_data_config(model=timm.create_model(config.model.split("/")[1])))
-    ours = normalized(crops_of(photo, config), config.mean, config.std, torch.device("cpu"))[0]
+    ours = normalize_pixels(cut_crops(photo, config), config.mean, config.std, torch.device("cpu"))[0]
     torch.testing.assert_close(ours, theirs(photo))
     square = config.model_copy(update={"resize_mode": "square"})
-    squashed = normalized(crops_of(photo, square), config.mean, config.std, torch.device("cpu"))[0]
+    squashed = normalize_pixels(cut_crops(photo, square), config.mean, config.std, torch.device("cpu"))[0]
     assert (squashed - theirs(photo)).abs().mean() > 0.25
 
 

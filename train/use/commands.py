@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_out
 from vse.train.use.backbone import files_as_features, run_as_features
@@ -69,7 +69,7 @@ def embed_runs(
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and sentences:
         raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         if as_features is None:
             return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]
         if not runs[0].is_dir():
@@ -91,7 +91,7 @@ def search_run(
     A text that ends as the name of a photo does is one.
     """
     given = Path(query) if str(query).lower().endswith(PHOTOS) else query
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         hits = search_split(
             run,
             given,
@@ -133,7 +133,7 @@ def find_phrase(
         from vse.eval.report.pages import PHRASE_PAGE
 
         check_out(asked.html, PHRASE_PAGE, [photo])
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
     if asked.html is not None:

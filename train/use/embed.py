@@ -16,7 +16,7 @@ from vse.eval.files.phrase_scores import PHRASE_SCORES
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import data_sums, holds_texts_of
-from vse.features.extractors.cnn import rebuild_extractor
+from vse.features.extractors.cnn import rebuild_cnn_extractor
 from vse.features.extractors.text import caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN, Vocabulary
 from vse.pipeline.dataset.identity import data_differences, identity_of_images
@@ -70,7 +70,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
-        extractor = rebuild_extractor(cache, device=str(where), trained=True, positions=True)
+        extractor = rebuild_cnn_extractor(cache, device=str(where), trained=True, positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
