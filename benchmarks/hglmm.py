@@ -106,7 +106,7 @@ def memory(n_captions: int) -> dict[str, object]:
     captions = [[names[k] for k in row] for row in frequent]
     config = HglmmConfig(name="hglmm", ica_iterations=5, iterations=1, pca_captions=n_captions)
     started = time.perf_counter()
-    encoder = HglmmEncoder.fit(words, captions, config, torch.device("cpu"), words.only((), 5_000))
+    encoder = HglmmEncoder.fit(words, captions, config, torch.device("cpu"), words.select((), 5_000))
     fitted = time.perf_counter() - started
     assert encoder.dim == 6000
     encoding = seconds(lambda: encoder.encode(captions[:2048]))

@@ -169,7 +169,7 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = shards.shards_in_other_precision(out, n_shards, identity) if extractor.asked_precision == "auto" else {}
+    others = shards.shards_in_other_precision(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
         mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
@@ -187,7 +187,7 @@ def extract_shards(
             if other := next((of for there, of in others.items() if there != path), None):
                 raise shards.mixed_precisions(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
-            log.info("%s: %d rows", extractor.described, len(mine))
+            log.info("%s: %d rows", extractor.progress_label, len(mine))
             started = time.perf_counter()
             rows = extractor.extract(mine, skip_bad)
             _check_kind(extractor, rows)

@@ -12,10 +12,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import EXTRACTORS, load_feature
 from vse.features.settings.base import FeatureSettings, Job, Option
 from vse.features.settings.captions import CaptionSettings
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import only_writer
@@ -99,7 +98,7 @@ def fit_feature(asked: FeatureRequest) -> Path:
     dataset = load_dataset_file(asked.dataset)
     config, out = _resolved(asked, dataset)
     if not isinstance(config, CaptionSettings):
-        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
+        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {asked.feature!r} has no encoder to fit{did_you_mean(asked.feature, fitted)}")
 
     from vse.features.backbones.device import use_threads
@@ -135,7 +134,7 @@ def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[F
     cache = open_cache(like)
     made = cache.provenance
     extractor = made.get("config", {}).get("extractor")
-    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted or asked.sets:
+    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fits_encoder or asked.sets:
         why = "--set does not go with --like" if asked.sets else f"{like}: no features that a network here has made"
         raise UserError(why)
     settings = EXTRACTORS[extractor]
@@ -151,5 +150,5 @@ def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path
 
     word_file = config.word_file(words)
     inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
-    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
+    encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
     check_cache_out(out, dataset.name, config.name, inputs, encoder)

@@ -38,7 +38,7 @@ def test_proposed_boxes_have_vectors(few: Path) -> None:
         longer=48, dtype="float32", n_boxes=6, boxes="rpn", proposer_weights="random",
     )  # fmt: skip
     on_gpu, on_cpu = (BoxesExtractor(config, device=device) for device in (GPU, "cpu"))
-    assert on_gpu.extra == on_cpu.extra
+    assert on_gpu.extra_hashes == on_cpu.extra_hashes
     rows = on_gpu.extract(items_of(load_dataset_file(few), "image"))
     assert rows.boxes is not None
     assert len(rows.boxes) == len(rows.features) > 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vse.features.backbones.device import MEMORY_ADVICE, memory_guard, use_threads
 from vse.features.cache.feature_cache import open_cache
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import changed_fields, load_ladder
 from vse.pipeline.presets.schema import Composed

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.precision import choose_precision
+from vse.features.backbones.device import choose_precision
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
 from vse.features.exchange.embeddings import backbone_of

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vse.features.settings.libraries import Library
+from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadOnce
 from vse.pipeline.files.writing import parse_json

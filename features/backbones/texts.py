@@ -36,30 +36,30 @@ class TextBackbone(ABC):
     longest : tokens of a caption that are read, special ones counted
     pad : what a batch is padded with
     weights_sha256 : of all that was learnt
-    reading_sha256 : of how a text becomes tokens: the tokenizer, the prompt, the maximal length
+    tokenizer_sha256 : of how a text becomes tokens: the tokenizer, the prompt, the maximal length
     network_sha256 : of what else decides the vectors, such as the layers' sizes; "" if the model's name alone does
     notes : where things came from
     """
 
     libraries: ClassVar[Sequence[str]]  # distributions whose versions are worth noting
     network: nn.Module
-    longest: int
+    max_length: int
     pad: int
     weights_sha256: str
-    reading_sha256: str
+    tokenizer_sha256: str
     network_sha256: str = ""
     notes: Mapping[str, Any] = {}
 
     @abstractmethod
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         """The tokens of each text, at most ``longest``, and how many texts were cut."""
 
     @abstractmethod
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         """The model's own vector of each text, from its padded tokens."""
 
     @abstractmethod
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
         """The last layer's state of each token; those of padding mean nothing."""
 
 
@@ -109,9 +109,9 @@ class SentenceText(TextBackbone):
             raise UserError(f"{config.model}: its first module is a {type(self._first).__name__}, not a transformer of text")
         self._tokenizer: Any = tokenizer
         limit = min(int(self._model.max_seq_length or _LONGEST), _LONGEST)
-        self.longest = config.max_length or limit
-        if self.longest > limit:
-            raise UserError(f"max_length {self.longest}: {config.model} reads at most {limit} tokens")
+        self.max_length = config.max_length or limit
+        if self.max_length > limit:
+            raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
         self.pad = self._tokenizer.pad_token_id or 0
         default = self._model.prompts.get(self._model.default_prompt_name or "", "")
         self._prompt = default if config.prompt is None else config.prompt
@@ -122,24 +122,24 @@ class SentenceText(TextBackbone):
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
         self.weights_sha256 = tensors_sha256(weights)
         self.network_sha256 = sha256_json(_described(folder, modules, config.pooling == "own"))
-        self.reading_sha256 = hash_tokenizer(tokenizer, self._prompt, self.longest, self._lower)
+        self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
 
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         """The tokens of each text behind the prompt, at most ``longest``, and how many texts were cut."""
         if not texts:
             return [], 0
         read = [self._prompt + (text.lower() if self._lower else text) for text in texts]
-        rows: list[list[int]] = self._tokenizer(read, truncation=True, max_length=self.longest)["input_ids"]
-        full = [text for text, row in zip(read, rows, strict=True) if len(row) == self.longest]
+        rows: list[list[int]] = self._tokenizer(read, truncation=True, max_length=self.max_length)["input_ids"]
+        full = [text for text, row in zip(read, rows, strict=True) if len(row) == self.max_length]
         whole = self._tokenizer(full, truncation=False, verbose=False)["input_ids"] if full else []
-        return rows, sum(len(row) > self.longest for row in whole)
+        return rows, sum(len(row) > self.max_length for row in whole)
 
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         """The model's own vectors."""
         vectors: Tensor = self._model(self._features(tokens, mask))["sentence_embedding"]
         return vectors
 
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
         """The last layer's states."""
         states: Tensor = self._first(self._features(tokens, mask))["token_embeddings"]
         return states
@@ -254,49 +254,49 @@ class OpenClipText(TextBackbone):
         self.pad = 0 if inner is None else inner.pad_token_id
         self._prompt = config.prompt or ""
         limit = int(self._tokenizer.context_length)
-        self.longest = config.max_length or limit
-        if self.longest > limit:
-            raise UserError(f"max_length {self.longest}: {config.model} reads at most {limit} tokens")
-        if self._tower is None and (config.pooling != "own" or self.longest != limit):
+        self.max_length = config.max_length or limit
+        if self.max_length > limit:
+            raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
+        if self._tower is None and (config.pooling != "own" or self.max_length != limit):
             raise UserError(
                 f"{config.model}: runs its whole context at once; only pooling: own goes with it, and no max_length"
             )
-        reading = self._prompt, self.longest
-        self.reading_sha256 = (
+        reading = self._prompt, self.max_length
+        self.tokenizer_sha256 = (
             sha256_json([list(self._tokenizer.encoder.items()), *reading])
             if inner is None
             else hash_tokenizer(inner, *reading)
         )
 
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
         """The tokens of each text, its padding cut off where no token sees it, and how many texts were cut."""
         if not texts:
             return [], 0
         texts = [self._prompt + text for text in texts]
-        rows = self._tokenizer(texts, context_length=self.longest)
+        rows = self._tokenizer(texts, context_length=self.max_length)
         full = (rows[:, -1] != self.pad).nonzero()[:, 0].tolist()
-        longer = self._tokenizer([texts[k] for k in full], context_length=self.longest + 1) if full else rows[:0]
+        longer = self._tokenizer([texts[k] for k in full], context_length=self.max_length + 1) if full else rows[:0]
         n_cut = int((longer[:, -1] != self.pad).sum())
         if self._tower is None:
             return rows.tolist(), n_cut
         lengths = (rows != self.pad).sum(1).tolist()
         return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)], n_cut
 
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
         """The vectors that are compared with those of images."""
         if self._tower is None:
             vectors: Tensor = self._model.encode_text(tokens)
             return vectors
         tower = self._tower
         ends = tokens.argmax(1) if tower.pool == "argmax" else tokens.eq(tower.end).int().argmax(1)
-        state = self.states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
+        state = self.token_states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
         projection = tower.module.text_projection
         if isinstance(projection, nn.Module):
             projected: Tensor = projection(state)
             return projected
         return state if projection is None else state @ projection
 
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
         """The states after the last normalisation, before the projection."""
         assert self._tower is not None, "refused before"
         module, width = self._tower.module, tokens.shape[1]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from vse.features.backbones.model_folder import check_settings, copy_checked_transformer, download, find_local_folder
-from vse.features.settings.libraries import Library
+from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadOnce, Watched, reading
 from vse.pipeline.files.writing import parse_json, read_json
@@ -52,7 +52,7 @@ class Transformer:
     name: str
     config: Mapping[str, Any]
     tokenizer_json: str
-    longest: int | None = None
+    max_length: int | None = None
     weights: tuple[Watched, ...] = ()
     commit: str | None = None
 
@@ -71,7 +71,7 @@ class Transformer:
                 f"{self.name}: its tokenizer numbers tokens up to {highest}, and its network knows {n_known}: they are of "
                 "different models"
             )
-        longest = self.n_positions if self.longest is None else self.longest
+        longest = self.n_positions if self.max_length is None else self.max_length
         n_special = tokenizer.num_special_tokens_to_add(False)
         if not n_special < longest <= self.n_positions:
             raise UserError(
@@ -82,7 +82,7 @@ class Transformer:
         tokenizer.enable_truncation(longest)
         return tokenizer
 
-    def unknown(self, text: str) -> list[str]:
+    def unknown_words(self, text: str) -> list[str]:
         """The words of a text that the tokenizer has no tokens for."""
         encoding, unknown = self.tokenizer.encode(text), getattr(self.tokenizer.model, "unk_token", None)
         return [
@@ -96,11 +96,11 @@ class Transformer:
     @property
     def n_positions(self) -> int:
         """How many tokens the network can read."""
-        shift = self.padding + 1 if self.config.get("model_type") in _SHIFTED else 0
+        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED else 0
         return int(self.config.get("max_position_embeddings", 512)) - shift
 
     @property
-    def padding(self) -> int:
+    def pad_index(self) -> int:
         """The number that stands for no token."""
         return int(self.config.get("pad_token_id") or 0)
 
@@ -160,7 +160,7 @@ def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
     return embeddings, list(lists[0])
 
 
-def read_transformer(model: str, weights_dir: Path | None = None, longest: int | None = None) -> Transformer:
+def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
     """A transformer by its name on the Hugging Face hub, or from a local folder.
 
     The folder of its short name in ``weights_dir`` stands in for a download.
@@ -175,7 +175,7 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
     check_settings(folder / "config.json", config)
     with reading(folder / "tokenizer.json", "the file of a tokenizer"):
         tokenizer_json = ReadOnce(folder / "tokenizer.json").read().decode()
-    return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder), commit)
+    return Transformer(model, config, _normalized(folder, tokenizer_json), max_length, _weights(folder), commit)
 
 
 def _normalized(folder: Path, tokenizer_json: str) -> str:
@@ -202,7 +202,7 @@ def _normalized(folder: Path, tokenizer_json: str) -> str:
     return tokenizer_json
 
 
-def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transformer:
+def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Transformer:
     """A BERT of 2 layers of 32 whose WordPiece tokenizer knows the ``words``, and all letters; its weights are drawn."""
     tokenizers = TOKENIZERS.load(TINY)
     letters = string.ascii_lowercase + string.digits
@@ -222,7 +222,7 @@ def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transf
         "intermediate_size": 64,
         "max_position_embeddings": 128,
     }
-    return Transformer(TINY, config, tokenizer.to_str(), longest)
+    return Transformer(TINY, config, tokenizer.to_str(), max_length)
 
 
 def _encoder(network: Any) -> Any:

@@ -82,7 +82,7 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         self._edge_model: EdgeModel | None = None
         self._detector: nn.Module | None = None
         self._truths, self._few = False, frozenset[int]()
-        self.extra = self._open_source(weights_dir, dataset)
+        self.extra_hashes = self._open_source(weights_dir, dataset)
         if config.boxes in ("edge_boxes", "selective_search"):
             self.notes = {**self.notes, "opencv": import_opencv().__version__}
         self._try_once()

@@ -61,7 +61,7 @@ class CaptionExtractor(Extractor):
         _refuse_other(encoder_file, fitted, {"config": config.content()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
-        self.encoder.words_read = config.words_read
+        self.encoder.select_words = config.select_words
         self.weights_sha256 = fitted.metadata["sha256"]
         self.notes = {
             "encoder": encoder_file.name,
@@ -72,9 +72,9 @@ class CaptionExtractor(Extractor):
         """Make the rows of captions, in order; those without a known word are zeros, and are counted."""
         chunk, parts, rows_are = self.config.chunk, [], self.config.of
         kept = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
-        with progress_bar(total=len(items), desc=self.described, unit=rows_are.removesuffix("s")) as progress:
+        with progress_bar(total=len(items), desc=self.progress_label, unit=rows_are.removesuffix("s")) as progress:
             for k in range(0, len(items), chunk):
-                (vectors,) = self.encoder.encoded(items[k : k + chunk])
+                (vectors,) = self.encoder.encode_items(items[k : k + chunk])
                 parts.append(vectors.to(kept).numpy())
                 progress.update(len(vectors))
         features = np.concatenate(parts)
@@ -107,7 +107,7 @@ def fit_encoder(
         "config": config.content(),
         f"training_{config.of}_sha256": sha256_json(corpus.training),
         "version": 1,
-        **config.inputs(corpus, words),
+        **config.fit_inputs(corpus, words),
     }
     with only_writer(out):
         fitted = _read(out)
@@ -130,7 +130,7 @@ def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
         return CaptionCorpus(sentences, words, sentences)
-    phrases = [(mention.image.split, config.words_read(mention.text.split(" "))) for mention in mentions(dataset)]
+    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in mentions(dataset)]
     training = [words for split, words in phrases if split == "train"]
     if not training:
         raise UserError(f"{dataset.path}: no training caption marks phrases, on which {config.name} is fitted")
@@ -172,7 +172,7 @@ def _rebuilt(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
     made = fitted.metadata["inputs"]["config"]
     if made.get("of") == "phrases":
-        encoder.words_read = partial(phrase_words, drop_stop_words=made.get("stop_words") == "drop")
+        encoder.select_words = partial(phrase_words, drop_stop_words=made.get("stop_words") == "drop")
     return encoder
 
 

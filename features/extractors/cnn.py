@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.features.backbones.device import move_tensor
+from vse.features.backbones.device import move_tensor, query_precision
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
-from vse.features.backbones.precision import query_precision
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
@@ -276,7 +275,7 @@ class VectorBoxes:
                 return
         raise UserError(f"{cache.path}: does not say where on the photos its {cache.feature} lie")
 
-    def of(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
+    def boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
         """The boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of this width and height.
 
         A grid lies alike on any photo of a size; regions are those of the image ``image_id``, none if the cache lacks it.

@@ -128,7 +128,7 @@ class HglmmEncoder(CaptionEncoder):
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
         """Vectors of captions."""
-        rows, lengths = self.words.flat(captions)
+        rows, lengths = self.words.flatten(captions)
         vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
@@ -141,7 +141,7 @@ class HglmmEncoder(CaptionEncoder):
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
         """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
         for k in range(0, len(captions), chunk):
-            rows, lengths = self.words.flat(captions[k : k + chunk])
+            rows, lengths = self.words.flatten(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
 
     def _reduced(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:

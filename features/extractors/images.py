@@ -84,7 +84,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
         vectors: list[ImageVectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
-        with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
+        with progress_bar(total=len(items), desc=self.progress_label, unit="image") as progress:
             ahead = max(2 * self.batch_size, 4 * self.config.workers)
             for batch in self._batches(read_ahead(items, self._load, self.config.workers, ahead)):
                 good = []
@@ -135,12 +135,11 @@ class NetworkExtractor(ImageExtractor[_Prepared]):
     notes: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.backbones.device import describe_device, library_versions, pick_device
-        from vse.features.backbones.precision import choose_precision
+        from vse.features.backbones.device import choose_precision, describe_device, library_versions, pick_device
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
         self.device = pick_device(device)
-        self.asked_precision = config.precision
+        self.requested_precision = config.precision
         self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "images")})
         self.notes = {
             "weights": config.weights,

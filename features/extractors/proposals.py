@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.cache.rows import FORMAT
-from vse.features.settings.presets import leaves_precision_open
+from vse.features.settings import has_auto_precision
 from vse.pipeline.dataset.dataset import Dataset, mentions
 from vse.pipeline.errors import UserError, extra_package
 from vse.pipeline.files.hdf5 import open_hdf5, required_data
@@ -232,7 +232,7 @@ def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
         raise UserError(f"{truths.path} is of {truths.dataset!r}, {candidates.path} of {candidates.dataset!r}")
     one, other = (_network(cache) for cache in (truths, candidates))
     different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
-    open_both = all(leaves_precision_open(cache.feature, cache.dataset) for cache in (truths, candidates))
+    open_both = all(has_auto_precision(cache.feature, cache.dataset) for cache in (truths, candidates))
     if different == ["precision"] and open_both:
         log.info("%s is in %s and %s in %s", truths.path, one["precision"], candidates.path, other["precision"])
     elif different:
@@ -250,21 +250,21 @@ class TruthBoxIndex:
         regions = RegionBoxes(cache)
         image_of = np.repeat(cache.ids, np.diff(regions.offsets))
         places = zip(image_of.tolist(), map(tuple, regions.boxes.tolist()), strict=True)
-        self._numbers = {place: number for number, place in enumerate(places)}
+        self._index_of = {place: number for number, place in enumerate(places)}
 
-    def numbers(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
+    def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
         """Numbers of the regions, among all of the cache, that are these boxes of these images.
 
         Boxes are compared as float32. :class:`UserError` names the first that the cache lacks.
         """
         places = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
         for image_id, box in places:
-            if (image_id, box) not in self._numbers:
+            if (image_id, box) not in self._index_of:
                 raise UserError(
                     f"{self._cache.path}: has no ground-truth box {list(box)} of image {image_id}; extract it again from this "
                     "very data set"
                 )
-        return np.asarray([self._numbers[place] for place in places], np.int64)
+        return np.asarray([self._index_of[place] for place in places], np.int64)
 
 
 def _check_holds_truths(cache: FeatureCache) -> None:

@@ -16,9 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vse.features.backbones.device import describe_device, library_versions, memory_guard, move_tensor, pick_device
+from vse.features.backbones.device import (
+    choose_precision,
+    describe_device,
+    library_versions,
+    memory_guard,
+    move_tensor,
+    pick_device,
+    query_precision,
+)
 from vse.features.backbones.networks import autocast
-from vse.features.backbones.precision import choose_precision, query_precision
 from vse.features.backbones.texts import load_text_backbone
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item, Rows, ids_of
@@ -47,19 +54,19 @@ class TextExtractor(Extractor):
 
     def __init__(self, config: TextConfig, weights_dir: Path | None = None, device: str = "auto") -> None:
         self.device = pick_device(device)
-        self.asked_precision = config.precision
+        self.requested_precision = config.precision
         self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "texts")})
         self.backbone = backbone = load_text_backbone(config, weights_dir)
         backbone.network.to(self.device)
         self.weights_sha256 = backbone.weights_sha256
-        self.extra = {"tokenizer_sha256": backbone.reading_sha256}
+        self.extra_hashes = {"tokenizer_sha256": backbone.tokenizer_sha256}
         if backbone.network_sha256:
-            self.extra["network_sha256"] = backbone.network_sha256
+            self.extra_hashes["network_sha256"] = backbone.network_sha256
         self.notes = {
             "weights": config.weights,
             "revision": config.revision,
             "seed": config.seed,
-            "longest": backbone.longest,
+            "longest": backbone.max_length,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
             "versions": {**library_versions(), **{name: metadata.version(name) for name in backbone.libraries}},
@@ -68,7 +75,7 @@ class TextExtractor(Extractor):
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
         """Make the rows of captions, in order; those that are longer than the encoder reads are counted."""
-        with progress_bar(total=len(items), desc=self.described, unit=self.config.of.removesuffix("s")) as progress:
+        with progress_bar(total=len(items), desc=self.progress_label, unit=self.config.of.removesuffix("s")) as progress:
             parts, n_cut = self._encoded(self._texts(items), np.dtype(self.config.dtype), progress.update)
         sources = np.stack([item.source() for item in items])
         offsets = None
@@ -77,10 +84,10 @@ class TextExtractor(Extractor):
             features = np.concatenate(parts)
         else:
             features = np.stack(parts)
-        counts = {f"{self.config.of} cut to {self.backbone.longest} tokens": n_cut}
+        counts = {f"{self.config.of} cut to {self.backbone.max_length} tokens": n_cut}
         return Rows(ids_of(items), features, sources, offsets, counts=counts)
 
-    def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """Captions as a model reads them: (vectors (n, dim),), or (states (n, longest, dim), mask (n, longest)) of tokens."""
         parts = [torch.from_numpy(part) for part in self._encoded(self._texts(captions), np.dtype(np.float32))[0]]
         if self.config.row_kind == "vectors":
@@ -93,13 +100,13 @@ class TextExtractor(Extractor):
         """Captions as they were written, or phrases as their words with blanks between them."""
         if self.config.of == "captions":
             return [item.raw for item in items]
-        return [" ".join(self.config.words_read(item.tokens)) for item in items]
+        return [" ".join(self.config.select_words(item.tokens)) for item in items]
 
     def _encoded(
         self, texts: Sequence[str], dtype: np.dtype[Any], done: Any = lambda n: None
     ) -> tuple[list[NDArray[Any]], int]:
         """The vector (dim,), or the states (n_tokens, dim), of each text, and how many texts were cut."""
-        tokens, n_cut = self.backbone.tokenized(texts)
+        tokens, n_cut = self.backbone.tokenize(texts)
         made: list[NDArray[Any]] = [np.empty(0)] * len(texts)
         with memory_guard("lower batch_tokens with --set, or --set precision=bf16"):
             for numbers in _batches([len(row) for row in tokens], self.config.batch_tokens):
@@ -122,8 +129,8 @@ class TextExtractor(Extractor):
 
     def _pooled(self, tokens: Tensor, mask: Tensor) -> Tensor:
         if self.config.pooling == "own":
-            return self.backbone.pooled(tokens, mask)
-        states = self.backbone.states(tokens, mask)
+            return self.backbone.text_vectors(tokens, mask)
+        states = self.backbone.token_states(tokens, mask)
         if self.config.pooling == "tokens":
             return states
         if self.config.pooling == "first":
@@ -153,7 +160,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
         config = TextConfig(name=cache.feature, **beside, **made["config"])
         config = config.model_copy(update={"precision": query_precision(config.precision)})
     extractor = TextExtractor(config, weights_dir, device)
-    now = {"weights_sha256": extractor.weights_sha256, **extractor.extra}
+    now = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, what in _HASHES.items():
         if now.get(name) != made.get(name):
             raise UserError(
@@ -172,7 +179,7 @@ class CaptionReader(Protocol):
 
     reads_raw: ClassVar[bool]
 
-    def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """(vectors (n, dim),), or (sets (n, longest, dim), mask (n, longest)), float32."""
 
 

@@ -84,7 +84,7 @@ class MeanVectorEncoder(CaptionEncoder):
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
         """Vectors of captions."""
-        rows, lengths = self.words.flat(captions)
+        rows, lengths = self.words.flatten(captions)
         starts = lengths.cumsum(0) - lengths
         return normalize(torch.nn.functional.embedding_bag(rows, torch.from_numpy(self.words.vectors), starts, mode="mean"))
 

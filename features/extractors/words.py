@@ -38,7 +38,7 @@ class WordVectors:
         """Rows of the words of a caption that are known, in order."""
         return [self.rows[word] for word in caption if word in self.rows]
 
-    def flat(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+    def flatten(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
         """Rows of the known words of all captions, one after the other, and how many each has."""
         encoded = [self.encode(caption) for caption in captions]
         lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
@@ -53,7 +53,7 @@ class WordVectors:
         """The word vectors whose :meth:`tensors` these are."""
         return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def only(self, wanted: Iterable[str], first: int) -> WordVectors:
+    def select(self, wanted: Iterable[str], first: int) -> WordVectors:
         """The ``first`` words and those ``wanted``, in the same order."""
         others = set(wanted)
         kept = [row for row, word in enumerate(self.words) if row < first or word in others]
@@ -113,7 +113,7 @@ def select_vectors(
         known = train_word_vectors(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
         known = read_word_vectors(file)
-    kept = known.only(corpus.words, config.keep)
+    kept = known.select(corpus.words, config.keep)
     with_vector = sum(word in kept.rows for word in corpus.words)
     log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
     if not with_vector:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from vse.features.settings.libraries import LIBRARIES, Library
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import imported
 from vse.pipeline.presets.schema import Settings
@@ -25,6 +26,43 @@ if TYPE_CHECKING:
 
 Option = Literal["skip_bad", "weights_dir", "words"]
 WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library by its name, its module, its distribution, and the extra of this package that installs it."""
+
+    name: str
+    module: str
+    distribution: str
+    extra: str
+
+    def load(self, model: str) -> Any:
+        """The module; :class:`UserError` says what to install for ``model`` if it is not there."""
+        from vse.features import vision  # noqa: F401  which they import, too
+
+        try:
+            return import_module(self.module)
+        except ImportError:
+            raise self._missing(model) from None
+
+    def version(self, model: str) -> str:
+        """The version that is installed; :class:`UserError` as :meth:`load`."""
+        self.load(model)
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            raise self._missing(model) from None
+
+    def _missing(self, model: str) -> UserError:
+        return UserError(f"model {model} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
+
+
+LIBRARIES = {
+    "timm": Library("timm", "timm", "timm", "timm"),
+    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
+    "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,7 +90,7 @@ class FeatureSettings(Settings):
     """Options of its command beside those that every extractor has."""
     memory_mb: ClassVar[int] = 6000
     """What the job of a shard needs at most."""
-    fitted: ClassVar[bool] = False
+    fits_encoder: ClassVar[bool] = False
     """Whether an encoder is fitted before rows can be made."""
     reads_raw: ClassVar[bool] = False
     """Whether captions are read as they were written, not as words."""
@@ -69,13 +107,13 @@ class FeatureSettings(Settings):
         return name
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """Settings of how a feature is made that do not determine it."""
         return {"name"}
 
     def content(self) -> dict[str, Any]:
         """The settings that determine the vectors, beside weights, which are known by their own hash."""
-        return self.model_dump(mode="json", exclude=self.how())
+        return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:
         """The content, and where weights and boxes come from: a change makes the workflow's jobs run again.
@@ -91,12 +129,12 @@ class FeatureSettings(Settings):
         return "vectors"
 
     @property
-    def most_vectors(self) -> int | None:
+    def max_vectors(self) -> int | None:
         """How many vectors a row has, or at most; None if that is not known before it is made."""
         return 1
 
     @property
-    def network_reads(self) -> int | None:
+    def network_passes(self) -> int | None:
         """How often its network reads something for a row, at the speed of the bare network; None if that says nothing."""
         return None
 
@@ -136,9 +174,9 @@ class ImageSettings(FeatureSettings):
     workers: int = Field(2, ge=0, description="threads that decode images ahead of what computes")
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """Nor do the threads."""
-        return super().how() | {"workers"}
+        return super().excluded_fields() | {"workers"}
 
 
 class NetworkSettings(ImageSettings):
@@ -159,9 +197,9 @@ class NetworkSettings(ImageSettings):
     )
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """The weights are known by their hash."""
-        return super().how() | {"weights", "seed", "weights_sha256"}
+        return super().excluded_fields() | {"weights", "seed", "weights_sha256"}
 
     @property
     def library(self) -> Library | None:
@@ -197,18 +235,18 @@ class Extractor(ABC):
     """One feature, ready to be computed.
 
     ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
-    when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
+    when the code makes other vectors than before, ``extra_hashes`` names other files that were read, by their hashes,
     and ``notes`` tell where things came from. ``part`` says which part of the feature is being made, for a person.
-    ``asked_precision`` is the precision of the preset, which may be ``auto``. The vectors are computed in that of ``config``.
+    ``requested_precision`` is the precision of the preset, which may be ``auto``. The vectors are computed in that of ``config``.
     """
 
     version: ClassVar[int] = 1
     config: FeatureSettings
     weights_sha256: str
-    extra: Mapping[str, str] = MappingProxyType({})
+    extra_hashes: Mapping[str, str] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
     part: str = ""
-    asked_precision: str | None = None
+    requested_precision: str | None = None
 
     @property
     def kind(self) -> Literal["image", "text"]:
@@ -224,12 +262,12 @@ class Extractor(ABC):
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_rows).tolist()),
             "extractor_version": self.version,
-            **self.extra,
+            **self.extra_hashes,
         }
         return Identity(dataset.name, self.config.name, self.kind, content)
 
     @property
-    def described(self) -> str:
+    def progress_label(self) -> str:
         """What is being made, for a person: ``extract fc7, shard 2 of 4``."""
         return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 

@@ -62,20 +62,20 @@ class CaptionCorpus:
 class CaptionEncoder(ABC):
     """Turns captions, given as words, into vectors of ``dim`` numbers.
 
-    ``words_read`` gives those words of a new caption that are read: all, unless the encoder is one of phrases.
+    ``select_words`` gives those words of a new caption that are read: all, unless the encoder is one of phrases.
     """
 
     dim: int
     reads_raw: ClassVar[bool] = False
-    words_read: Callable[[Sequence[str]], Sequence[str]] = tuple
+    select_words: Callable[[Sequence[str]], Sequence[str]] = tuple
 
     @abstractmethod
     def encode(self, captions: TokenLists) -> Tensor:
         """Vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
-    def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
         """Vectors of captions as a model reads them."""
-        return (self.encode([self.words_read(caption.tokens) for caption in captions]),)
+        return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -124,7 +124,7 @@ class TextSettings(FeatureSettings):
         """As ``of`` says."""
         return self.of
 
-    def words_read(self, tokens: Sequence[str]) -> Sequence[str]:
+    def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
         """The words of a caption, or of a phrase, that are read."""
         return phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
 
@@ -144,16 +144,16 @@ class CaptionSettings(TextSettings):
     code: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
     encoder: ClassVar[str]
     """The class of the caption encoder, ``module:Class``. It is imported when it runs, because it needs torch."""
-    fitted: ClassVar[bool] = True
+    fits_encoder: ClassVar[bool] = True
 
     chunk: PositiveInt = Field(2048, description="captions encoded at once")
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """The chunk only bounds the memory."""
-        return super().how() | {"chunk"}
+        return super().excluded_fields() | {"chunk"}
 
-    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """What an encoder is fitted to beside the training captions, by its SHA-256."""
         return {}
 
@@ -191,16 +191,16 @@ class WordSettings(CaptionSettings):
     seed: int = Field(0, ge=0, description="seed of word vectors trained here, and of the samples of a fit")
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """The word vectors are known by their hash, as part of the encoder."""
-        return super().how() | {"words"}
+        return super().excluded_fields() | {"words"}
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
         """The file of word vectors; None if they are trained."""
         file = given or self.words
         return Path(file) if file else None
 
-    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
         """The word vectors, and the words of the whole data set, which are the ones kept.
 
         For phrases, vectors that are trained here are trained on the captions.

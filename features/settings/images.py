@@ -55,9 +55,9 @@ class CnnConfig(LayerSettings):
     )
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """Neither the batches nor compilation change what is computed."""
-        return super().how() | {"batch_size", "compile"}
+        return super().excluded_fields() | {"batch_size", "compile"}
 
     def content(self) -> dict[str, Any]:
         """Batch norms are named only if they are folded, so that features made before that was a setting keep their keys."""
@@ -77,14 +77,14 @@ class CnnConfig(LayerSettings):
         return {"1c": 1, "10c": 10, "10c_bank": 10, "rc_bank": self.n_random}[self.crops]
 
     @property
-    def most_vectors(self) -> int | None:
+    def max_vectors(self) -> int | None:
         """None if positions are those of a whole map, whose size the network decides."""
         if not self.positions:
             return self.n_crops if self.bank else 1
         return self.grid**2 if isinstance(self.grid, int) else None
 
     @property
-    def network_reads(self) -> int:
+    def network_passes(self) -> int:
         return self.n_crops
 
     @property
@@ -128,7 +128,7 @@ class RegionsConfig(NetworkSettings):
         return "sets"
 
     @property
-    def most_vectors(self) -> int:
+    def max_vectors(self) -> int:
         return self.max_boxes
 
     @model_validator(mode="after")
@@ -174,9 +174,9 @@ class BoxesConfig(LayerSettings):
     chunk: PositiveInt = Field(256, description="boxes that run through the layers after the map at once")
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """Files are known by their hashes."""
-        return super().how() | {"chunk", "proposer_weights", "edge_model"}
+        return super().excluded_fields() | {"chunk", "proposer_weights", "edge_model"}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
@@ -184,7 +184,7 @@ class BoxesConfig(LayerSettings):
         return "sets"
 
     @property
-    def most_vectors(self) -> int | None:
+    def max_vectors(self) -> int | None:
         """None if all boxes of a file or of phrases are taken."""
         return None if self.from_file or self.boxes == "phrases" else self.n_boxes
 

@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.settings.base import WEIGHT_SUFFIXES, Option
+from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, Library, Option
 from vse.features.settings.captions import CaptionSettings, TextSettings, WordSettings
-from vse.features.settings.libraries import LIBRARIES, Library
 
 _OPEN_CLIP = "open_clip/"
 
@@ -60,9 +59,9 @@ class TextConfig(TextSettings):
     batch_tokens: PositiveInt = Field(2048, description="tokens that run through the network at once, padding counted")
 
     @classmethod
-    def how(cls) -> set[str]:
+    def excluded_fields(cls) -> set[str]:
         """The weights are known by their hash; batches do not change what is computed."""
-        return super().how() | {"weights", "revision", "seed", "batch_tokens"}
+        return super().excluded_fields() | {"weights", "revision", "seed", "batch_tokens"}
 
     def triggers(self) -> dict[str, Any]:
         """And the revision that is asked for."""
@@ -74,11 +73,11 @@ class TextConfig(TextSettings):
         return "sets" if self.pooling == "tokens" else "vectors"
 
     @property
-    def most_vectors(self) -> int | None:
+    def max_vectors(self) -> int | None:
         return None if self.pooling == "tokens" else 1
 
     @property
-    def network_reads(self) -> int:
+    def network_passes(self) -> int:
         return 1
 
     @property

@@ -7,7 +7,7 @@ import sys
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.features.extraction import images_sha256
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import sources
@@ -91,7 +91,7 @@ def word_file(wildcards):
 
 def feature_encoder(wildcards):
     """The encoder that is fitted before a feature can be made; none for most."""
-    fitted = feature_preset(wildcards).fitted
+    fitted = feature_preset(wildcards).fits_encoder
     return [f"features/{wildcards.dataset}_{wildcards.feature}.encoder.safetensors"] if fitted else []
 
 

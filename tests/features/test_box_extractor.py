@@ -24,8 +24,8 @@ from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels
 from vse.features.extractors.proposals import edge_boxes, read_boxes, selective_search, suppress_non_ridges
 from vse.features.settings import boxes as box_extractor
+from vse.features.settings import load_feature
 from vse.features.settings.images import BoxesConfig
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -143,7 +143,7 @@ def test_weights_are_hashed_wherever_they_are() -> None:
 
 def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TINY.model_copy(update={"boxes": "rpn", "proposer_weights": "random"})
-    expected = BoxesExtractor(config).extra
+    expected = BoxesExtractor(config).extra_hashes
     load, moves = box_extractor.load_detector, []
 
     def loaded(*arguments: object) -> torch.nn.Module:
@@ -159,7 +159,7 @@ def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: py
         return detector
 
     monkeypatch.setattr(box_extractor, "load_detector", loaded)
-    assert BoxesExtractor(config).extra == expected
+    assert BoxesExtractor(config).extra_hashes == expected
     assert moves == [(torch.device("cpu"),)]
 
 

@@ -19,7 +19,7 @@ from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit
 from vse.features.extractors.hglmm import HglmmEncoder, principal_components
 from vse.features.extractors.tfidf import TfidfEncoder
 from vse.features.extractors.words import WordVectors
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.features.settings.texts import HglmmConfig, MeanVectorConfig, TfidfConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError

@@ -10,8 +10,8 @@ from PIL import Image
 
 from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.settings import has_auto_precision, load_feature
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.presets import leaves_precision_open, load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import known_presets
@@ -49,7 +49,7 @@ def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(nam
 
 @pytest.mark.parametrize("name", CONTENT_ON_FLICKR8K)
 def test_caches_of_flickr8k_stay_valid(name: str) -> None:
-    in_bf16 = ["precision=bf16"] if leaves_precision_open(name, "f8k") else []  # as a processor with bf16 makes them
+    in_bf16 = ["precision=bf16"] if has_auto_precision(name, "f8k") else []  # as a processor with bf16 makes them
     assert sha256_json(load_feature(name, "f8k", in_bf16).content()) == CONTENT_ON_FLICKR8K[name]
 
 

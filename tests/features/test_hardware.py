@@ -76,7 +76,7 @@ def test_a_gpu_that_was_named_is_that_one_and_counts_as_taken(gpus: object) -> N
     assert pick_device("cuda:0") == torch.device("cuda:0")
     assert machine.current == ["cuda:0"]
     others = hardware.GpuLeases([f"test-{number}" for number in range(4)])
-    assert others.first_free() == 1
+    assert others.take_free() == 1
     others.release()
 
 

@@ -52,7 +52,7 @@ def with_square(size: tuple[int, int], box: np.ndarray) -> Image.Image:
 @pytest.mark.parametrize("crop", [72, 60])
 def test_a_cell_has_the_light_of_its_part_of_the_crop(positions: Path, size: tuple[int, int], mode: str, crop: int) -> None:
     cache, config = grid(positions, resize=72, crop=crop, grid=3, resize_mode=mode)
-    boxes = VectorBoxes(cache).of(size)
+    boxes = VectorBoxes(cache).boxes(size)
     for lit in range(9):
         pixels = cut_crops(with_square(size, boxes[lit]), config)[0, 0].float().numpy()
         side = crop // 3
@@ -70,7 +70,7 @@ def test_a_square_changes_the_vector_of_the_cell_that_it_lies_in(positions: Path
     cache, config = grid(positions, resize=72, crop=60, grid=3, resize_mode="shorter")
     extractor, boxes = (
         CnnExtractor(config.model_copy(update={"normalize": False, "weights": "random"})),
-        VectorBoxes(cache).of(size),
+        VectorBoxes(cache).boxes(size),
     )
     dark = extractor.features(extractor.prepare(Image.new("RGB", size), 0)[None])[0]
     for lit in range(9):
@@ -110,11 +110,11 @@ def test_regions_have_their_boxes_in_whichever_shard_they_are(demo: Path, tmp_pa
     places, first = VectorBoxes(open_cache(regions(demo, tmp_path, n_shards))), 0
     for number, image in enumerate(load_dataset_file(demo).images):
         expected = [[k, 1, k + 10, 21] for k in range(first, first + number % 3 + 1)]
-        assert places.of((300, 100), image.imgid).tolist() == expected
+        assert places.boxes((300, 100), image.imgid).tolist() == expected
         first += number % 3 + 1
-    half = places.of((150, 50), image.imgid)
+    half = places.boxes((150, 50), image.imgid)
     np.testing.assert_allclose(half, np.asarray(expected) / 2)
-    assert places.of((300, 100), 10**6).shape == places.of((300, 100)).shape == (0, 4)
+    assert places.boxes((300, 100), 10**6).shape == places.boxes((300, 100)).shape == (0, 4)
 
 
 def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, positions: Path, tmp_path: Path) -> None:
@@ -137,10 +137,10 @@ def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, pos
 def test_boxes_of_an_image_of_no_size_are_no_numbers(demo: Path, tmp_path: Path) -> None:
     n = len(load_dataset_file(demo).images)
     places = VectorBoxes(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
-    assert not np.isfinite(places.of((300, 100), 0)).all()
+    assert not np.isfinite(places.boxes((300, 100), 0)).all()
 
 
 def test_the_settings_of_tiny_positions_divide_the_whole_photo(positions: Path) -> None:
     assert TINY_FEATURE.grid == 2
-    boxes = VectorBoxes(open_cache(positions)).of((40, 20))
+    boxes = VectorBoxes(open_cache(positions)).boxes((40, 20))
     assert boxes.tolist() == [[0, 0, 20, 10], [20, 0, 40, 10], [0, 10, 20, 20], [20, 10, 40, 20]]

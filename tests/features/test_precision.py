@@ -20,20 +20,20 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.docs.pages import ROOT
 from tests.features.tiny_text import tiny_bert
-from vse.features.backbones.precision import choose_precision, has_bf16, parse_cpuinfo
+from vse.features.backbones.device import choose_precision, has_bf16, parse_cpuinfo
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
+from vse.features.settings import load_feature
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.presets import load_feature
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets.presets import known_presets
 
 CPU = torch.device("cpu")
 AUTO: dict[str, Any] = {**TINY_FEATURE.model_dump(exclude={"name"}), "precision": "auto"}
-ASKED = "import torch; from vse.features.backbones.precision import has_bf16; print(has_bf16(torch.device('cpu')))"
+ASKED = "import torch; from vse.features.backbones.device import has_bf16; print(has_bf16(torch.device('cpu')))"
 needs_bf16 = pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no bf16")
 
 
@@ -121,7 +121,7 @@ def test_a_device_of_another_kind_computes_in_fp32() -> None:
 def test_bf16_without_instructions_is_one_warning_with_a_factor(work: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert choose_precision(CPU, "bf16", work) == "bf16"
     (record,) = warnings_of(caplog)
-    assert {"training": "4 times", "images": "19 times", "texts": "7 times"}[work] in record.getMessage()
+    assert {"training": "linear layers", "images": "convolutional", "texts": "MiniLM"}[work] in record.getMessage()
     assert [choose_precision(CPU, asked, work) for asked in ("fp32", "auto")] == ["fp32", "fp32"]
     assert len(warnings_of(caplog)) == 1
 

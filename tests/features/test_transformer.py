@@ -34,7 +34,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tokens_are_those_of_the_library_whatever_padding_the_file_asks_for(folder: Path) -> None:
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     for longest in (None, 7):
-        ours = read_transformer(str(folder), longest=longest).tokenizer
+        ours = read_transformer(str(folder), max_length=longest).tokenizer
         for text in TEXTS:
             expected = theirs(text, truncation=True, max_length=longest or POSITIONS, padding=False)
             assert ours.encode(text).ids == expected["input_ids"]
@@ -101,7 +101,7 @@ def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_
     longest = transformer.tokenizer.encode("disc " * POSITIONS).ids
     assert len(longest) == transformer.n_positions == POSITIONS - 2 * (family in ("roberta", "mpnet"))
     short = transformer.tokenizer.encode("a red disc").ids
-    padded = short + [transformer.padding] * (len(longest) - len(short))
+    padded = short + [transformer.pad_index] * (len(longest) - len(short))
     mask = torch.arange(len(longest)) < torch.tensor([[len(short)], [len(longest)]])
     both = network(input_ids=torch.tensor([padded, longest]), attention_mask=mask.long()).last_hidden_state
     alone = network(input_ids=torch.tensor([short]), attention_mask=torch.ones(1, len(short)).long()).last_hidden_state
@@ -109,7 +109,7 @@ def test_other_families_read_as_many_tokens_as_they_have_positions_whatever_the_
 
 
 def test_what_a_tokenizer_does_not_know_is_named(folder: Path) -> None:
-    assert read_transformer(str(folder)).unknown("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
+    assert read_transformer(str(folder)).unknown_words("a red ☂ and ☂☂ disc") == ["☂", "☂☂"]
     assert read_transformer(str(folder)).tokens("Red zoo") == ["[CLS]", "red", "z", "##o", "##o", "[SEP]"]
 
 
@@ -161,7 +161,7 @@ def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize("longest", [1, 2, POSITIONS + 1])
 def test_a_length_that_leaves_no_room_or_is_beyond_the_positions_is_refused(longest: int, folder: Path) -> None:
     with pytest.raises(UserError, match=f"max_length {longest} does not suit it; it has {POSITIONS} positions"):
-        read_transformer(str(folder), longest=longest).tokenizer  # noqa: B018
+        read_transformer(str(folder), max_length=longest).tokenizer  # noqa: B018
 
 
 def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:

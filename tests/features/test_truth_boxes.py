@@ -66,7 +66,7 @@ def test_a_truth_is_looked_up_by_image_and_box(few: Path, truths: FeatureCache) 
     boxed = [mention for mention in mentions(load_dataset_file(few)) if mention.phrase.truth is not None]
     wanted = np.asarray([mention.phrase.truth for mention in boxed])
     images = [mention.image.imgid for mention in boxed]
-    numbers = TruthBoxIndex(truths).numbers(images, wanted)
+    numbers = TruthBoxIndex(truths).indices(images, wanted)
     reader = FeatureReader(truths)
     np.testing.assert_array_equal(reader.boxes.boxes[numbers], wanted.astype(np.float32))
     assert truths.offsets is not None
@@ -78,7 +78,7 @@ def test_a_truth_is_looked_up_by_image_and_box(few: Path, truths: FeatureCache) 
 
 def test_a_box_that_the_cache_lacks_is_named(truths: FeatureCache) -> None:
     with pytest.raises(UserError, match=r"no ground-truth box \[1.0, 2.0, 3.0, 4.0\] of image 5; extract it again"):
-        TruthBoxIndex(truths).numbers([5], np.asarray([[1.0, 2, 3, 4]]))
+        TruthBoxIndex(truths).indices([5], np.asarray([[1.0, 2, 3, 4]]))
 
 
 def test_boxes_that_changed_make_a_cache_stale(

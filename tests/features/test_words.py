@@ -93,7 +93,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
-    found = WordVectors(WORDS, VECTORS).only({"don't", "cat"}, first=2)
+    found = WordVectors(WORDS, VECTORS).select({"don't", "cat"}, first=2)
     assert found.words == ("a", "dog", "don't")
     np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
     assert found.encode(["a", "cat", "don't"]) == [0, 2]

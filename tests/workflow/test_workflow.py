@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
-from vse.features.backbones.precision import has_bf16
+from vse.features.backbones.device import has_bf16
 from vse.features.cache.feature_cache import open_cache
 from vse.features.extractors.proposals import check_truth_cache
 

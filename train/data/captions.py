@@ -75,7 +75,7 @@ def encoded_as(
 ) -> tuple[Tensor, ...]:
     """Captions, each as it was written and as its words, as a model that was trained on ``cache`` reads them."""
     items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
-    vectors, *mask = reader.encoded(items)
+    vectors, *mask = reader.encode_items(items)
     rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
     return tuple(part.to(device) for part in (rounded, *mask))
 
@@ -139,14 +139,14 @@ class TokenNumbers:
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
-        self._padding, self._device = transformer.padding, device
+        self._padding, self._device = transformer.pad_index, device
         self._tokens = NumberLists(self._encoded(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions have more than the %d tokens that %s reads, and lose their ends",
                 self.n_cut,
                 len(texts),
-                transformer.longest or transformer.n_positions,
+                transformer.max_length or transformer.n_positions,
                 transformer.name,
             )
 

@@ -44,7 +44,7 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
-    known = read_word_vectors(file).only(vocabulary.words, 0)
+    known = read_word_vectors(file).select(vocabulary.words, 0)
     dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
     if dim != expected:
         raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")

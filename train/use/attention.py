@@ -59,7 +59,7 @@ class PairAttention:
         if size is None:
             return None
         try:
-            boxes = self._places.of(size, image_id)
+            boxes = self._places.boxes(size, image_id)
         except UnfitSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)

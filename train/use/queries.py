@@ -105,7 +105,7 @@ class QueryReader:
         if not (text.strip() if as_written else tokens):
             raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
-            if unknown := trained.transformer.unknown(text):
+            if unknown := trained.transformer.unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
             asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:

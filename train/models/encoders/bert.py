@@ -146,9 +146,9 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
     if masked is None:
         raise UserError(f"size_augmentation: {transformer.name} has no token that stands for a masked one; 0 does without")
-    special = {*tokenizer.encode("").ids, transformer.padding, masked}
+    special = {*tokenizer.encode("").ids, transformer.pad_index, masked}
     pieces = [number for token, number in number_of.items() if token.startswith("##")]
-    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.padding, pieces)
+    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:
