@@ -2,8 +2,8 @@
 
 Each extractor is one line below, and nothing else names one. The commands of ``vse-extract``, the workflow's rules and the
 presets' schema read what they need from its settings (:class:`vse.features.settings.base.FeatureSettings`). Nothing in this
-package imports torch, so that a workflow which only reads presets starts quickly. The settings name the class that computes the
-feature in ``code``, or in ``encoder`` for caption encoders. That class is imported when it runs.
+package imports torch, so that a workflow which only reads presets starts quickly. The settings name the class that computes
+the feature in ``code``, or in ``encoder`` for caption encoders. That class is imported when it runs.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def test_bf16_that_is_emulated_trains_after_one_warning(
     assert RunFolder(run).record()["state"] == "finished"
     (warning,) = with_warnings()
     assert "train.precision: bf16 is emulated" in warning
-    assert "times as long as in fp32" in warning and "--set train.precision=auto" in warning
+    assert "times as long as in fp32" in warning
+    assert "--set train.precision=auto" in warning
 
 
 def test_a_resume_in_another_precision_names_the_setting(
