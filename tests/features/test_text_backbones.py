@@ -137,7 +137,7 @@ def test_a_tower_that_sees_its_padding_runs_whole(tmp_path: Path) -> None:
     (ours,) = extractor.encode_items([Item(k, raw=text) for k, text in enumerate(texts)])
     torch.testing.assert_close(ours, theirs)
     for settings in ({"pooling": "tokens"}, {"max_length": 10}):
-        with pytest.raises(UserError, match="runs its whole context at once"):
+        with pytest.raises(UserError, match="max_length"):
             loaded(model=name, weights="random", **settings)
 
 
@@ -213,7 +213,7 @@ def test_a_folder_runs_no_code(bert: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(bert, tmp_path / "evil"))
     (folder / "evil.py").write_text("raise SystemExit('ran')\n")
     (folder / "modules.json").write_text(json.dumps([{"idx": 0, "name": "0", "path": "", "type": "evil.Module"}]))
-    with pytest.raises(UserError, match=r"evil\.Module is code of its own, and none is run"):
+    with pytest.raises(UserError, match=r"evil\.Module"):
         loaded(weights=str(folder))
     (folder / "modules.json").unlink()
     (folder / "model.safetensors").unlink()

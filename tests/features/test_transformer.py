@@ -141,7 +141,7 @@ def edited(folder: Path, **changes: Any) -> str:
 
 
 def test_a_configuration_that_does_not_fit_its_weights_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError, match="not those of the network in config.json"):
+    with pytest.raises(UserError, match="do not fit the network"):
         read_transformer(edited(folder, num_hidden_layers=3)).network()
     with pytest.raises(UserError, match="weights"):
         read_transformer(edited(folder, num_hidden_layers=2, intermediate_size=60)).network()
@@ -154,20 +154,20 @@ def test_a_configuration_that_does_not_fit_its_weights_is_refused(folder: Path) 
 def test_the_tokenizer_of_another_model_is_refused(folder: Path) -> None:
     word_pieces("umbrella").save(str(folder / "tokenizer.json"))
     n = BERT["vocab_size"]
-    with pytest.raises(UserError, match=rf"its tokenizer numbers tokens up to {n}, and its network knows {n}"):
+    with pytest.raises(UserError, match=rf"up to {n}, .* {n} tokens"):
         read_transformer(str(folder)).tokenizer  # noqa: B018
 
 
 @pytest.mark.parametrize("longest", [1, 2, POSITIONS + 1])
 def test_a_length_that_leaves_no_room_or_is_beyond_the_positions_is_refused(longest: int, folder: Path) -> None:
-    with pytest.raises(UserError, match=f"max_length {longest} does not suit it; it has {POSITIONS} positions"):
+    with pytest.raises(UserError, match=f"max_length {longest} .* {POSITIONS} positions"):
         read_transformer(str(folder), max_length=longest).tokenizer  # noqa: B018
 
 
 def test_what_is_no_encoder_is_refused(tmp_path: Path) -> None:
     config = transformers.GPT2Config(vocab_size=BERT["vocab_size"], n_embd=8, n_layer=2, n_head=2, n_positions=POSITIONS)
     network = read_transformer(str(make_transformer(tmp_path / "gpt", config))).network()
-    with pytest.raises(UserError, match="gpt: not an encoder of texts such as BERT"):
+    with pytest.raises(UserError, match="gpt: not a text encoder like BERT"):
         find_layers(network, "gpt")
 
 
