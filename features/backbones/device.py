@@ -141,7 +141,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
     Raises UserError if an operation has no deterministic algorithm.
     """
-    if not enabled or torch.are_deterministic_algorithms_enabled():  # torch's switch imports its compiler, which is slow
+    if not enabled or torch.are_deterministic_algorithms_enabled():  # torch's switch imports its slow compiler
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it is first used
@@ -227,8 +227,8 @@ def choose_precision(device: torch.device, requested: str, workload: Workload, s
 def query_precision(recorded: str) -> str:
     """Return the precision to request when the network that computed a cache, in the precision ``recorded``, reads a query.
 
-    A bf16 network may compute queries in fp32: a device without bf16 instructions would emulate bf16, which is slower than
-    fp32, and the vectors differ only by rounding.
+    A bf16 network may compute queries in fp32, because the vectors differ only by rounding. A device without bf16
+    instructions would emulate bf16, which is slower than fp32.
     """
     return "auto" if recorded == "bf16" else recorded
 

@@ -52,7 +52,7 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
 
     ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit before the
     first download, so that all files belong to one commit. Raises UserError if the hub cannot be reached or if its library
-    returns a folder without a commit. The message ends with ``advice``, which tells a user how to work without the hub.
+    returns a folder without a commit. ``advice``, the end of the message, explains how to work without the hub.
     """
     hub = HUB.load(model)
     try:
@@ -176,19 +176,23 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 def check_settings(file: Path, content: Any) -> None:
     """Raise UserError if the settings of a model name code or another model, at any depth.
 
-    ``content`` is the content of ``file``, which the message names.
+    ``content`` is the content of ``file``, the file that the message names.
     """
     for key, value in _entries(content):
         if key in _NAMES_CODE and value:
             raise UserError(
-                f"{file}: {key} names the model's own code ({_shorten(value)}), which is never run; use a model without it"
+                f"{file}: {key} names the model's own code ({_shorten(value)}), which is never run; use another model"
             )
         if key in _NAMES_ANOTHER_MODEL and isinstance(value, str):
-            raise UserError(f"{file}: {key} names another model ({value}), which is not loaded; use a complete model")
+            raise UserError(
+                f"{file}: {key} names another model ({value}), and other models are not loaded; use a complete model"
+            )
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
                 if kind is not None and kind not in _ATTENTION:
-                    raise UserError(f"{file}: {key} names the model's own code ({kind}), which is never run; remove the line")
+                    raise UserError(
+                        f"{file}: {key} names the model's own code ({kind}), and such code is never run; remove the line"
+                    )
 
 
 def _module_folders(folder: Path) -> dict[str, str]:
@@ -264,7 +268,7 @@ def _check_class(file: Path, name: str) -> None:
         return
     if not name.startswith(_LIBRARY):
         raise UserError(
-            f"{file}: {name} is the model's own code, which is never run; use a model of {', '.join(_CLASS_MODULES)}"
+            f"{file}: {name} is the model's own code, and such code is never run; use a model of {', '.join(_CLASS_MODULES)}"
         )
     raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_CLASS_MODULES)}")
 

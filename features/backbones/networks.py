@@ -116,7 +116,7 @@ class LayerOutput(nn.Module):
 def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
     """Return the module of ``model`` with the dotted name ``name``.
 
-    Raises UserError if there is none; the message suggests similar names, among them ``others``.
+    Raises UserError if the model has no such module. The message suggests similar names, among them ``others``.
     """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:

@@ -32,7 +32,7 @@ class TextBackbone(ABC):
 
     Attributes
     ----------
-    network : the module, which the caller moves to a device
+    network : the module; the caller moves it to a device
     max_length : maximum number of tokens of a text, with special tokens
     pad : token that a batch is padded with
     weights_sha256 : SHA-256 of all learned parameters

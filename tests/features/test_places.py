@@ -120,17 +120,17 @@ def test_regions_have_their_boxes_in_whichever_shard_they_are(demo: Path, tmp_pa
 def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, positions: Path, tmp_path: Path) -> None:
     for lacking in ("boxes", "image_size"):
         file = regions(demo, tmp_path / lacking, 1, **{lacking: None})
-        with pytest.raises(UserError, match="demo_boxes.h5: does not say where on the photos its boxes lie"):
+        with pytest.raises(UserError, match="demo_boxes.h5: .*where on the photos"):
             VectorBoxes(open_cache(file))
     for made in (open_cache(cache), grid(positions, crops="10c")[0], replace(grid(positions)[0], row_shape=(5, 64))):
-        with pytest.raises(UserError, match="does not say where on the photos"):
+        with pytest.raises(UserError, match=".*where on the photos"):
             VectorBoxes(made)
     with pytest.raises(UserError, match="demo_positions.h5: not a cache of a CNN's positions, by its provenance"):
         VectorBoxes(
             replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}})
         )
     imported = replace(open_cache(positions), provenance={"imported": {"layout": "arrays"}})
-    with pytest.raises(UserError, match="does not say where"):
+    with pytest.raises(UserError, match="where on the photos"):
         VectorBoxes(imported)
 
 
