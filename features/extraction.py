@@ -26,7 +26,7 @@ from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, items_of, r
 from vse.features.cache.shards import read_record, read_rows, shard_path, shard_slice
 from vse.features.data_checks import source_differences
 from vse.features.exchange.embeddings import backbone_of
-from vse.features.extractors.proposals import SOURCE, boxes_sha256, ground_truth_boxes, has_truth_boxes
+from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
@@ -295,7 +295,7 @@ def _bounds(
     dataset: Dataset, config: Mapping[str, Any], files: Sequence[Path], of_images: Collection[int] | None = None
 ) -> dict[str, Any]:
     """The upper bound of the boxes in some shards; of the ground-truth boxes themselves there is none."""
-    return {} if config.get("boxes") == SOURCE else bounds_of_shards(dataset, files, of_images)
+    return {} if config.get("boxes") == TRUTH_BOXES else bounds_of_shards(dataset, files, of_images)
 
 
 def _check_kind(extractor: Extractor, rows: Rows) -> None:

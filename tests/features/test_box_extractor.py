@@ -20,10 +20,10 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import items_of
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors import boxes as box_extractor
 from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.extractors.cnn import normalize_pixels
 from vse.features.extractors.proposals import edge_boxes, read_boxes, selective_search, suppress_non_ridges
-from vse.features.settings import boxes as box_extractor
 from vse.features.settings import load_feature
 from vse.features.settings.images import BoxesConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -249,7 +249,7 @@ def test_a_cache_of_given_boxes_is_refused_when_the_file_changed(demo: Path, box
         ('{"0": [[1, 2, 3, NaN]]}', "NaN is not a finite number"),
         ('{"0": [[1, 2, 3, 1e39]]}', "the boxes of image 0 are not rows of four numbers"),
         ('{"0": [[200, 2, 300, 4]]}', r"image 0: the box \[200.0, 2.0, 300.0, 4.0\] .* 128 x 128"),
-        ('{"0": [[9, 9, 9, 20]]}', "holds nothing of the image"),
+        ('{"0": [[9, 9, 9, 20]]}', "does not overlap the image"),
         ("{", "not valid JSON"),
     ],
 )

@@ -173,7 +173,7 @@ def test_only_training_captions_are_fitted_to(own_demo: Path, tmp_path: Path, ed
     assert isinstance(after, TfidfEncoder)
     assert before.words == after.words
     assert "zebra" not in after.words
-    np.testing.assert_array_equal(before.rarity, after.rarity)
+    np.testing.assert_array_equal(before.idf, after.idf)
 
 
 @pytest.mark.parametrize("config", ALL, ids=lambda config: config.name)
@@ -254,7 +254,7 @@ def test_words_of_another_language_are_said(demo: Path, tmp_path: Path, fails: C
     words = tmp_path / "words.txt"
     words.write_text("chien 1 2\nrouge 2 1\n")
     line = fails(main, "mean_vector", "--dataset", demo, "--out", tmp_path / "x.h5", "--words", words)
-    assert "not one word of the captions has a vector" in line
+    assert "no word of the captions has a vector" in line
     assert "no such file" in fails(main, "mean_vector", "--dataset", demo, "--out", tmp_path / "x.h5", "--words", "gone")
 
 

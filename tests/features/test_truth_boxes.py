@@ -142,24 +142,24 @@ def test_a_truth_outside_its_image_is_named(tmp_path: Path, edit: Callable[..., 
         content["images"][2]["sentences"][0]["phrases"][0]["boxes"] = [[70, 10, 80, 20]]
 
     own = edit(drawn_phrases(tmp_path / "data"), outside)
-    with pytest.raises(UserError, match=r"image 2: the box \[70.0, 10.0, 80.0, 20.0\] .* holds nothing of the image"):
+    with pytest.raises(UserError, match=r"image 2: the box \[70.0, 10.0, 80.0, 20.0\] .* does not overlap the image"):
         extract_shards(own, BoxesExtractor(TRUTH, dataset=own), tmp_path / "x.h5", 1)
 
 
 def test_truths_go_with_candidates_that_were_read_alike(few: Path, truths: FeatureCache, tmp_path: Path) -> None:
     check_truth_cache(truths, extracted(few, CANDIDATES, tmp_path / "demo_tiny.h5"))
     wide = extracted(few, CANDIDATES.model_copy(update={"name": "wide", "shorter": 40}), tmp_path / "demo_wide.h5")
-    with pytest.raises(UserError, match="demo_wide.h5 do not agree in shorter: a box has other features in each"):
+    with pytest.raises(UserError, match="demo_wide.h5 .* shorter"):
         check_truth_cache(truths, wide)
     seeded = extracted(few, CANDIDATES.model_copy(update={"name": "seeded", "seed": 1}), tmp_path / "demo_seeded.h5")
-    with pytest.raises(UserError, match="do not agree in weights_sha256"):
+    with pytest.raises(UserError, match="weights_sha256"):
         check_truth_cache(truths, seeded)
-    with pytest.raises(UserError, match="ground-truth boxes are needed, those of boxes: phrases"):
+    with pytest.raises(UserError, match="ground-truth boxes are needed .*boxes: phrases"):
         check_truth_cache(wide, truths)
     with pytest.raises(UserError, match="ground-truth boxes are needed"):
         TruthBoxIndex(wide)
 
 
 def test_truths_of_another_data_set_are_refused(drawn: Path, truths: FeatureCache, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is of 'drawn', .* of 'demo'"):
+    with pytest.raises(UserError, match="'drawn', .*'demo'"):
         check_truth_cache(extracted(drawn, TRUTH, tmp_path / "drawn_tiny_truth.h5"), truths)
