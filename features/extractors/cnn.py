@@ -155,7 +155,7 @@ def _stack(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_CROPS_AT_ONCE = 4  # on a CPU; the outputs of layers for more crops are new memory each time, which the system clears first
+_CROPS_AT_ONCE = 4  # on a CPU; for more crops the system clears new memory for the layers' outputs each time
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):

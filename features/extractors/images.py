@@ -74,7 +74,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
     @abstractmethod
     def prepare(self, image: Image.Image, image_id: int) -> _Prepared:
-        """Return the input of :meth:`compute` for one image, which is upright and RGB; called by several threads."""
+        """Return the input of :meth:`compute` for one upright RGB image; several threads call this method."""
 
     @abstractmethod
     def compute(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:

@@ -143,8 +143,8 @@ def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
     """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
 
-    The method's order is random. It comes from the C library's generator, which is seeded here, so that an image always has
-    the same boxes. An image without boxes has one, the complete image.
+    The method's order is random. It comes from the C library's generator. The generator is seeded here, so that an image
+    always has the same boxes. An image without boxes has one, the complete image.
     """
     cv2 = import_opencv()
     with _LOCK:

@@ -38,9 +38,9 @@ from vse.pipeline.files.inputs import reading
 from vse.pipeline.progress import progress_bar
 
 _HASHES = {
-    "weights_sha256": "different weights",
-    "tokenizer_sha256": "a different tokenizer",
-    "network_sha256": "different network settings",
+    "weights_sha256": "other weights",
+    "tokenizer_sha256": "another tokenizer",
+    "network_sha256": "other network settings",
 }
 
 
@@ -175,7 +175,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     hashes = {"weights_sha256": extractor.weights_sha256, **extractor.extra_hashes}
     for name, part in _HASHES.items():
         if hashes.get(name) != provenance.get(name):
-            raise UserError(f"{cache.path} was computed with {part} of {config.model} than found now ({name} differs)")
+            raise UserError(f"{cache.path} was computed with {part} of {config.model}: {name} differs from that found now")
     return extractor
 
 

@@ -331,7 +331,7 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     [
         ({"seed": 1}, "other weights"),
         ({"words": OTHERS}, "another tokenizer"),
-        ({"layer_norm_eps": 1e-3}, "other settings of the network"),
+        ({"layer_norm_eps": 1e-3}, "network_sha256"),
         (None, "no folder with a text encoder"),
     ],
     ids=str,
