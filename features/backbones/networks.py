@@ -359,18 +359,17 @@ def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width
 
 def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """Return each convolution with the batch norm that reads its output."""
-    output_of: dict[
-        int, tuple[nn.Conv2d, Tensor]
-    ] = {}  # by the output's id(); the output is kept, so that its id stays unique
+    # The convolution of each output, by the output's id(). The output is stored as well, so that no other gets its id.
+    convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}
     pairs = []
 
     def after_convolution(module: nn.Conv2d, _: object, output: Tensor) -> None:
-        output_of[id(output)] = module, output
+        convolution_of[id(output)] = module, output
         runs[module] = runs.get(module, 0) + 1
 
     def before_norm(module: nn.BatchNorm2d, inputs: tuple[Tensor]) -> None:
-        if (found := output_of.get(id(inputs[0]))) is not None:
+        if (found := convolution_of.get(id(inputs[0]))) is not None:
             pairs.append((found[0], module))
         runs[module] = runs.get(module, 0) + 1
 

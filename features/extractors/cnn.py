@@ -224,12 +224,12 @@ def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: obj
     Raises UserError if the cache is not one of CNN vectors. A cache with one vector per position is accepted only with
     ``positions``.
     """
-    made = cache.provenance
-    settings = made.get("config", {})
+    provenance = cache.provenance
+    settings = provenance.get("config", {})
     if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so no CNN can be run on the images")
     with reading(cache.path, "a cache of a CNN's vectors, by its provenance"):
-        weights = {"weights": made["weights"], "seed": made.get("seed", 0)}
+        weights = {"weights": provenance["weights"], "seed": provenance.get("seed", 0)}
         return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
 
 

@@ -84,7 +84,7 @@ def read_word_vectors(path: Path) -> WordVectors:
 
 
 def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
-    """Train skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, repeatably: on one core."""
+    """Train skip-gram vectors (Mikolov et al., 2013) of the words in ``captions``; on one core, to be repeatable."""
     from gensim.models import Word2Vec
 
     model = Word2Vec(

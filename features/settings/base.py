@@ -130,7 +130,7 @@ class FeatureSettings(Settings):
         return {"name"}
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that determine the vectors; files and weights count by their hashes, elsewhere in the key."""
+        """Return the settings that determine the vectors; the key also has the hashes of weights and files."""
         return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """The value of ``of``."""
+        """The kind of the rows, from the setting ``of``."""
         return self.of
 
     def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
