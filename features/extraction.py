@@ -37,7 +37,7 @@ from vse.features.cache.shards import (
 )
 from vse.features.data_checks import text_differences
 from vse.features.exchange.embeddings import read_backbone
-from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
+from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
@@ -95,7 +95,7 @@ def _upper_bound(
     themselves. ``config`` holds the settings of the extractor.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
-        if config.get("boxes") == SOURCE or not {"boxes", "offsets"} <= first.keys():
+        if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
             return {}
     ids, offsets, boxes = zip(*(read_arrays(path, "ids", "offsets", "boxes") for path in shards), strict=True)
     splits = split_upper_bounds(dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids)
@@ -180,7 +180,7 @@ def extract_shards(
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = shards_in_other_precision(out, n_shards, identity) if extractor.asked_precision == "auto" else {}
+    others = shards_in_other_precision(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
         path = shard_path(out, index, n_shards)
         items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
@@ -193,7 +193,7 @@ def extract_shards(
             if other := next((identity for other_path, identity in others.items() if other_path != path), None):
                 raise mixed_precision_error(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
-            log.info("%s: %d rows", extractor.described, len(items))
+            log.info("%s: %d rows", extractor.progress_label, len(items))
             started = time.perf_counter()
             rows = extractor.extract(items, skip_bad)
             _check_axes(extractor, rows)
@@ -311,7 +311,7 @@ def verify_sources(cache: FeatureCache) -> str:
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (none of the images of {dataset.path} is there)"
     changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
-    boxes = boxes_sha256(truth_boxes(dataset)) if changed is None and holds_truths(cache) else None
+    boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
     if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"
     if changed is not None:

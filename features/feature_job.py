@@ -13,10 +13,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import EXTRACTORS, load_feature
 from vse.features.settings.base import FeatureSettings, Job, Option
 from vse.features.settings.captions import CaptionSettings
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
@@ -105,7 +104,7 @@ def fit_feature(request: FeatureRequest) -> Path:
     dataset = load_dataset_file(request.dataset)
     config, out = _load_settings(request, dataset)
     if not isinstance(config, CaptionSettings):
-        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
+        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
         raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
 
     from vse.features.backbones.device import use_threads
@@ -144,7 +143,7 @@ def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tup
     extractor = provenance.get("config", {}).get("extractor")
     if request.sets:
         raise UserError("--set does not go with --like")
-    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted:
+    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fits_encoder:
         raise UserError(f"{like}: --like needs a cache whose features a network of vse-extract computed")
     settings = EXTRACTORS[extractor]
     names = ("weights", "seed", "revision")
@@ -160,5 +159,5 @@ def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path
 
     word_file = config.word_file(words)
     inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
-    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
+    encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
     check_cache_out(out, dataset.name, config.name, inputs, encoder)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from vse.features.settings import load_feature
 from vse.features.settings.base import FeatureSettings
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
@@ -188,14 +188,14 @@ def _add_extraction(plan: TargetPlan, dataset: str, feature: str, share: float, 
 
 def _numbers_per_row(config: FeatureSettings, rates: Rates) -> int | None:
     """Return the largest number of values in a row of a feature; None if it is not known."""
-    if config.fitted:
+    if config.fits_encoder:
         if (pca := getattr(config, "pca", None)) is not None:
             return int(pca) * len(getattr(config, "mixtures", ["hybrid"]))
         trained = getattr(config, "trained_dim", None)
         return None if trained is None or config.word_file() is not None else int(trained)
     network = rates.networks.get(str(getattr(config, "model", "")))
     layer = {"text": "text", "regions": "box_head"}.get(config.extractor_name(), str(getattr(config, "layer", "")))
-    vector, vectors = None if network is None else network.numbers.get(layer), config.most_vectors
+    vector, vectors = None if network is None else network.numbers.get(layer), config.max_vectors
     return None if vector is None or vectors is None else vector * vectors
 
 
@@ -204,14 +204,14 @@ def _rows_per_s(config: FeatureSettings, rates: Rates) -> float | None:
     if config.name in rates.features:
         return rates.features[config.name]
     network = rates.networks.get(str(getattr(config, "model", "")))
-    if network is None or config.network_reads is None:
+    if network is None or config.network_passes is None:
         return None
     precision = str(getattr(config, "precision", "fp32"))
     fastest = max(network.per_s.values(), default=None)
     rate = fastest if precision == "auto" else network.per_s.get(precision)
     if (config.extractor_name() == "text" and "text" not in network.numbers) or rate is None:
         return None
-    return rate / config.network_reads
+    return rate / config.network_passes
 
 
 def _add_training(

@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vse.features.backbones.device import NO_MEMORY, memory_guard, use_threads
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard, use_threads
 from vse.features.cache.feature_cache import open_cache
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_changes, load_ladder
 from vse.pipeline.presets.schema import ComposedName
@@ -112,7 +112,7 @@ def train_experiment(
     changes = list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {NO_MEMORY}"):
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
         return train(
             features,
             config.model_copy(update={"label": label}),

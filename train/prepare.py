@@ -7,7 +7,7 @@ import logging
 import torch
 
 from vse.features.cache.reader import FeatureReader
-from vse.features.extractors.cnn import cnn_config, rebuild_extractor
+from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
@@ -133,14 +133,16 @@ def _images(
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
-    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune)
+    extractor = rebuild_cnn_extractor(
+        inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
+    )
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
         raise UserError("images.batch_norm: train takes one process; the statistics of each process would be its own")
     seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    prepared = cnn_config(inputs.evaluated, positions=True)
+    prepared = read_cnn_config(inputs.evaluated, positions=True)
     return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.precision import precision_on
+from vse.features.backbones.device import choose_precision
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
 from vse.features.exchange.embeddings import read_backbone
@@ -145,8 +145,8 @@ def _built(
 def _precision(asked: str, processes: Processes) -> str:
     """Return the precision of all processes: ``auto`` is ``bf16`` where the devices of all have it."""
     if asked != "auto":
-        return precision_on(processes.device, asked, "training", "train.precision") if processes.first else asked
-    chosen = precision_on(processes.device, asked, "training", "train.precision")
+        return choose_precision(processes.device, asked, "training", "train.precision") if processes.first else asked
+    chosen = choose_precision(processes.device, asked, "training", "train.precision")
     return "fp32" if processes.any(chosen == "fp32") else "bf16"
 
 

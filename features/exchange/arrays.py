@@ -19,7 +19,7 @@ from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
 from vse.features.cache.shards import check_cache_out, feature_from_path
-from vse.features.extractors.proposals import inside
+from vse.features.extractors.proposals import clip_boxes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_zip
@@ -318,4 +318,4 @@ def _parse_tsv_line(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArr
         vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)
         size = (int(width), int(height))
         np.asarray(size, np.int32)
-    return vectors, inside(corners, size, f"{path}: image_id {name.decode()}"), size
+    return vectors, clip_boxes(corners, size, f"{path}: image_id {name.decode()}"), size

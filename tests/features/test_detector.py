@@ -212,5 +212,5 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
 
 @pytest.mark.parametrize("model", ["resnet50", "retinanet_resnet50_fpn", "timm/resnet18"])
 def test_a_model_that_is_no_detector_is_refused(model: str) -> None:
-    with pytest.raises(UserError, match="is no Faster R-CNN of torchvision"):
+    with pytest.raises(UserError, match="is not a Faster R-CNN of torchvision"):
         RegionsExtractor(SMALL.model_copy(update={"model": model}))

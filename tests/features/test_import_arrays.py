@@ -197,5 +197,5 @@ def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Pa
     cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
     assert np.concatenate([shard["boxes"].map() for shard in cache.shards])[:, 2].max() == 9
     path.write_text(path.read_text().replace("\t9\t", "\t6\t"))
-    with pytest.raises(UserError, match="holds nothing of the image, which is 6 x 96"):
+    with pytest.raises(UserError, match="does not overlap the image, which is 6 x 96"):
         import_tsv([path], demo, tmp_path / "g" / "demo_x.h5")

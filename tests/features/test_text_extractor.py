@@ -71,7 +71,7 @@ def items(texts: list[str]) -> list[Item]:
 
 def vectors(extractor: TextExtractor, texts: list[str]) -> list[Floats]:
     """The vector of each text, or the vectors of its tokens."""
-    found = extractor.encoded(items(texts))
+    found = extractor.encode_items(items(texts))
     if len(found) == 1:
         return list(found[0].numpy())
     return [states[mask].numpy() for states, mask in zip(*found, strict=True)]
@@ -321,8 +321,8 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
         extract_shards(demo, extractor, out, 2)
-        again = caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encoded(items(TEXTS))
-        for one, other in zip(again, extractor.encoded(items(TEXTS)), strict=True):
+        again = caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encode_items(items(TEXTS))
+        for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
 
@@ -331,7 +331,7 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     [
         ({"seed": 1}, "other weights"),
         ({"words": OTHERS}, "another tokenizer"),
-        ({"layer_norm_eps": 1e-3}, "other settings of the network"),
+        ({"layer_norm_eps": 1e-3}, "network_sha256"),
         (None, "no folder with a text encoder"),
     ],
     ids=str,

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item
@@ -75,7 +75,7 @@ def encoded_as(
 ) -> tuple[Tensor, ...]:
     """Captions, each as it was written and as its words, as a model that was trained on ``cache`` reads them."""
     items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
-    vectors, *mask = reader.encoded(items)
+    vectors, *mask = reader.encode_items(items)
     rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
     return tuple(part.to(device) for part in (rounded, *mask))
 
@@ -113,7 +113,7 @@ class WordNumbers:
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Padded words (n, longest), and lengths (n,), which stay on the CPU."""
         words, lengths = self._words.of(numbers, PAD)
-        return moved(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
+        return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
 log = logging.getLogger(__name__)
@@ -139,14 +139,14 @@ class TokenNumbers:
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
-        self._padding, self._device = transformer.padding, device
+        self._padding, self._device = transformer.pad_index, device
         self._tokens = NumberLists(self._encoded(texts, transformer))
         if self.n_cut:
             log.warning(
                 "%d of %d captions have more than the %d tokens that %s reads, and lose their ends",
                 self.n_cut,
                 len(texts),
-                transformer.longest or transformer.n_positions,
+                transformer.max_length or transformer.n_positions,
                 transformer.name,
             )
 
@@ -154,7 +154,7 @@ class TokenNumbers:
         """Padded tokens (n, longest), and their mask (n, longest)."""
         tokens, lengths = self._tokens.of(numbers, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
-        return moved(torch.from_numpy(tokens), self._device), moved(torch.from_numpy(mask), self._device)
+        return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 
     def _encoded(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
         for start in range(0, len(texts), _AT_ONCE):

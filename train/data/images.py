@@ -18,9 +18,9 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.cache.reader import FeatureReader
-from vse.features.extractors.cnn import CnnExtractor, crops_of
+from vse.features.extractors.cnn import CnnExtractor, cut_crops
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
@@ -88,18 +88,18 @@ class CachedFeatures:
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._rows[numbers]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
-        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _mean(self, numbers: Numbers) -> Tensor:
         rows = self._rows[numbers]
-        mean = moved(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
+        mean = move_tensor(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
         return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
 
     def _sets(self, numbers: Numbers) -> Encoded:
         if self._kept is None:
             rows = self._rows[numbers]
             sets = self._reader.sets(rows)
-            vectors = moved(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
+            vectors = move_tensor(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
             starts, counts = (torch.from_numpy(part[numbers]).to(self._device) for part in (self._starts, self._counts))
@@ -211,7 +211,7 @@ class PhotoCrops:
         def load(pair: int) -> Tensor:
             number = image_of[pair]
             photo = decode_image(self._paths[number])
-            return crops_of(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
+            return cut_crops(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
 
         ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
         crops = read_ahead(visits, load, self._workers, ahead)
@@ -223,7 +223,7 @@ class PhotoCrops:
         """The fixed crops of photos: the centre, or all ten."""
 
         def load(number: int) -> Tensor:
-            return crops_of(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
+            return cut_crops(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.pipeline.errors import UserError
@@ -63,7 +63,7 @@ class BoxFeatures(CachedFeatures):
         rows = self._rows[images]
         sets = self._reader.regions(rows).features
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
-        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def coordinates(self, regions: Numbers) -> Float[np.ndarray, "n 5"]:
         """x1, y1, x2, y2 of some regions as parts of the image's sides, and their area as a part of the image's."""
@@ -112,7 +112,7 @@ class RegionInputs:
     def _of(self, source: BoxFeatures, regions: Numbers) -> Tensor:
         if self._coordinates == "none":
             return source.vectors(regions)
-        coordinates = moved(torch.from_numpy(source.coordinates(regions)).float(), self._device)
+        coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)
         return coordinates if self._coordinates == "alone" else torch.cat([source.vectors(regions), coordinates], 1)
 
 

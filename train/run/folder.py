@@ -206,7 +206,7 @@ class RunFolder:
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
         if transformer is not None:
-            saved = {"name": transformer.name, "longest": transformer.longest, "config": dict(transformer.config)}
+            saved = {"name": transformer.name, "longest": transformer.max_length, "config": dict(transformer.config)}
             write_text(self.tokenizer_file, transformer.tokenizer_json)
             written += [self.tokenizer_file, write_json(self.transformer_file, saved)]
         return {file.name: sha256_file(file) for file in written}

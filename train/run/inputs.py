@@ -20,7 +20,7 @@ from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, data_sums
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
-from vse.features.extractors.words import read_words
+from vse.features.extractors.words import read_word_vectors
 from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
@@ -44,7 +44,7 @@ def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
-    known = read_words(file).only(vocabulary.words, 0)
+    known = read_word_vectors(file).select(vocabulary.words, 0)
     dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
     if dim != expected:
         raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vse.eval.defaults import RECALLS
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import Opponent
@@ -189,7 +189,7 @@ class Trainer(GradientSolver, RetrievalSolver):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(moved(part, self.device) for part in seen))
+            images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.of(share))
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.train.data.pairs import Split
 from vse.train.kinds import Encoded, Packed, packed
@@ -35,7 +35,7 @@ def encode_images(model: Model, split: Split, device: torch.device, rows: NDArra
     """Embeddings of all images of a split, or of the ``rows`` among them."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     every = np.arange(len(split.pairs.images)) if rows is None else rows
-    parts = (tuple(moved(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
+    parts = (tuple(move_tensor(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
     return _encoded(model, model.embed_images, parts)
 
 

@@ -23,7 +23,7 @@ from vse.eval.files.embeddings import (
     write_scores,
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES
-from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
 from vse.features.cache.shards import check_cache_out, feature_from_path
@@ -309,7 +309,7 @@ def embed_runs(
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and sentences:
         raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         if as_features is None:
             return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]
         if not runs[0].is_dir():

@@ -14,7 +14,7 @@ from pathlib import Path
 from vse.eval.search.gpu import use_device
 from vse.eval.search.index import INDEX, INDEX_NOTE, note_file
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
@@ -202,7 +202,7 @@ def search_run(
     A text that ends as the name of a photo does is one.
     """
     given = Path(query) if str(query).lower().endswith(PHOTOS) else query
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         hits = search_split(
             run,
             given,
@@ -244,7 +244,7 @@ def find_phrase(
         from vse.eval.report.pages import PHRASE_PAGE
 
         check_output(asked.html, PHRASE_PAGE, [photo])
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
     if asked.html is not None:

@@ -25,7 +25,7 @@ from vse.features.cache.shards import shards_folder
 from vse.features.data_checks import check_data, data_sums, recorded_identity
 from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
-from vse.features.settings.presets import leaves_precision_open
+from vse.features.settings import has_auto_precision
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
@@ -292,7 +292,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
     differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
-    if in_precision and leaves_precision_open(cache.feature, cache.dataset):
+    if in_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
     elif differs:
         raise UserError(
