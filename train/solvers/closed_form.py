@@ -17,7 +17,10 @@ Point = Mapping[str, float]
 
 
 class ClosedForm(RetrievalSolver):
-    """A run with one epoch for each point of ``grid``, for example ``{"regularization": 0.1}``, which becomes part of its row."""
+    """A run with one epoch for each point of ``grid``, for example ``{"regularization": 0.1}``.
+
+    The settings of the point become part of the epoch's row.
+    """
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
         if task.processes.size > 1:

@@ -129,7 +129,7 @@ class PairScores:
         return i2t, t2i
 
     def _tiles(self, numbers: Tensor) -> Iterator[tuple[Tensor, int, int]]:
-        """Yield the tiles of some captions: their positions, the padded number of captions, and the padded number of vectors."""
+        """Yield the tiles of some captions: positions, padded number of captions, and padded number of vectors."""
         widths = self._widths[numbers]
         for width in sorted(set(widths.tolist())):
             size = self._caption_tiles[width]
@@ -137,7 +137,10 @@ class PairScores:
                 yield places, size, width
 
     def _caption_tile(self, width: int, n: int) -> int:
-        """Return the number of captions in a tile, for ``n`` captions of a width: a power of 2, as kernels treat odd ends differently."""
+        """Return the number of captions in a tile, for ``n`` captions of a width.
+
+        It is a power of 2, because kernels treat odd ends differently.
+        """
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 

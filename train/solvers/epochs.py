@@ -250,7 +250,7 @@ class GradientSolver(Solver):
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":
             raise TrainingFailed(
-                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training", "
-                f""collapsed"
+                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training",
+                "collapsed",
             )
         log.warning("%s. If it stays there: %s", what, cure[0].lower() + cure[1:])

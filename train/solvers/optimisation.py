@@ -32,7 +32,7 @@ def _eager(optimizer: type[Optimizer]) -> Any:
 OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
 
 
-_SHORT = 10  # number of updates after which the decay of the average is near 1/2; it is lower before
+_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
 
 
 class AveragedWeights:
@@ -119,7 +119,7 @@ class Schedule:
         self._of_loss = weights, rate or self.settings.learning_rate
 
     def groups(self) -> list[dict[str, Any]]:
-        """Return the trainable weights as groups of an optimiser, one for each learning rate, with and without weight decay."""
+        """Return the trainable weights as groups of an optimiser, by learning rate and with or without weight decay."""
         undecayed = self._undecayed()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
