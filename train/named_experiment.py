@@ -65,7 +65,7 @@ def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None
 
 
 def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
-    """Return the input kind of a feature's rows. Raises :class:`UserError` if it is not of images, or of captions, as required."""
+    """Return the input kind of a feature's rows. Raises :class:`UserError` if the feature is not of images, or of captions."""
     settings = load_feature(feature, dataset)
     if settings.kind != kind or settings.text_rows != "captions":
         of = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
@@ -98,8 +98,8 @@ def train_experiment(
 ) -> Path:
     """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
 
-    ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the run
-    in tables, by default the experiment and the changes. The changes by the preset of the data set are logged.
+    ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the
+    run in tables, by default the experiment and the changes. The changes by the preset of the data set are logged.
     """
     if label is not None and not (label.strip() and label.isprintable()):
         raise UserError(f"--name {label!r}: a name must be one line of printable text")

@@ -63,7 +63,7 @@ def train(
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(
-            "all %d epochs are warm-up epochs with the loss %r, so %r is never used (--set warmup.epochs=0 disables the warm-up)",
+            "all %d epochs are warm-up with the loss %r, so %r is never used (--set warmup.epochs=0 disables the warm-up)",
             experiment.train.epochs,
             experiment.warmup.loss,
             experiment.loss.name,
@@ -155,7 +155,9 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
-            log.info("the preset of experiment %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name)
+            log.info(
+                "the preset of experiment %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name
+            )
     if inputs.captions is None and not experiment.solver.reads_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
