@@ -7,17 +7,17 @@ from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
 FOLD = 1000  # images
-FOLDED = ("1k", "sentence-1k")  # over consecutive folds of so many images
+FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # over consecutive folds of so many images
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
 PHRASE = "phrase"  # of files of phrase scores
 IOU = 0.5  # with its truth, from which on a candidate of a phrase is right
-SAMPLES = 1000  # of the test images, for intervals
-CROSS_CHECKED = 1000  # queries of each direction of a protocol, by a FAISS search; 0 for all
-COMPARED = 10_000  # of the test images, for p-values
+BOOTSTRAP_SAMPLES = 1000  # of the test images, for intervals
+CROSS_CHECK_QUERIES = 1000  # queries of each direction of a protocol, by a FAISS search; 0 for all
+COMPARISON_SAMPLES = 10_000  # of the test images, for p-values
 RECALLS = (1, 5, 10)  # the K of R@K; rsum is the sum of these
 TREC_DEPTH = 1000  # answers to a query in a run file
 LADDER_COSTS = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # of a result, in seconds and MB
-QUERIES = 12  # shown in a report, in each direction
+REPORT_QUERIES = 12  # shown in a report, in each direction
 
 
 def published_folder() -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vse.eval.defaults import QUERIES
+from vse.eval.defaults import REPORT_QUERIES
 from vse.pipeline.command import ALLOW_CODE, FORCE, SEED, THREADS, entry_point
 from vse.pipeline.errors import printable
 from vse.pipeline.presets.preset_files import described_presets
@@ -236,7 +236,7 @@ def search_command(
     help="The embeddings of the first seed, if they do not lie where the result says; given for each RESULT.",
 )
 @click.option(
-    "--queries", type=click.IntRange(min=0), default=QUERIES, show_default=True, help="Queries shown in each direction."
+    "--queries", type=click.IntRange(min=0), default=REPORT_QUERIES, show_default=True, help="Queries shown in each direction."
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Decides which of many similar queries are shown.")
 @ALLOW_CODE

@@ -22,7 +22,7 @@ _TABLES = {
     "captions": {"caption_id": "caption_ids", "image_id": "caption_image_ids"},
 }  # what the columns of a table are called elsewhere
 _VECTORS = ("vector", "embedding")  # what a column of vectors may be called
-HELD_BYTES = 2**27  # of a file that is read at once: a mapped one that is cut while it is read ends the process
+IN_MEMORY_BYTES = 2**27  # of a file that is read at once: a mapped one that is cut while it is read ends the process
 
 
 class FolderArrays(NamedTuple):
@@ -86,7 +86,7 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         there = stream.seek(0, 2) - start
         if there < size:
             raise ValueError(f"{there:,} of {size:,} bytes are there")
-        large = size > HELD_BYTES or file.path.name.startswith("scores")
+        large = size > IN_MEMORY_BYTES or file.path.name.startswith("scores")
         if large and dtype == np.float32 and dtype.isnative and len(shape) == 2 and size and not fortran:
             return np.memmap(stream, dtype, "r", start, shape)
         stream.seek(0)

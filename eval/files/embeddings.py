@@ -19,13 +19,13 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.array_folder import HELD_BYTES, read_array_folder
+from vse.eval.files.array_folder import IN_MEMORY_BYTES, read_array_folder
 from vse.eval.files.hdf5_fields import (
-    SUM,
-    ArraySum,
-    Described,
-    array_sum,
-    content_sum,
+    HASH_ATTRIBUTE,
+    ArrayHash,
+    FileMetadata,
+    hash_array,
+    hash_content,
     stored_attribute,
     stored_hashes,
     stored_ids,
@@ -43,11 +43,11 @@ from vse.pipeline.files.writing import write_bytes, written
 __all__ = [
     "EMBEDDINGS",
     "Embeddings",
-    "embeddings_of",
-    "experiment_of",
-    "provenance_of",
+    "build_embeddings",
+    "experiment_name",
+    "parse_provenance",
     "read_embeddings",
-    "same_split",
+    "check_same_split",
     "write_embeddings",
     "write_scores",
 ]
@@ -59,7 +59,9 @@ _SHORTEST = 2.0**-100  # of an inner product or a square: 26 powers of two above
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "similarity", "provenance", "trained_on")
 _OPTIONAL = ("experiment", "seed", "provenance", "trained_on")
 log = logging.getLogger(__name__)
-EMBEDDINGS = hdf5_kind("a file of embeddings that vse wrote", lambda file: SUM in file.attrs and "caption_image_ids" in file)
+EMBEDDINGS = hdf5_kind(
+    "a file of embeddings that vse wrote", lambda file: HASH_ATTRIBUTE in file.attrs and "caption_image_ids" in file
+)
 
 
 def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
@@ -72,8 +74,8 @@ def write_embeddings(path: Path, embeddings: Embeddings) -> Path:
             if scores is not None:
                 values = scores[:]
                 file.create_dataset(name, data=values)
-                sums[name] = array_sum(values)
-        file.attrs[SUM] = content_sum(sums, _attributes_of(embeddings))
+                sums[name] = hash_array(values)
+        file.attrs[HASH_ATTRIBUTE] = hash_content(sums, _attributes_of(embeddings))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -102,7 +104,7 @@ def write_scores(
     with written(path) as stream, _hdf5(stream) as file:
         sums = _write_all_but_scores(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
-        sums |= {name: ArraySum(np.float32, shape) for name in directions}
+        sums |= {name: ArrayHash(np.float32, shape) for name in directions}
         for start in range(0, i2t.n_images, i2t.rows):
             rows = slice(start, min(start + i2t.rows, i2t.n_images))
             for name, blocks in directions.items():
@@ -113,7 +115,7 @@ def write_scores(
         if provenance is not None:
             embeddings = replace(embeddings, provenance=provenance())
             file.attrs["provenance"] = embeddings.provenance
-        file.attrs[SUM] = content_sum(sums, _attributes_of(embeddings))
+        file.attrs[HASH_ATTRIBUTE] = hash_content(sums, _attributes_of(embeddings))
     return path
 
 
@@ -136,20 +138,20 @@ def read_embeddings(path: Path) -> Embeddings:
         source = ReadOnce(path)
         with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
             items = {name: own_data(file, name, path=path) for name in names}
-            held = sum(item.nbytes for item in items.values() if item is not None) <= HELD_BYTES
+            held = sum(item.nbytes for item in items.values() if item is not None) <= IN_MEMORY_BYTES
             arrays = {
                 name: _array(source, item, held and not name.startswith("scores"))
                 for name, item in items.items()
                 if item is not None
             }
             stored = {name: file.attrs[name] for name in _ATTRIBUTES if name in file.attrs}
-            content_sha256 = file.attrs.get(SUM)
-    run = embeddings_of(path, arrays, stored, source)
+            content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
+    run = build_embeddings(path, arrays, stored, source)
     _check_sum(path, content_sha256, arrays, run)
     return run
 
 
-def embeddings_of(
+def build_embeddings(
     path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: ReadOnce | ReadFiles | None = None
 ) -> Embeddings:
     """Embeddings or scores from arrays and attributes by their names, checked; ``path`` is what errors call them."""
@@ -166,12 +168,12 @@ def embeddings_of(
     return run
 
 
-def experiment_of(path: Path, run: Described) -> str:
+def experiment_name(path: Path, run: FileMetadata) -> str:
     """What to call the model of a file: its experiment, or the file's name if it does not say."""
     return path.stem if run.experiment is None else run.experiment
 
 
-def provenance_of(run: Described) -> dict[str, Any]:
+def parse_provenance(run: FileMetadata) -> dict[str, Any]:
     """What a file says of features, settings and versions; empty if that is no JSON, since any program may have written it."""
     try:
         said = json.loads(run.provenance, parse_constant=_no_number)
@@ -184,7 +186,7 @@ def _no_number(constant: str) -> None:
     """What JSON does not know, NaN and infinities, becomes null."""
 
 
-def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:
+def check_same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings, of: Sequence[str] = ()) -> None:
     """:class:`UserError` unless two files are of one split, row by row, and agree in the attributes ``of`` that both have."""
     for name in ("dataset", "split", *of):
         ours, theirs = getattr(first, name), getattr(run, name)
@@ -198,14 +200,14 @@ def same_split(first_path: Path, first: Embeddings, path: Path, run: Embeddings,
     check_same_data(path, run.identity, first_path, first.identity)
 
 
-def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArraySum]:
+def _write_all_but_scores(file: h5py.File, embeddings: Embeddings) -> dict[str, ArrayHash]:
     """Write ids, vectors and attributes; returns the sums of these arrays by their names."""
     sums = {}
     for name in (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *VECTORS):
         values = getattr(embeddings, name)
         if values is not None:
             file.create_dataset(name, data=values)
-            sums[name] = array_sum(values)
+            sums[name] = hash_array(values)
     for name in _ATTRIBUTES:
         value = getattr(embeddings, name)
         if value is not None:
@@ -220,11 +222,11 @@ def _attributes_of(embeddings: Embeddings) -> dict[str, Any]:
 def _check_sum(path: Path, stored: object, arrays: Mapping[str, Any], run: Embeddings) -> None:
     """:class:`UserError` if a file's content is not that of its sum; of a file without one, of another program, it is said."""
     if stored is None:
-        log.info("%s: has no %s, so its content is not checked", path, SUM)
-    elif not isinstance(stored, str) or stored != content_sum(
-        {name: array_sum(values) for name, values in arrays.items()}, _attributes_of(run)
+        log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
+    elif not isinstance(stored, str) or stored != hash_content(
+        {name: hash_array(values) for name, values in arrays.items()}, _attributes_of(run)
     ):
-        raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
+        raise UserError(f"{path}: its content is not what was written (its {HASH_ATTRIBUTE} is of another one); make it again")
 
 
 @contextmanager

@@ -18,11 +18,11 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import ReadFiles, ReadOnce
 from vse.pipeline.files.writing import sha256_json
 
-SUM = "content_sha256"
+HASH_ATTRIBUTE = "content_sha256"
 _ROWS = 4096  # hashed at once
 
 
-class ArraySum:
+class ArrayHash:
     """What a sum knows of an array: its type, its shape, and the SHA-256 of its rows, which are added in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
@@ -37,22 +37,22 @@ class ArraySum:
         return f"{self._described} {self._digest.hexdigest()}"
 
 
-def array_sum(values: NDArray[Any]) -> ArraySum:
+def hash_array(values: NDArray[Any]) -> ArrayHash:
     """The sum of a whole array, read some rows at a time."""
-    total = ArraySum(values.dtype, values.shape)
+    total = ArrayHash(values.dtype, values.shape)
     for start in range(0, len(values), _ROWS):
         total.add(values[start : start + _ROWS])
     return total
 
 
-def content_sum(sums: Mapping[str, ArraySum], attributes: Mapping[str, Any]) -> str:
+def hash_content(sums: Mapping[str, ArrayHash], attributes: Mapping[str, Any]) -> str:
     """SHA-256 of the arrays of a file, by their names, and its attributes; what is None is not there."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in attributes.items()}
     there = {name: value for name, value in plain.items() if value is not None}
     return sha256_json({"arrays": {name: str(sums[name]) for name in sums}, "attributes": there})
 
 
-class Described(Protocol):
+class FileMetadata(Protocol):
     """What a file of embeddings or of phrase scores says of itself: what it is of, and which model made it.
 
     ``experiment`` and ``seed`` are None if the writer did not say, ``trained_on`` if that is ``dataset``; ``source`` is the

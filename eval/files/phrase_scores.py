@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.hdf5_fields import SUM, array_sum, content_sum, stored_attribute, stored_hashes, stored_ids
+from vse.eval.files.hdf5_fields import HASH_ATTRIBUTE, hash_array, hash_content, stored_attribute, stored_hashes, stored_ids
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import own_data
@@ -103,7 +103,7 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         file.create_dataset("types", data=arrays["types"].astype(object), dtype=h5py.string_dtype())
         file.attrs.update(format=FORMAT, version=VERSION)
         file.attrs.update({name: value for name, value in _attributes_of(scores).items() if value is not None})
-        file.attrs[SUM] = _sum(arrays, _attributes_of(scores))
+        file.attrs[HASH_ATTRIBUTE] = _sum(arrays, _attributes_of(scores))
     return write_bytes(path, buffer.getbuffer())
 
 
@@ -119,7 +119,7 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         items |= {name: item for name in _HASHES if (item := own_data(file, name, path=path)) is not None}
         arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
-        content_sha256 = file.attrs.get(SUM)
+        content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
     fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
@@ -127,9 +127,9 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
     _check(path, run)
     if content_sha256 is None:
-        log.info("%s: has no %s, so its content is not checked", path, SUM)
+        log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
     elif content_sha256 != _sum(arrays, _attributes_of(run)):
-        raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
+        raise UserError(f"{path}: its content is not what was written (its {HASH_ATTRIBUTE} is of another one); make it again")
     return run
 
 
@@ -143,7 +143,7 @@ def is_phrase_scores(path: Path) -> bool:
         return False
 
 
-def same_phrases(first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, of: Sequence[str] = ()) -> None:
+def check_same_phrases(first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, of: Sequence[str] = ()) -> None:
     """:class:`UserError` unless two files are of the same phrases with the same boxes, and agree in the attributes ``of``."""
     for name in ("dataset", "split", *of):
         ours, theirs = getattr(first, name), getattr(run, name)
@@ -164,7 +164,7 @@ def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
 def _sum(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
     """The sum of the content as it is stored; of ``types`` it is of their UTF-8 bytes, each closed by a line feed."""
     texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
-    return content_sum({name: array_sum(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
+    return hash_content({name: hash_array(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
 
 
 def _check_format(path: Path, file: h5py.File) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import BestAnswers, BestList, falling, lists_of_captions, lists_of_images
+from vse.eval.ranking.answers import BestAnswers, RankedList, rank_captions, rank_images, strictly_descending
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, first_bytes
 from vse.pipeline.files.writing import written
@@ -120,7 +120,7 @@ def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Pat
 
     ``i2t.qrels`` and ``t2i.qrels`` say what is right: an image's own captions, and a caption's image. ``i2t.run`` and
     ``t2i.run``, of several seeds ``i2t-<seed>.run`` and so on, have the answers over the whole split. They are in our order,
-    ties against the model; :func:`vse.eval.ranking.answers.falling` makes their scores strictly descending.
+    ties against the model; :func:`vse.eval.ranking.answers.strictly_descending` makes their scores strictly descending.
     """
     check_trec(folder)
     first = runs[0]
@@ -143,18 +143,18 @@ def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Pat
         tag = re.sub(r"\s+", "_", f"{printable(run.experiment or '')}{name}") or "vse"
         i2t, t2i = run.score_blocks()
         files.append(folder / f"i2t{name}.run")
-        _write_run(files[-1], lists_of_images(i2t, depth), len(np.unique(image_of_caption)), images, captions, tag)
+        _write_run(files[-1], rank_captions(i2t, depth), len(np.unique(image_of_caption)), images, captions, tag)
         files.append(folder / f"t2i{name}.run")
-        _write_run(files[-1], lists_of_captions(t2i or i2t, depth), len(captions), captions, images, tag)
+        _write_run(files[-1], rank_images(t2i or i2t, depth), len(captions), captions, images, tag)
     return files
 
 
 def _write_run(
-    path: Path, lists: Iterable[BestList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
+    path: Path, lists: Iterable[RankedList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
 ) -> None:
     with written(path) as stream:
         for query, rows, scores in progress_bar(lists, desc=path.name, total=n_queries, unit="queries"):
-            ranked = enumerate(zip(rows.tolist(), falling(scores).tolist(), strict=True), 1)
+            ranked = enumerate(zip(rows.tolist(), strictly_descending(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
             stream.write("".join(lines).encode())
 

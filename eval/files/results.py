@@ -14,7 +14,7 @@ from annotated_types import Len
 from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
 
 from vse.eval.defaults import FOLD
-from vse.eval.files.hdf5_fields import Described
+from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.split import SplitIdentity
 from vse.pipeline.dataset.identity import DataSums
 from vse.pipeline.errors import UserError
@@ -28,7 +28,7 @@ VERSION = 1
 COMPARISON_VERSION = 1
 
 
-class OverSeeds(BaseModel):
+class SeedStatistics(BaseModel):
     """A metric over several seeds: its mean, and the sample's standard deviation."""
 
     mean: float
@@ -41,7 +41,7 @@ def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
     return interval
 
 
-Metric = float | OverSeeds
+Metric = float | SeedStatistics
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 _Fold = dict[str, Metric | dict[str, Metric]]
 
@@ -96,7 +96,7 @@ class ProtocolMetrics(BaseModel):
         interval = self.ci95.get(name, nested)
         return None if isinstance(interval, dict) else interval
 
-    def interval_of_type(self, name: str, metric: str) -> tuple[float, float] | None:
+    def type_interval(self, name: str, metric: str) -> tuple[float, float] | None:
         """The 95% interval of a metric of the phrases of a type; None if it has none."""
         of_types = self.ci95.get("per_type")
         of_type = of_types.get(name) if isinstance(of_types, dict) else None
@@ -151,9 +151,9 @@ class Result(BaseModel):
     sha256: str | None = None
 
     @property
-    def shown_name(self) -> str:
-        """What tables call the model; see :func:`shown_name`."""
-        return shown_name(self.experiment, self.provenance)
+    def display_name(self) -> str:
+        """What tables call the model; see :func:`display_name`."""
+        return display_name(self.experiment, self.provenance)
 
 
 class ComparedMetric(BaseModel):
@@ -203,7 +203,7 @@ def read_comparison(path: Path) -> Comparison:
     return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
-def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
+def check_one_dataset(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
     """Raise UserError if two results or comparisons are of one name, split and ids, but of other photographs or captions."""
     known: dict[tuple[str, str, str], list[tuple[Path, DataSums]]] = {}
     for path, result in files:
@@ -219,7 +219,7 @@ def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
         others.append((path, result.data))
 
 
-def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
+def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
     """What to call a model: what ``vse-train --name`` gave or, without it, its experiment and the settings that were changed.
 
     ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Which features it read is no part of the name.
@@ -231,14 +231,14 @@ def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
     """``[margin=0.1]`` for the settings in which a run is not its preset; empty without any."""
-    changes = [match.groups() for text in changed_settings_of(provenance) if (match := _CHANGE.match(text))]
+    changes = [match.groups() for text in changed_settings(provenance) if (match := _CHANGE.match(text))]
     shown = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
     last = [key.rpartition(".")[2] for key in shown]
     names = [name if last.count(name) == 1 else key for key, name in zip(shown, last, strict=True)]
     return f"[{', '.join(f'{name}={value}' for name, value in zip(names, shown.values(), strict=True))}]" if names else ""
 
 
-def changed_settings_of(provenance: Mapping[str, Any]) -> list[str]:
+def changed_settings(provenance: Mapping[str, Any]) -> list[str]:
     """``loss.margin: 0.2 -> 0.1`` for every setting in which a run is not its preset, as far as the file says."""
     noted = provenance.get("changed_settings")
     return [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []
@@ -246,19 +246,19 @@ def changed_settings_of(provenance: Mapping[str, Any]) -> list[str]:
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
     """A metric and its standard deviation over seeds; NaN is what is not known."""
-    if isinstance(metric, OverSeeds):
+    if isinstance(metric, SeedStatistics):
         return metric.mean, metric.std
     return (math.nan if metric is None else metric), math.nan
 
 
-def distinct(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
+def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
     """The protocols of a result or a comparison, but those whose one fold is the whole split where that is there, too."""
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
-def without_comparisons(paths: Sequence[Path]) -> list[Path]:
+def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
     """Those of some files that are no comparisons, which may lie in the same folder; a line says which are."""
     kept = []
     for path in paths:
@@ -275,7 +275,7 @@ def content_sha256(content: Mapping[str, Any]) -> str:
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def file_reference(embeddings: Described, out: Path) -> dict[str, str]:
+def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
     """The path of an embeddings file, relative to the folder of the file ``out``, and the SHA-256 of what was read of it."""
     if embeddings.source is None:
         raise ValueError("embeddings that were read from no file")

@@ -45,10 +45,10 @@ class SplitIdentity(BaseModel):
 def split_identity(run: Embeddings) -> SplitIdentity:
     """The identity of the split that embeddings or scores are of."""
     ids, values = ("image_ids", run.image_ids) if run.coco_ids is None else ("coco_ids", run.coco_ids)
-    return identity_of(run.dataset, ids, values)
+    return image_identity(run.dataset, ids, values)
 
 
-def identity_of(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
+def image_identity(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
     """The identity of the images of a data set whose ``ids``, which are ``image_ids`` or ``coco_ids``, are ``values`` (n,)."""
     sha256 = sha256_json(sorted(values.tolist()))
     return SplitIdentity(ids=ids, sha256=sha256, name=split_name(dataset, sha256))
@@ -117,7 +117,7 @@ class _SelectedScores:
         return selected
 
 
-def selected_scores(scores: ScoreMatrix, images: NDArray[np.int64], captions: NDArray[np.int64]) -> ScoreMatrix:
+def select_scores(scores: ScoreMatrix, images: NDArray[np.int64], captions: NDArray[np.int64]) -> ScoreMatrix:
     """The scores of some images with some captions, by their rows and columns; selected where they are read."""
     return _SelectedScores(scores, images, captions)
 
@@ -183,14 +183,14 @@ class Embeddings:
         return self.scores is None and self.scores_i2t is not None
 
     @property
-    def of_phrases(self) -> bool:
+    def has_phrase_scores(self) -> bool:
         """Whether the scores are those of the captions' phrases with regions of the images."""
         return self.n_phrases is not None
 
     @property
     def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
         """The embeddings of images and captions if it is these that are compared; None if scores are."""
-        if self.scores_of("i2t") is not None or self.images is None or self.captions is None:
+        if self.direction_scores("i2t") is not None or self.images is None or self.captions is None:
             return None
         return self.images, self.captions
 
@@ -201,7 +201,7 @@ class Embeddings:
             return None
         return self.pooled_images, self.pooled_captions
 
-    def scores_of(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
+    def direction_scores(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
         """The scores (n_images, n_captions) of a direction; None if vectors are compared."""
         if self.scores is not None:
             return self.scores
@@ -213,7 +213,7 @@ class Embeddings:
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)
             return blocks_from_embeddings(images, captions, image_of_caption, self.similarity), None
-        i2t, t2i = self.scores_of("i2t"), self.scores_of("t2i")
+        i2t, t2i = self.direction_scores("i2t"), self.direction_scores("t2i")
         if i2t is None or t2i is None:
             raise ValueError("neither embeddings of images and captions nor scores of both directions")
         blocks = blocks_from_scores(i2t, image_of_caption)
@@ -226,7 +226,7 @@ class Embeddings:
             matrix = getattr(self, name)
             if matrix is not None:
                 rows = captions if name.endswith("captions") else images
-                selected[name] = selected_scores(matrix, images, captions) if name in SCORES else matrix[rows]
+                selected[name] = select_scores(matrix, images, captions) if name in SCORES else matrix[rows]
         for rows, names in ((images, _OF_IMAGES), (captions, _OF_CAPTIONS)):
             selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         return replace(self, **selected)

@@ -15,12 +15,12 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, row_blocks, scores_of_captions
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, caption_scores, row_blocks
 
 
 @dataclass(frozen=True)
 class BestAnswers:
-    """The best answers to the queries of one direction; queries and answers are rows until :meth:`named` makes ids of them.
+    """The best answers to the queries of one direction; queries and answers are rows until :meth:`with_ids` makes ids of them.
 
     queries : (n,) the queries
     ranks : (n,) 0-based, how many wrong answers score at least as high as the best right one
@@ -35,7 +35,7 @@ class BestAnswers:
     wrong: NDArray[np.int64]
     wrong_scores: NDArray[np.floating]
 
-    def named(self, of_queries: NDArray[np.int64], of_answers: NDArray[np.int64]) -> BestAnswers:
+    def with_ids(self, of_queries: NDArray[np.int64], of_answers: NDArray[np.int64]) -> BestAnswers:
         """The same with the ids of the rows of queries and answers; what is no answer keeps its row."""
         wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, of_answers[self.wrong])
         return replace(self, queries=of_queries[self.queries], right=of_answers[self.right], wrong=wrong)
@@ -95,7 +95,7 @@ def _mask(scores: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
 _LARGEST = 1e38  # in single precision, with room for smaller and larger numbers
 
 
-class BestList(NamedTuple):
+class RankedList(NamedTuple):
     """The row of a query, and the rows (n,) and scores (n,) of its best candidates, best first."""
 
     query: int
@@ -103,7 +103,7 @@ class BestList(NamedTuple):
     scores: NDArray[np.floating]
 
 
-def lists_of_images(blocks: ScoreBlocks, depth: int) -> Iterator[BestList]:
+def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
     """The best captions of each image that has one, a block of images at a time.
 
     Of candidates that tie, wrong ones come first, then lower rows. ``depth`` is how many there are at most, 0 for all.
@@ -115,15 +115,15 @@ def lists_of_images(blocks: ScoreBlocks, depth: int) -> Iterator[BestList]:
             yield _best_list(image, scores[image - rows.start], own[image_of_own == image].cpu().numpy(), depth)
 
 
-def lists_of_captions(blocks: ScoreBlocks, depth: int) -> Iterator[BestList]:
-    """The best images of each caption, as :func:`lists_of_images`, for some captions at a time."""
+def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
+    """The best images of each caption, as :func:`rank_captions`, for some captions at a time."""
     image_of_caption = blocks.image_of_caption.cpu().numpy()
-    for captions, scores in scores_of_captions(blocks, np.arange(len(image_of_caption))):
+    for captions, scores in caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
             yield _best_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
-def falling(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     """Scores in descending order made strictly descending in single precision: each one as it is, or the next smaller number.
 
     A program that sorts by them, in single precision as trec_eval does or in double, has no ties left to decide.
@@ -138,7 +138,7 @@ def falling(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     return strict
 
 
-def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> BestList:
+def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> RankedList:
     """The best of all candidates, which have ``scores`` (n_candidates,) and of which some rows are ``right``."""
     n = len(scores)
     rows = np.arange(n)
@@ -147,4 +147,4 @@ def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64
     is_right = np.zeros(n, bool)
     is_right[right] = True
     rows = rows[np.lexsort((rows, is_right[rows], -scores[rows]))][: depth or n]
-    return BestList(query, rows, scores[rows])
+    return RankedList(query, rows, scores[rows])

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import SAMPLES
-from vse.eval.ranking.metrics import Fold, averaged, fold_metrics, resampled
+from vse.eval.defaults import BOOTSTRAP_SAMPLES
+from vse.eval.ranking.metrics import Fold, average, fold_metrics, resample_metrics
 
 LEVEL = 0.95
 ALPHA = 0.05  # a difference is called significant if p is below
@@ -27,10 +27,10 @@ _WEIGHTS = 2**21  # of images in samples, held at once
 Run = Sequence[Fold]  # the queries of one seed, a fold after the other
 
 
-def intervals(runs: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
+def intervals(runs: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0) -> dict[str, Any]:
     """For each metric the percentile interval ``[low, high]`` that holds 95% of its means over ``runs``.
 
-    The seeds of a model are resampled together: the interval says what other test images would have given, the standard
+    The seeds of a model are resample_metrics together: the interval says what other test images would have given, the standard
     deviation over seeds what other seeds would have.
     """
     runs, n_images = _compacted(runs)
@@ -38,7 +38,9 @@ def intervals(runs: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dic
     return _each(_joined([_means(runs, _drawn(runs[0], n_images, n, rng)) for n in _portions(samples, n_images)]), _interval)
 
 
-def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMPLES, seed: int = 0) -> dict[str, Any]:
+def differences(
+    first: Sequence[Run], second: Sequence[Run], samples: int = BOOTSTRAP_SAMPLES, seed: int = 0
+) -> dict[str, Any]:
     """How far two models' metrics, means over as many seeds, are apart on the same queries.
 
     For each metric a dict: ``a``, ``b`` and ``difference`` (a - b); ``ci95``, the interval of the difference by a paired
@@ -61,7 +63,7 @@ def differences(first: Sequence[Run], second: Sequence[Run], samples: int = SAMP
         _each(_joined([part[kind][0] for part in portions]), np.subtract, _joined([part[kind][1] for part in portions]))
         for kind in ("drawn", "swapped")
     )
-    observed = [averaged([averaged([fold_metrics(fold) for fold in run]) for run in runs]) for runs in (first, second)]
+    observed = [average([average([fold_metrics(fold) for fold in run]) for run in runs]) for runs in (first, second)]
     return _each(observed[0], _difference, observed[1], drawn, swapped)
 
 
@@ -85,8 +87,8 @@ def _portions(samples: int, n_images: int) -> list[int]:
 
 
 def _means(runs: Sequence[Run], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Every metric (n_samples,), averaged over seeds."""
-    return averaged([resampled(run, weights) for run in runs])
+    """Every metric (n_samples,), average over seeds."""
+    return average([resample_metrics(run, weights) for run in runs])
 
 
 def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ MISSED = np.iinfo(np.int64).max  # the rank of a phrase without a right candidat
 _CANDIDATES = 2**19  # looked at at once
 
 
-class Localised(NamedTuple):
+class PhraseRanks(NamedTuple):
     """What became of each phrase.
 
     ranks : (n_phrases,) how many wrong candidates score at least as high as the best right one; ``MISSED`` if none is right
@@ -40,13 +40,13 @@ class Localised(NamedTuple):
         return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
 
 
-def localised(
+def phrase_ranks(
     scores: Float[np.ndarray, " n"],
     boxes: Float[np.ndarray, "n 4"],
     offsets: Int[np.ndarray, " n_phrases_and_one"],
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
-) -> Localised:
+) -> PhraseRanks:
     """What became of phrases, of which number k has the candidates ``offsets[k]:offsets[k + 1]``; ``iou`` is the threshold.
 
     A phrase whose ``truth`` is NaN is missed.
@@ -55,7 +55,7 @@ def localised(
         _block(scores[of], boxes[of], offsets[rows.start : rows.stop + 1] - offsets[rows.start], truth[rows], iou)
         for rows, of in _blocks(offsets)
     ]
-    return Localised(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return PhraseRanks(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:

@@ -30,7 +30,7 @@ DIRECTIONS = {
     "s2s": "sentence to sentence",
     "phrase": "phrase to region",
 }
-NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
+METRIC_TITLES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
     "medr": "Med r",
     "meanr": "mean r",
     "ndcg10": "nDCG@10",
@@ -45,18 +45,18 @@ NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
 }
 
 
-def metric_name(metric: str) -> str:
+def metric_title(metric: str) -> str:
     """What people call a metric: ``R@50`` for ``r50``, say; the metric itself if there is no other name."""
-    return NAMES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
+    return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
 DEPTH = 10  # of nDCG
-LIST_METRICS = ("ndcg10", "mrr", "map")
+POSITION_METRICS = ("ndcg10", "mrr", "map")
 _DISCOUNTS = 1 / np.log2(np.arange(DEPTH) + 2)
 _BEST = np.cumsum(_DISCOUNTS)  # discounted gain of 1, 2, ... right answers that come first
 
 
-def list_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+def position_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     """The metrics of each query (n_queries,), in percent, from all its right answers.
 
     MRR has 1 / (1 + p) for the first right position p, which starts at 0; AP is the mean, over all right answers, of the share
@@ -88,7 +88,7 @@ def list_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -
 class Queries:
     """What became of the queries of one direction.
 
-    images : (n,) the row of the image that each query is or belongs to, with which it is resampled
+    images : (n,) the row of the image that each query is or belongs to, with which it is resample_metrics
     values : of each metric that is a mean over queries, such as R@K in percent, the value (n,) of each query
     ranks : (n,) 0-based, where the median is a metric, too
     answers : the best right and wrong answers, by ids, where they were asked for
@@ -100,7 +100,7 @@ class Queries:
     answers: BestAnswers | None = None
 
     @classmethod
-    def ranked(
+    def from_ranks(
         cls,
         ranks: NDArray[np.int64],
         images: NDArray[np.int64],
@@ -121,7 +121,7 @@ class Queries:
 Fold = Mapping[str, Queries]
 
 
-def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
+def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
     """The queries in both directions among some images and all their captions; ``image_of_caption`` is (n_captions,).
 
     With the ranks of all own captions (:attr:`vse.eval.ranking.ranks.Ranks.own`) there are nDCG@10, MRR and mAP, too.
@@ -129,8 +129,11 @@ def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int]
     images, image = np.unique(image_of_caption, return_inverse=True)
     i2t, t2i = {}, {}
     if ranks.own is not None:
-        i2t, t2i = list_metrics(image, ranks.own), list_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
-    return {"i2t": Queries.ranked(ranks.i2t, images, ks, i2t), "t2i": Queries.ranked(ranks.t2i, image_of_caption, ks, t2i)}
+        i2t, t2i = position_metrics(image, ranks.own), position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
+    return {
+        "i2t": Queries.from_ranks(ranks.i2t, images, ks, i2t),
+        "t2i": Queries.from_ranks(ranks.t2i, image_of_caption, ks, t2i),
+    }
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
     ``meanr`` = mean + 1.
     """
-    return _means(Queries.ranked(ranks, np.arange(len(ranks))))
+    return _means(Queries.from_ranks(ranks, np.arange(len(ranks))))
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
@@ -154,17 +157,17 @@ def metrics(ranks: Ranks) -> dict[str, Any]:
     return {**directions, **_sums(directions)}
 
 
-def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The mean of every metric over folds."""
     first = results[0]
     return {
-        key: averaged([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
+        key: average([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
         for key, value in first.items()
     }
 
 
-def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Every metric of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
+def resample_metrics(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """Every metric of :func:`fold_metrics`, average over folds, with each image counted as often as it weighs.
 
     ``weights`` is (n_samples, n_images), of integers. A metric becomes (n_samples,); one of no query at all is NaN.
     """
@@ -176,7 +179,7 @@ def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, 
             direction: _weighted(queries, np.searchsorted(images, queries.images), own) for direction, queries in fold.items()
         }
         results.append({**directions, **_sums(directions)})
-    return averaged(results)
+    return average(results)
 
 
 def _means(queries: Queries) -> dict[str, float]:

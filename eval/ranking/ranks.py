@@ -244,7 +244,7 @@ def row_blocks(blocks: ScoreBlocks) -> list[tuple[slice, Int[Tensor, " _"]]]:
     ]
 
 
-def scores_of_captions(
+def caption_scores(
     blocks: ScoreBlocks, captions: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.floating]]]:
     """The scores of all images (n_images, n) with some of the ``captions``, n at a time; before them, which these are."""

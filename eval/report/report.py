@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import PHRASE, QUERIES
+from vse.eval.defaults import PHRASE, REPORT_QUERIES
 from vse.eval.files.results import Member, Result
 from vse.eval.protocols.options import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
@@ -66,7 +66,7 @@ def write_report(
     out: Path,
     data: Path | None = None,
     embeddings: Sequence[Path] = (),
-    queries: int = QUERIES,
+    queries: int = REPORT_QUERIES,
     seed: int = 0,
     attention: AttentionOfRun | None = None,
 ) -> Path:

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import pandas as pd
 
-from vse.eval.ranking.metrics import DIRECTIONS, metric_name
+from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, csv_cell, printable
 from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
@@ -171,7 +171,7 @@ def as_latex(cells: Cells) -> str:
 def title_of(metric: str) -> tuple[str, str]:
     """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
     direction, _, name = metric.partition("_")
-    return (DIRECTIONS[direction], metric_name(name)) if direction in DIRECTIONS else ("", metric_name(metric))
+    return (DIRECTIONS[direction], metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 from tests.eval.some_phrases import some_phrases
-from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases, write_phrase_scores
+from vse.eval.files.phrase_scores import (
+    PhraseScores,
+    check_same_phrases,
+    is_phrase_scores,
+    read_phrase_scores,
+    write_phrase_scores,
+)
 from vse.pipeline.errors import UserError
 
 N_PHRASES, N_CANDIDATES = 48, 48 * 9
@@ -243,6 +249,6 @@ def test_a_writer_s_own_fault_is_no_user_error(tmp_path: Path) -> None:
 )
 def test_files_of_other_phrases_are_not_evaluated_together(other: PhraseScores, reason: str) -> None:
     first = some_phrases()
-    same_phrases(Path("a"), first, Path("b"), replace(first, scores=first.scores * 2), of=["experiment"])
+    check_same_phrases(Path("a"), first, Path("b"), replace(first, scores=first.scores * 2), of=["experiment"])
     with pytest.raises(UserError, match=reason):
-        same_phrases(Path("a"), first, Path("b"), other, of=["experiment"])
+        check_same_phrases(Path("a"), first, Path("b"), other, of=["experiment"])
