@@ -51,7 +51,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
-    help=f"Samples of the images for 95% intervals, 0 for none.  [default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
+    help="Samples of the images for 95% intervals, 0 for none.  "
+    f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
 )
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")

@@ -44,10 +44,10 @@ __all__ = [
     "EMBEDDINGS",
     "Embeddings",
     "build_embeddings",
+    "check_same_split",
     "experiment_name",
     "parse_provenance",
     "read_embeddings",
-    "check_same_split",
     "write_embeddings",
     "write_scores",
 ]

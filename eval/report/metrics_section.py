@@ -91,7 +91,7 @@ def paired_differences(image_of_caption: NDArray[np.int64], first: Ranks, second
         [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], COMPARISON_SAMPLES
     )
     named = [
-        (f"{DIRECTIONS[direction]} {METRIC_TITLES[name]}", compared[direction][name])
+        (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
         for direction in ("i2t", "t2i")
         for name in _RECALLS
     ]
@@ -132,7 +132,7 @@ def headline(result: Result) -> list[tuple[str, ShownMetric]]:
             return [
                 ("rsum", sums["rsum"]),
                 *(
-                    (f"{METRIC_TITLES[key]}, {DIRECTIONS[direction]}", directions[direction][key])
+                    (f"{METRIC_TITLES[key]}, {DIRECTIONS[direction].title}", directions[direction][key])
                     for key, direction in asked
                     if key in directions.get(direction, {})
                 ),
@@ -146,7 +146,7 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     directions = list(dict.fromkeys(direction for one in shown for direction in one))
     keys = list(dict.fromkeys(key for one in shown for metrics in one.values() for key in metrics))
     rows = [
-        MetricRow(DIRECTIONS[direction], series, [one[direction].get(key, ShownMetric(math.nan)) for key in keys])
+        MetricRow(DIRECTIONS[direction].title, series, [one[direction].get(key, ShownMetric(math.nan)) for key in keys])
         for direction in directions
         for series, one in enumerate(shown)
         if direction in one
@@ -179,7 +179,7 @@ def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, d
 
 def _chance_note(chance: dict[str, dict[str, float]]) -> str:
     """The chance level in numbers."""
-    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name]}" for name, of in chance.items()]
+    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name].title}" for name, of in chance.items()]
     return f"Dotted lines: chance, R@1 / 5 / 10 of {', '.join(levels)}." if levels else ""
 
 
@@ -204,7 +204,7 @@ def _chart(
     if not bars:
         return None
     groups = [
-        (DIRECTIONS[direction], [METRIC_TITLES[key] for of, key in bars if of == direction])
+        (DIRECTIONS[direction].title, [METRIC_TITLES[key] for of, key in bars if of == direction])
         for direction in dict.fromkeys(of for of, _ in bars)
     ]
     series = []

@@ -133,7 +133,7 @@ class Cells(NamedTuple):
 
 def as_text(cells: Cells) -> str:
     """A table for a terminal, which is Markdown, too; the notes stand below."""
-    short = {title: direction for direction, title in DIRECTIONS.items()}
+    short = {direction.title: direction.name for direction in DIRECTIONS.values()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
     lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -171,7 +171,7 @@ def as_latex(cells: Cells) -> str:
 def title_of(metric: str) -> tuple[str, str]:
     """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
     direction, _, name = metric.partition("_")
-    return (DIRECTIONS[direction], metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
+    return (DIRECTIONS[direction].title, metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

@@ -111,7 +111,7 @@ def test_ranks_and_overlaps_are_those_of_slow_loops(
     scores = np.array([score for _, score in candidates], float)
     offsets = np.concatenate([[0], np.cumsum([len(candidates) for candidates in phrases])]).astype(np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(localisation, "_CANDIDATES", at_once)
+        patch.setattr(localisation, "_MAX_CANDIDATES", at_once)
         outcome = phrase_ranks(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
     for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
         overlaps = [inclusive_iou(box, truth[k]) for box in boxes[start:stop]]
