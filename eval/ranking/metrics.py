@@ -97,13 +97,13 @@ def ndcg(answers: RightAnswers) -> NDArray[np.float64]:
     """Return nDCG@10: the sum of 1 / log2(2 + position) over right positions below 10, divided by its largest value."""
     counted = answers.positions < _NDCG_DEPTH
     gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
-    return np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    values: NDArray[np.float64] = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    return values
 
 
 def reciprocal_rank(answers: RightAnswers) -> NDArray[np.float64]:
     """Return 1 / (1 + p) for the 0-based position p of the first right answer; its mean is MRR."""
-    values: NDArray[np.float64] = 1 / (1 + answers.positions[answers.first])
-    return values
+    return 1 / (1 + answers.positions[answers.first])
 
 
 def average_precision(answers: RightAnswers) -> NDArray[np.float64]:
