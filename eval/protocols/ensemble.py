@@ -121,7 +121,7 @@ def ensemble(
             raise ValueError("an ensemble with a model of phrases needs their share, alpha")
         return replace(combined_scores(*streams, alpha), **said)
     for path, member in members:
-        check_same_split(first_path, first, path, member, of=("similarity",))
+        check_same_split(first_path, first, path, member, attributes=("similarity",))
         if (member.vectors is None) != (first.vectors is None):
             raise UserError(f"{first_path} and {path} cannot be averaged: one holds scores, the other embeddings")
         if sentence and member.captions is not None:
