@@ -185,10 +185,12 @@ def result_lines(result: Result) -> list[str]:
 def phrase_line(result: Result) -> str:
     """The metrics of a result of phrases, for a person."""
     protocol = result.protocols["phrase"]
-    recalls = " / ".join(f"{mean_and_std(protocol.phrase[f'r{k}'])[0]:.1f}" for k in RECALLS)
+    recalls = " / ".join(f"{mean_and_std(protocol.directions[PHRASE][f'r{k}'])[0]:.1f}" for k in RECALLS)
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
-    others = ", ".join(f"{METRIC_TITLES[key]} {mean_and_std(protocol.phrase[key])[0]:.1f}" for key in ("bound", "mean_iou"))
+    others = ", ".join(
+        f"{METRIC_TITLES[key]} {mean_and_std(protocol.directions[PHRASE][key])[0]:.1f}" for key in ("bound", "mean_iou")
+    )
     facts = ([f"trained on {result.trained_on}"] if result.trained_on else []) + (["not finished"] * bool(result.unfinished))
     said = f" ({', '.join(facts)})" if facts else ""
     head = f"{result.dataset} {result.display_name}{said} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"

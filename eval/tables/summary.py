@@ -119,7 +119,7 @@ def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
             if {whole, captions} <= set(protocols):
                 both, sentence = protocols[whole], protocols.pop(captions)
-                added = {"s2s": sentence.s2s, "ci95": both.ci95 | sentence.ci95}
+                added = {"directions": both.directions | sentence.directions, "ci95": both.ci95 | sentence.ci95}
                 protocols[whole] = both.model_copy(update=added)
         rows += [_row(path, result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
