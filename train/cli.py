@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from vse.eval.defaults import QUERIES
+from vse.eval.defaults import REPORT_QUERIES
 from vse.pipeline.command import ALLOW_CODE, FORCE, SEED, THREADS, entry_point
 from vse.pipeline.errors import printable
 from vse.pipeline.presets.preset_files import preset_descriptions
@@ -257,7 +257,7 @@ def search_command(
 @click.option(
     "--queries",
     type=click.IntRange(min=0),
-    default=QUERIES,
+    default=REPORT_QUERIES,
     show_default=True,
     help="Number of queries to display in each direction.",
 )

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vse.eval.defaults import IOU, RECALLS
-from vse.eval.ranking.localisation import MISSED, Localised, localised
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import Numbers
 from vse.train.models.build import Model
@@ -54,14 +54,14 @@ class PhraseSplit:
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
-    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> Localised:
+    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
         """Return the ranks at which scores (n,) of the candidates localise the phrases with a box, in their order."""
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         boxes = self.regions.candidates.boxes[self.candidates[rows]]
-        return localised(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+        return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
     def bound(self) -> float:
         """Return the share of phrases with a box, in percent, that some candidate localises: an upper bound of R@K."""
@@ -77,7 +77,7 @@ class PhraseSplit:
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
 
 
-def recalls(outcome: Localised) -> dict[str, float]:
+def recalls(outcome: PhraseRanks) -> dict[str, float]:
     """Return R@1, R@5 and R@10 of phrases, in percent, and their sum, which selects the best epoch of a training."""
     found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
     return {**found, "rsum": sum(found.values())}

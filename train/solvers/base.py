@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
-from vse.eval.ranking.metrics import averaged, metrics
+from vse.eval.ranking.metrics import average, metrics
 from vse.pipeline.errors import Interrupted
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
@@ -197,7 +197,7 @@ class RetrievalSolver(Solver):
         """Return recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
         folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
-        measured = averaged([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
         recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
         return {**recalls, "rsum": float(measured["rsum"])}
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import (
     EMBEDDINGS,
     Embeddings,
-    experiment_of,
-    provenance_of,
+    experiment_name,
+    parse_provenance,
     read_embeddings,
     write_embeddings,
     write_scores,
@@ -243,7 +243,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
     known = {run.source.sha256 for run in runs if run.source is not None}
     said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
-    backbone = Backbone(sha256_json(sorted(known)), experiment_of(path, first), said)
+    backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
     return _written(outs, dataset, backbone, rows, skipped)
 
 
@@ -277,7 +277,7 @@ def _written(
 
 def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
     """The data set that embeddings are of."""
-    named = provenance_of(first).get("captions")
+    named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
     dataset = load_dataset_file(captions or path.parent / str(named))
