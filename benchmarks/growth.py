@@ -2,11 +2,11 @@
 
 Claims: all but evaluation grow in proportion to size, and evaluation, which compares all images with all captions, with its
 square; memory grows with the embeddings, the features in memory and the texts, and with nothing else.
-Works: ``evaluation`` is ``evaluate()`` of images with five captions each, of 1,024 numbers; ``extraction`` of a small network
-on crops of 32 pixels, so that what is not the network would show; ``training`` an epoch of VSE++ of 256 dimensions, from
-opening the cache to the last checkpoint; ``search`` an exact query on rows of 512 numbers, mapped from a file, whose pages
-count as memory; ``workflow`` a dry run of Snakemake, by shards of a feature; ``dataset.json`` loading it, by images of five
-captions each.
+Works: ``evaluation`` of images with five captions each, of 1,024 numbers, by ``evaluate_files()``; ``extraction`` of a small
+network on crops of 32 pixels, so that what is not the network would show; ``training`` an epoch of VSE++ of 256 dimensions,
+from opening the cache to the last checkpoint; ``search`` an exact query on rows of 512 numbers, mapped from a file, whose
+pages count as memory; ``workflow`` a dry run of Snakemake, by shards of a feature; ``dataset.json`` loading it, by images of
+five captions each.
 Limits: made-up data, one thread, one run of each point. ``cpu_s`` is processor time of the work alone; ``start_gb`` is the
 memory before it, libraries included (0 of ``workflow``, a program of its own), ``peak_gb`` the most that was resident.
 
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from training import make_up
 
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
+from vse.eval.protocols.evaluate import evaluate_files
 from vse.eval.search.exact import exact_search
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -131,7 +131,9 @@ class Work:
 
 
 WORKS = {
-    "evaluation": Work("images", 10_000, make_embeddings, lambda folder: evaluate([folder / "test.h5"], folder / "test.json")),
+    "evaluation": Work(
+        "images", 10_000, make_embeddings, lambda folder: evaluate_files([folder / "test.h5"], folder / "test.json")
+    ),
     "extraction": Work("images", 5_000, make_photos, extract),
     "training": Work(
         "pairs",

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.files.results import Result, read_comparison
-from vse.eval.protocols.phrase_evaluation import result_lines
+from vse.eval.protocols.result_content import result_lines
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import PhraseHit, SearchHit
 from vse.eval.tables.significance import difference_lines, significance, significance_cells

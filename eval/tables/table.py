@@ -92,7 +92,7 @@ class TableKind(ABC):
         if out is not None:
             check_out(out, self.output_kind(out), request.results)
             if out.suffix not in self.suffixes:
-                raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.suffixes)}")
+                raise UserError(f"{out}: the table {self.name} is written as {' or '.join(self.suffixes)}")
         frame = self.frame(request)
         if out is not None:
             self.write(frame, out, request)

@@ -37,7 +37,6 @@ MAY_IMPORT: dict[str, dict[str, set[str]]] = {
         "prepare": _PREPARED_BY,
         "training": {*_PREPARED_BY, "prepare"},
         "use": {*_PREPARED_BY, "prepare"},
-        "ladder_fit": {*_PREPARED_BY},
         "named_experiment": {*_PREPARED_BY, "prepare", "training"},
         "serve": {"use"},
         "cli": {*_PREPARED_BY, "prepare", "training", "named_experiment", "use"},

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.eval.evaluating import write_phrase_result
 from tests.eval.report.test_report import chromium, fails_with
 from tests.eval.some_phrases import phrases_of, some_phrases
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.eval.protocols.phrase_evaluation import evaluate_phrases
 from vse.eval.report.phrases import phrase_gallery
 from vse.eval.report.report import write_report
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -32,7 +32,7 @@ def result(demo: Path, tmp_path: Path) -> Callable[..., Path]:
         note = {"captions": str(demo), "config": {"loss": {"margin": skill}}}
         run = phrases_of(demo, skill, experiment=experiment, provenance=json.dumps(note), **changes)
         file = write_phrase_scores(tmp_path / "runs" / f"demo_{experiment}" / "seed-0" / "test.h5", run)
-        return evaluate_phrases([file], tmp_path / "results" / f"demo_{experiment}.json", bootstrap=100)
+        return write_phrase_result([file], tmp_path / "results" / f"demo_{experiment}.json", bootstrap=100)
 
     return make
 
@@ -184,7 +184,7 @@ def test_texts_of_data_are_escaped(own_demo: Path, tmp_path: Path, edit: Callabl
     n_phrases = len(phrases_of(own_demo).types)
     run = phrases_of(own_demo, types=types[:n_phrases], experiment=evil.replace("/", ""))
     file = write_phrase_scores(tmp_path / "p.h5", run)
-    result = evaluate_phrases([file], tmp_path / "r.json", bootstrap=0)
+    result = write_phrase_result([file], tmp_path / "r.json", bootstrap=0)
     page = report(tmp_path, result, data=own_demo)
     assert "<article" in page
     assert not re.search(r"<(script|marquee)", page)
@@ -197,7 +197,7 @@ def test_a_report_of_no_queries_has_no_photos(result: Callable[..., Path], tmp_p
 
 
 def other(run: PhraseScores, path: Path) -> Path:
-    return evaluate_phrases([write_phrase_scores(path.with_suffix(".h5"), run)], path, bootstrap=0)
+    return write_phrase_result([write_phrase_scores(path.with_suffix(".h5"), run)], path, bootstrap=0)
 
 
 def test_what_does_not_belong_together_is_refused(
@@ -211,7 +211,7 @@ def test_what_does_not_belong_together_is_refused(
     fails_with(
         "has no phrase .* of which there are scores", [other(unknown, tmp_path / "u.json")], tmp_path / "p.html", data=demo
     )
-    strict = evaluate_phrases(sorted(tmp_path.glob("runs/*/*/*.h5")), tmp_path / "s.json", iou=0.7, bootstrap=0)
+    strict = write_phrase_result(sorted(tmp_path.glob("runs/*/*/*.h5")), tmp_path / "s.json", iou=0.7, bootstrap=0)
     fails_with("are at different IoU", [good, strict], tmp_path / "p.html")
     file = tmp_path / "runs" / "demo_good" / "seed-0" / "test.h5"
     write_phrase_scores(file, phrases_of(demo, skill=1.0, experiment="good"))

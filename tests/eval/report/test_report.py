@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.eval.evaluating import write_result
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.evaluate import content_sha256, evaluate
+from vse.eval.files.results import content_sha256
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.report.charts import Curve
 from vse.eval.report.report import flattened, write_report
@@ -82,7 +83,7 @@ class World:
     def result(self, *files: Path, **options: Any) -> Path:
         files = files or (self.embeddings(**options),)
         name = files[0].parent.parent.name
-        return evaluate(files, self.folder / "results" / f"{name}.json", asked=EvaluationOptions(bootstrap=20))
+        return write_result(files, self.folder / "results" / f"{name}.json", options=EvaluationOptions(bootstrap=100))
 
     def page(self, *results: Path, **options: Any) -> str:
         return write_report(results, self.folder / "page.html", **options).read_text()
@@ -237,7 +238,7 @@ def test_whatever_a_data_set_says_is_text(world: World) -> None:
     run = world.embeddings(dataset=EVIL_NAME, experiment="<b>a", provenance=note)
     record = {"experiment": "<b>a", "best_epoch": EVIL, "device": EVIL}
     (run.parent / "run.json").write_text(json.dumps(record))
-    page = world.page(evaluate([run], world.folder / "r.json", asked=EvaluationOptions(bootstrap=0)), queries=36)
+    page = world.page(write_result([run], world.folder / "r.json", options=EvaluationOptions(bootstrap=0)), queries=36)
     assert "<script" not in page
     assert "<i>" not in page
     assert "<b>a" not in page
@@ -437,10 +438,10 @@ def test_an_ensemble_is_shown_by_the_scores_of_all_its_members_and_the_first_see
     monkeypatch.setenv("VSE_PRESETS", str(world.folder))
     members = [world.embeddings(experiment=name, noise=2.0, seed=seed) for seed in seeds for name in ("vsepp", "vse0")]
     out, first = (world.folder / "results" / name for name in ("both.json", "first.json"))
-    result = evaluate(members, out, asked=EvaluationOptions(bootstrap=0, together=True, experiment="both"))
+    result = write_result(members, out, options=EvaluationOptions(bootstrap=0, ensemble=True, experiment="both"))
     page = world.page(result, queries=36)
     ranks = [int(rank) for card in cards(page, "i2t") for rank in re.findall(r"at rank <b>(\d+)</b>", card)]
-    shown = evaluate(members[:2], first, asked=EvaluationOptions(bootstrap=0, together=True))
+    shown = write_result(members[:2], first, options=EvaluationOptions(bootstrap=0, ensemble=True))
     recall = json.loads(shown.read_text())["protocols"]["full"]["i2t"]["r1"]
     assert len(ranks) == N_IMAGES
     assert 100 * ranks.count(1) / N_IMAGES == pytest.approx(recall)

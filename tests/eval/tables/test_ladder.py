@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.eval.evaluating import write_result
 from tests.eval.slow_ranks import slow_ranks
 from vse.eval.cli import table_main
 from vse.eval.defaults import LADDER_COSTS
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.ladder import LadderTable, cost_cell, ladder, pareto_front
 
@@ -50,7 +50,7 @@ def embeddings(name: str, seed: int, noise: float, **cost: Any) -> Embeddings:
 def result(folder: Path, name: str, *runs: Embeddings) -> Path:
     """The result of some seeds of a model."""
     files = [write_embeddings(folder / f"{name}-{run.seed}.h5", run) for run in runs]
-    return evaluate(files, folder / f"{name}.json", asked=EvaluationOptions(bootstrap=200))
+    return write_result(files, folder / f"{name}.json", options=EvaluationOptions(bootstrap=200))
 
 
 def edited(path: Path, change: Callable[[Any], None]) -> Path:

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import write_phrase_result
 from tests.eval.some_phrases import some_phrases
 from tests.eval.tables.test_summary import made
 from vse.eval.cli import table_main
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
-from vse.eval.protocols.phrase_evaluation import evaluate_phrases
 from vse.eval.tables.published import PublishedTable, compared
 from vse.eval.tables.significance import SignificanceTable, compare_phrases, significance
 from vse.eval.tables.summary import SummaryTable, summary, summary_cells
@@ -28,7 +28,7 @@ METRICS = ["phrase_r1", "phrase_r5", "phrase_r10", "phrase_bound", "phrase_mean_
 def result(folder: Path, *runs: PhraseScores, **options: Any) -> Path:
     name = f"{runs[0].dataset}_{runs[0].experiment}"
     files = [write_phrase_scores(folder / "runs" / name / f"seed-{run.seed}" / "test.h5", run) for run in runs]
-    return evaluate_phrases(files, folder / "results" / f"{name}.json", bootstrap=100, **options)
+    return write_phrase_result(files, folder / "results" / f"{name}.json", bootstrap=100, **options)
 
 
 def of_row(row: str = ROW, **changes: Any) -> PhraseScores:

@@ -16,11 +16,11 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from tests.eval.evaluating import write_result
 from vse.eval.cli import table_main
 from vse.eval.defaults import published_tables
 from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.files.results import content_sha256
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.tables.published import PublishedTable, compared
 from vse.eval.tables.published_rows import published_rows
@@ -70,11 +70,11 @@ class Results:
                 provenance=json.dumps(noted(config, dataset) if config else {}),
             )
             files.append(write_embeddings(self.folder / f"{seed}.h5", made))
-        return evaluate(
+        return write_result(
             files,
             self.folder / f"{dataset}_{experiment}.json",
             protocol,
-            asked=EvaluationOptions(bootstrap=0, cross_check=False),
+            options=EvaluationOptions(bootstrap=0, cross_check=False),
         )
 
 
@@ -483,7 +483,9 @@ def test_an_ensemble_is_its_row_unless_a_member_was_changed(tmp_path: Path, resu
         for name, changed in (("vsepp", changes), ("vse0", {})):
             result(name, config=settings(name, **changed))
             files.append((tmp_path / "0.h5").rename(tmp_path / f"{name}.h5"))
-        path = evaluate(files, tmp_path / "duo.json", asked=EvaluationOptions(bootstrap=0, together=True, experiment="duo"))
+        path = write_result(
+            files, tmp_path / "duo.json", options=EvaluationOptions(bootstrap=0, ensemble=True, experiment="duo")
+        )
         table = compared("vsepp_4", [path])
         assert filled(table) == ["vsepp 4.1"]
         row = line(table, "vsepp 4.1")
@@ -500,7 +502,7 @@ def test_a_difference_within_our_interval_is_marked(tmp_path: Path, result: Resu
     scores[np.arange(n), np.arange(n)] = np.where(np.arange(n) < 10 * target, 1, -1)
     ids = np.arange(n)
     run = Embeddings(ids, ids, ids, "coco", "test", scores=scores, experiment="vsepp", seed=0, similarity="network")
-    file = evaluate([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
+    file = write_result([write_embeddings(tmp_path / "e.h5", run)], tmp_path / "r.json")
     table = compared("vsepp_1", [file])
     (row,) = table[table["experiment"] == "vsepp"].to_dict("records")
     low, high = json.loads(file.read_text())["protocols"]["1k"]["ci95"]["i2t"]["r1"]
