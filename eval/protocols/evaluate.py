@@ -123,6 +123,8 @@ def evaluate_arrays(
     started = time.perf_counter()
     if options.ensemble:
         raise UserError(f"{name}: an ensemble needs several files of embeddings; leave --ensemble out")
+    if out is not None:
+        check_out(out, RESULT)
     place = _NO_FILE if out is None else out
     if options.per_query is not None:
         check_per_query(options.per_query, [place])

@@ -117,6 +117,13 @@ def test_an_evaluation_that_was_not_written_has_no_file() -> None:
         vse.table("summary", result)
 
 
+def test_an_evaluation_of_arrays_replaces_no_other_file() -> None:
+    Path("notes.txt").write_text("keep me")
+    with pytest.raises(vse.UserError, match=r"notes\.txt"):
+        vse.evaluate(**arrays(), bootstrap=0, out="notes.txt")
+    assert Path("notes.txt").read_text() == "keep me"
+
+
 def test_a_written_evaluation_of_arrays_is_a_result_as_any_other() -> None:
     result = vse.evaluate(**arrays(), name="mine", out="mine.json")
     table = vse.table("summary", [result], out="mine.csv")
