@@ -37,8 +37,8 @@ _FILE = click.Path(path_type=Path)
     multiple=True,
     default=("auto",),
     show_default=True,
-    help="Protocol to evaluate; may be repeated. full: the whole split; 1k: mean over folds of 1,000 images; sentence and "
-    "sentence-1k: captions query captions; cxc and eccv: the COCO test set with further right answers (needs eccv-caption); "
+    help="Protocol to evaluate. May be repeated. full: the whole split. 1k: the mean over folds of 1,000 images. sentence, "
+    "sentence-1k: captions query captions. cxc, eccv: the COCO test set with further right answers (needs eccv-caption). "
     "phrase: phrase scores. auto: full, 1k if there are 1,000 images, and cxc and eccv where they apply.",
 )
 @click.option(
@@ -61,7 +61,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
-    help="Number of bootstrap samples of the images, from which 95% intervals are computed; 0 computes none.  "
+    help="Number of bootstrap samples of the images for 95% intervals; 0 computes no intervals.  "
     f"[default: {SAMPLES}, with --compare {COMPARED}]",
 )
 @click.option(
@@ -195,7 +195,7 @@ def eval_command(
 
 
 def _parse_ks(text: str) -> list[int]:
-    """Return the K of ``--k``, which are separated by commas or blanks. Raises UserError if one is not a positive integer."""
+    """Split the K of ``--k`` at commas and blanks. Raises UserError if one is not a positive integer."""
     ks = text.replace(",", " ").split()
     wrong = next((k for k in ks if not (k.isascii() and k.isdecimal() and 0 < int(k) < 10**9)), None)
     if wrong is not None:

@@ -211,7 +211,7 @@ def coco_fold(
 def right_positions(scores: NDArray[np.float32], right: Rows) -> Rows:
     """Return the 0-based positions (n_right,) of the right answers to a query among all candidates, in ascending order.
 
-    ``scores`` is (n_candidates,), ``right`` (n_right,) the rows of the right answers, of which at least one is a candidate. A
+    ``scores`` is (n_candidates,). ``right`` (n_right,) has the rows of the right answers, at least one of them a candidate. A
     wrong candidate with the same score comes first. A right answer with row -1 is not a candidate: its position is
     ``n_candidates``, after all others.
     """

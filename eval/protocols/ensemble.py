@@ -246,7 +246,7 @@ def sentence_and_phrase_members(members: Sequence[Member]) -> tuple[Member, Memb
     others = [member for member in members if not member[1].of_phrases]
     if len(by_phrases) != 1 or len(others) != 1:
         raise UserError(
-            f"{by_phrases[0][0]} holds scores of phrases, which are combined with one image-sentence model; this ensemble has "
+            f"{by_phrases[0][0]} holds scores of phrases and is combined with one image-sentence model; this ensemble has "
             f"{len(others)} image-sentence models and {len(by_phrases)} phrase models"
         )
     return others[0], by_phrases[0]

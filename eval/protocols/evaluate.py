@@ -2,7 +2,7 @@
 
 The call of ``vse-eval FILE.h5``, in the order in which its modules are used:
 
-1. ``eval/cli.py`` reads the options and calls :func:`evaluate_files`, which checks which kind of files is given.
+1. ``eval/cli.py`` reads the options and calls :func:`evaluate_files` here, which finds out what the files hold.
 2. ``eval/protocols/protocols.py`` reads the seeds, and chooses the protocols that all of them can serve.
 3. ``eval/files/embeddings.py`` reads and checks each file.
 4. ``eval/ranking/ranks.py`` computes the rank of the right answer to each query of a protocol.
@@ -232,7 +232,7 @@ def _judged_pairs(folder: Path | None, protocols: Sequence[str]) -> JudgedPairs 
     """Read the pairs of Crisscrossed Captions. Raises UserError if the protocol ``cxc`` is not evaluated."""
     pairs = None if folder is None else read_judged_pairs(folder)
     if pairs is not None and "cxc" not in protocols:
-        raise UserError(f"{folder}: --cxc applies to the protocol cxc, which is not evaluated here (--protocol cxc)")
+        raise UserError(f"{folder}: --cxc needs the protocol cxc, and it is not evaluated here (--protocol cxc)")
     return pairs
 
 
@@ -293,7 +293,7 @@ def _try_searches(path: Path, run: Embeddings, options: EvaluationOptions) -> di
 def _try_rerank(path: Path, run: Embeddings, rerank: Sequence[int]) -> list[dict[str, Any]]:
     vectors = run.pooled if run.vectors is None else run.vectors
     if vectors is None:
-        lacking = "has no pooled_images and pooled_captions, by which a first stage finds candidates"
+        lacking = "has no pooled_images and pooled_captions, and a first stage needs them to find candidates"
         raise UserError(f"{path}: {lacking} (vse-embed writes them, docs/formats.md); leave --rerank out")
     if run.vectors is not None and run.similarity == "cosine":
         raise UserError(f"{path}: its scores are inner products, which FAISS finds exactly; leave --rerank out")

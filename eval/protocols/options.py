@@ -25,8 +25,7 @@ class EvaluationOptions:
     cross_checked : int
         Number of queries per direction of a protocol that are compared, sampled at random with a fixed seed. 0 compares all.
     bootstrap : int
-        Number of bootstrap samples of the images, from which the 95% intervals of all metrics are computed. 0 computes no
-        intervals; otherwise at least 100.
+        Number of bootstrap samples of the images for the 95% intervals of all metrics: at least 100, or 0 for no intervals.
     unfinished : bool
         Accept embeddings of runs whose training did not finish. The result then lists these runs.
     ks : sequence of int
@@ -44,7 +43,7 @@ class EvaluationOptions:
         With ``ensemble``, if a member scores by phrases: share of that member, from 0 to 1. None chooses the share with the
         highest rsum on the validation split (see :func:`vse.eval.protocols.ensemble.choose_alpha`).
     save : Path | None
-        With ``ensemble``: file to which the embeddings or scores of the ensemble are written. With several seeds, seed S is
+        With ``ensemble``: file for the embeddings or scores of the ensemble. With several seeds, seed S is
         written to ``<name>-S.h5``.
     index : str | None
         Factory string of an approximate FAISS index to try on the first seed, such as ``IVF1024,Flat``. The result gets the
@@ -53,13 +52,14 @@ class EvaluationOptions:
     index_parameters : str
         With ``index``: search parameters of the index, such as ``nprobe=16``.
     rerank : sequence of int
-        Numbers of candidates. For each, the result gets the metrics of a two-stage search on the first seed, which scores
-        only so many candidates of a fast first stage (see :func:`vse.eval.search.approximate.reranked_metrics`).
+        Numbers of candidates. For each number, the result gets the metrics of a two-stage search on the first seed: a fast
+        first stage finds this number of candidates, and only these are scored (see
+        :func:`vse.eval.search.approximate.reranked_metrics`).
     per_query : Path | None
-        File, ``.csv`` or ``.parquet``, to which the rank and the best right and wrong answers of each query are written (see
+        File (``.csv`` or ``.parquet``) for the rank and the best right and wrong answers of each query (see
         :func:`vse.eval.files.query_files.write_per_query`).
     trec : Path | None
-        Folder to which TREC run and qrels files of the whole split are written (see
+        Folder for TREC run and qrels files of the whole split (see
         :func:`vse.eval.files.query_files.write_trec`).
     trec_depth : int | None
         With ``trec``: number of answers per query in a run file. 0 writes all answers; None writes 1,000.
@@ -89,7 +89,7 @@ class EvaluationOptions:
 
     @property
     def embeddings_only(self) -> str | None:
-        """Name of the first given option that applies only to embeddings of one model; None if there is none."""
+        """Name of the first given option that applies only to embeddings of one model; None without such an option."""
         given = {
             "--ensemble": self.ensemble,
             "--index": self.index,

@@ -43,7 +43,7 @@ def check_protocol_fits(files: Sequence[Path], protocol: str | Sequence[str], ph
                 f"{files[0]}: holds phrase scores, and the protocol {name} applies to embeddings; leave --protocol out"
             )
         if not phrases and name == PHRASE:
-            raise UserError(f"{files[0]}: holds no phrase scores, which the protocol {PHRASE} needs (docs/formats.md)")
+            raise UserError(f"{files[0]}: holds no phrase scores, but the protocol {PHRASE} needs them (docs/formats.md)")
 
 
 def check_iou_allowed(files: Sequence[Path], iou: float | None, phrases: bool) -> None:

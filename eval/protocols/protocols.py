@@ -1,7 +1,7 @@
-"""The protocols of embeddings: which queries search which candidates, and the ranks of these queries for each seed of a model.
+"""The protocols of embeddings. A protocol defines which queries search which candidates.
 
-A protocol is ``full`` (the whole split), ``1k`` (folds of 1,000 images), ``sentence`` and ``sentence-1k`` (captions query
-captions), ``cxc`` or ``eccv`` (see :mod:`vse.eval.protocols.coco`). :func:`read_seeds` reads the seeds of a model,
+``full`` searches the whole split, ``1k`` folds of 1,000 images. In ``sentence`` and ``sentence-1k`` captions query captions.
+For ``cxc`` and ``eccv`` see :mod:`vse.eval.protocols.coco`. :func:`read_seeds` reads the seeds of a model,
 :func:`select_protocols` chooses the protocols that all of them can serve, and :func:`rank_seeds` ranks their queries.
 """
 
@@ -45,10 +45,10 @@ class RankingOptions(NamedTuple):
     """Options of :func:`rank_queries`.
 
     cross_check : compare the ranks with a FAISS search
-    cross_checked : number of queries of each direction that are compared, sampled at random, divided among folds; 0 for all
-    answers : also find the best answers to each query, for which all pairs are scored once more
+    cross_checked : number of queries per direction that are compared, over all folds, sampled at random; 0 for all
+    answers : also find the best answers to each query, by scoring all pairs once more
     ks : the K of R@K
-    pairs : the judgements by which the protocol ``cxc`` has the directions ``i2i`` and ``t2t``, too
+    pairs : the judged pairs of Crisscrossed Captions; with them, ``cxc`` also has the directions ``i2i`` and ``t2t``
     """
 
     cross_check: bool = True

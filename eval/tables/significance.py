@@ -169,7 +169,7 @@ def _write_comparison(
     return write_json(out, {**comparison, "sha256": content_sha256(comparison)})
 
 
-def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
+def build_significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     """Return a row per comparison, protocol and metric: both values, their difference, its 95% interval and p-value."""
     rows = []
     contents = [(path, read_comparison(path)) for path in comparisons]
@@ -196,8 +196,8 @@ class SignificanceTable(TableKind):
     columns = ("dataset", "split", "protocol", "a", "b", "difference", "low", "high", "p", "significant")
 
     def frame(self, request: TableRequest) -> pd.DataFrame:
-        """Return the rows of :func:`significance`."""
-        return significance(request.results)
+        """Return the rows of :func:`build_significance`."""
+        return build_significance(request.results)
 
     def cells(self, frame: pd.DataFrame, request: TableRequest) -> Cells:
         """Return the differences, in parentheses where they are not significant."""
@@ -213,7 +213,7 @@ class SignificanceTable(TableKind):
 
 
 def significance_cells(table: pd.DataFrame) -> Cells:
-    """Return the columns of :func:`significance` that are printed; with several pairs of models each line names its pair."""
+    """Return the printed columns of :func:`build_significance`; if there are several pairs, each line names its models."""
     models = table[["dataset", "a", "b"]].drop_duplicates()
     several = len(models) > 1
     a, b = ("a", "b") if several else (f"{side}: {models[side].iloc[0]}" for side in ("a", "b"))
@@ -253,7 +253,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 
 def _labels(comparison: Comparison) -> tuple[str, str]:
-    """Return a name for each model. Two models with the same name are told apart by their seeds, or as A and B."""
+    """Return a name for each model. Two models with the same name get their seeds or the letters A and B."""
     a, b = (model.name or model.experiment for model in (comparison.a, comparison.b))
     seeds = comparison.a.seeds, comparison.b.seeds
     if a != b:

@@ -18,7 +18,7 @@ from vse.train.experiment import ExperimentConfig
 @pytest.mark.parametrize(
     ("message", "said"),
     [
-        ("--trec-depth is that of run files", "trec_depth is that of run files"),
+        ("--trec-depth applies to run files", "trec_depth applies to run files"),
         ("x.csv: no caption (--skip-bad leaves them out)", "x.csv: no caption (skip_bad leaves them out)"),
         ("--set takes key=value, got 'a'", "sets takes key=value, got 'a'"),
         ("/tmp/--odd/my--name.h5: no such file", "/tmp/--odd/my--name.h5: no such file"),

@@ -20,7 +20,7 @@ from vse.eval.protocols.ensemble import build_ensemble, members_by_seed
 from vse.eval.protocols.options import EvaluationOptions
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks
-from vse.eval.tables.summary import summary
+from vse.eval.tables.summary import build_summary
 
 
 def averaged(files: list[Path]) -> Embeddings:
@@ -86,7 +86,7 @@ def test_tables_call_an_ensemble_by_the_names_that_its_members_were_given(tmp_pa
         for k, said in enumerate(names)
     ]
     result = write_result(files, tmp_path / "r.json", options=EvaluationOptions(ensemble=True))
-    assert summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
+    assert build_summary([result])["method"].unique().tolist() == ["t-i AVG + i-t LSE"]
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_preset_names_the_ensemble_and_its_title_and_what_was_changed_in_a_mem
     assert (result.experiment, result.seeds) == ("duo", [0])
     assert result.provenance["config"]["ensemble_of"] == ["vsepp", "vse0"]
     assert result.provenance["features"] == {"fc7": "aa", "effnet": "bb"}
-    row = summary([path]).iloc[0]
+    row = build_summary([path]).iloc[0]
     assert (row["experiment"], row["method"]) == ("duo[margin=0.1]", "Both[margin=0.1]")
     assert (row["feature"], row["settings"]) == ("fc7 + effnet", "vsepp.loss.margin: 0.2 -> 0.1")
 

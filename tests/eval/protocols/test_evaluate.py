@@ -23,7 +23,7 @@ from vse.eval.ranking.metrics import direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks, ranks_from_embeddings
 from vse.eval.search.cross_check import check_against_candidates, check_against_search
 from vse.eval.search.top_k import search
-from vse.eval.tables.summary import summary
+from vse.eval.tables.summary import build_summary
 from vse.pipeline.errors import UserError
 
 
@@ -209,7 +209,7 @@ def test_any_list_of_k_stands_beside_1_5_and_10(text: str, tmp_path: Path, capsy
         assert {name: value for name, value in metrics.items() if name not in ("r20", "r50")} == plain[protocol][direction]
     assert found["full"]["rsum"] == plain["full"]["rsum"]
     assert "full: i2t R@1/5/10/20/50 " in capsys.readouterr().err
-    table = summary([out])
+    table = build_summary([out])
     assert table["t2i_r50"][0] == found["full"]["t2i"]["r50"]
     assert table["i2t_ndcg10"][0] == found["full"]["i2t"]["ndcg10"]
 
@@ -529,14 +529,14 @@ def test_the_summary_has_a_row_per_result_and_protocol(tmp_path: Path) -> None:
 def test_a_table_of_several_seeds_has_deviations_and_can_be_latex(tmp_path: Path, fails: Callable[..., str]) -> None:
     files = [write_embeddings(tmp_path / f"{seed}.h5", made(seed=seed, noise=2)) for seed in (0, 1)]
     result = write_result(files, tmp_path / "r.json")
-    assert summary([result])["rsum_std"][0] > 0
+    assert build_summary([result])["rsum_std"][0] > 0
     with pytest.raises(SystemExit):
         table_main(["summary", str(result), "--out", str(tmp_path / "t.tex")])
     text = (tmp_path / "t.tex").read_text()
     assert "\\toprule" in text
     assert "image to text" in text
     assert "$\\pm$" in text
-    assert "is written as .csv or .tex" in fails(table_main, "summary", result, "--out", tmp_path / "t.xls")
+    assert "t.xls: the table summary is written as" in fails(table_main, "summary", result, "--out", tmp_path / "t.xls")
 
 
 def test_captions_that_are_not_of_unit_length_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -551,7 +551,7 @@ def test_captions_that_are_not_of_unit_length_are_told(tmp_path: Path, caplog: p
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match="not a result file"):
-        summary([tmp_path / "bad.json"])
+        build_summary([tmp_path / "bad.json"])
 
 
 @pytest.mark.parametrize("make", [made, made_order])

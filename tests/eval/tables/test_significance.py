@@ -13,8 +13,8 @@ from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main, table_main
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.significance import compare_files, significance
-from vse.eval.tables.summary import summary
+from vse.eval.tables.significance import build_significance, compare_files
+from vse.eval.tables.summary import build_summary
 
 
 def compared(tmp_path: Path, *files: Path, protocol: str | Sequence[str] = "auto", samples: int = 400) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def test_exchanging_the_models_changes_signs_alone(models: list[Path], tmp_path:
 
 def test_the_table_marks_what_is_not_significant(models: list[Path], tmp_path: Path) -> None:
     compared(tmp_path, models[0], models[1])  # two seeds of one model
-    alike = significance([tmp_path / "c.json"])
+    alike = build_significance([tmp_path / "c.json"])
     compared(tmp_path, models[0], models[3])
-    unlike = significance([tmp_path / "c.json"])
+    unlike = build_significance([tmp_path / "c.json"])
     for table in (alike, unlike):
         assert (table["significant"] == "yes").equals(table["p"] < 0.05)
         assert table["difference"].to_numpy() == pytest.approx((table["a_value"] - table["b_value"]).to_numpy())
@@ -118,7 +118,7 @@ def test_two_seeds_of_a_model_are_told_apart_by_their_seeds(models: list[Path], 
     monkeypatch.chdir(tmp_path)
     written = compare_files(models[:2], samples=100)
     assert written == Path("results/demo_vsepp-0_vs_vsepp-1.json")
-    table = significance([written])
+    table = build_significance([written])
     assert set(zip(table["a"], table["b"], strict=True)) == {("vsepp seed 0", "vsepp seed 1")}
 
 
@@ -129,7 +129,7 @@ def test_two_runs_of_an_experiment_are_told_apart_by_their_settings(tmp_path: Pa
         for name, noise, provenance in (("a", 1.0, "{}"), ("b", 1.2, changed), ("c", 1.2, "not JSON"))
     ]
     for other, shown in ((files[1], ("vsepp", "vsepp[margin=0.1]")), (files[2], ("vsepp A", "vsepp B"))):
-        table = significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
+        table = build_significance([compare_files([files[0], other], tmp_path / "c.json", samples=100)])
         assert set(zip(table["a"], table["b"], strict=True)) == {shown}
 
 
@@ -151,13 +151,13 @@ def test_seeds_of_one_experiment_with_two_settings_are_two_models(tmp_path: Path
 def test_comparisons_among_results_are_left_out_of_their_tables(models: list[Path], tmp_path: Path) -> None:
     result = write_result([models[0]], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0))
     comparison = compare_files([models[0], models[3]], tmp_path / "c.json", samples=100)
-    assert summary([result, comparison]).equals(summary([result]))
+    assert build_summary([result, comparison]).equals(build_summary([result]))
 
 
 def test_several_pairs_make_no_one_latex_table(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:
     pairs = [compare_files([models[0], models[k]], tmp_path / f"{k}.json", samples=100) for k in (1, 3)]
     assert "a single pair of models" in fails(table_main, "significance", *pairs, "--out", tmp_path / "t.tex")
-    assert len(significance(pairs)) == 36
+    assert len(build_significance(pairs)) == 36
 
 
 def test_what_cannot_be_compared_is_named(models: list[Path], tmp_path: Path, fails: Callable[..., str]) -> None:

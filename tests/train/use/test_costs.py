@@ -13,7 +13,7 @@ from tests.eval.evaluating import write_result
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.protocols.options import EvaluationOptions
-from vse.eval.tables.ladder import ladder
+from vse.eval.tables.ladder import build_ladder
 from vse.features.cache.feature_cache import open_cache
 from vse.train.run.inputs import InputPaths
 from vse.train.training import train
@@ -69,6 +69,6 @@ def test_a_result_repeats_the_costs_of_every_seed_and_adds_its_own(run: Path, ca
     said = json.loads(result.read_text())["provenance"]
     assert said["costs"] == [cost_in(file) for file in files]
     assert said["evaluation_s"] > 0
-    (row,) = ladder([result]).to_dict("records")
+    (row,) = build_ladder([result]).to_dict("records")
     assert row["train_s"] == pytest.approx(sum(cost["train_s"] for cost in said["costs"]) / 2)
     assert row["best"] == "yes"
