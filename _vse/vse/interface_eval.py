@@ -30,8 +30,6 @@ from vse.results import Evaluation, HtmlReport, ModelComparison, ShownTable
 if TYPE_CHECKING:
     from vse.eval.files.embeddings import Embeddings
 
-_NO_FILE = Path("result.json")  # where an evaluation would be written, for the paths in it
-
 
 @public
 def evaluate(
@@ -152,11 +150,9 @@ def evaluate(
     result.frame[["protocol", "i2t_r1", "t2i_r1", "rsum"]]
     ```
     """
-    from vse.eval.protocols.evaluate import evaluated_run
+    from vse.eval.protocols.evaluate import evaluate_arrays, evaluate_files
     from vse.eval.protocols.options import EvaluationOptions
-    from vse.eval.protocols.phrase_evaluation import evaluate_files
     from vse.eval.search.gpu import use_device
-    from vse.pipeline.files.writing import write_json
 
     arrays = {
         **{"images": images, "captions": captions, "scores": scores},
@@ -165,14 +161,14 @@ def evaluate(
     given = {which: _array(array) for which, array in arrays.items() if array is not None}
     if (files is None) == (not given):
         raise UserError("what is evaluated are files, or arrays (images and captions, or scores): give one of them")
-    asked = EvaluationOptions(
+    options = EvaluationOptions(
         cross_check=cross_check,
         cross_checked=cross_checked,
         bootstrap=BOOTSTRAP_SAMPLES if bootstrap is None else bootstrap,
         unfinished=unfinished,
         ks=k,
         cxc=as_path(cxc),
-        together=ensemble,
+        ensemble=ensemble,
         experiment=experiment,
         alpha=alpha,
         save=as_path(save),
@@ -183,18 +179,15 @@ def evaluate(
         trec=as_path(trec),
         trec_depth=trec_depth,
     )
-    asked.check()
+    options.check()
     written = as_path(out)
     use_device(device_of(device))
     if files is not None:
-        return Evaluation(evaluate_files(as_paths(files), written, protocol, asked, iou), written)
+        return Evaluation(evaluate_files(as_paths(files), written, protocol, options, iou), written)
     if iou is not None:
         raise UserError("iou is of phrase scores, which are read from files")
     run = _of_arrays(name, given, {"dataset": dataset, "split": split, "similarity": similarity, "experiment": name})
-    content = evaluated_run(name, run, written or _NO_FILE, protocol, asked)
-    if written is not None:
-        write_json(written, content)
-    return Evaluation(content, written)
+    return Evaluation(evaluate_arrays(name, run, written, protocol, options), written)
 
 
 @public

@@ -12,11 +12,11 @@ from typing import Any
 import pandas as pd
 
 from vse.eval.files.results import Result, read_comparison
-from vse.eval.protocols.phrase_evaluation import result_lines
+from vse.eval.protocols.result_content import result_lines
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.eval.tables.significance import difference_lines, significance, significance_cells
-from vse.eval.tables.summary import summary_cells, summary_of
+from vse.eval.tables.significance import build_significance, difference_lines, significance_cells
+from vse.eval.tables.summary import summarise_results, summary_cells
 from vse.eval.tables.table import BuiltTable, Cells, as_latex, as_text
 from vse.handles import OpenFile
 from vse.pipeline.errors import UserError
@@ -48,7 +48,7 @@ class Evaluation:
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per protocol."""
-        return summary_of([(self.path or Path("result.json"), self._result)])
+        return summarise_results([(self.path or Path("result.json"), self._result)])
 
     def __fspath__(self) -> str:
         if self.path is None:
@@ -78,7 +78,7 @@ class ModelComparison(OpenFile):
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per protocol and metric."""
-        return significance([self.path])
+        return build_significance([self.path])
 
     @property
     def json(self) -> dict[str, Any]:

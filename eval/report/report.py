@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from vse.eval.defaults import PHRASE, REPORT_QUERIES
 from vse.eval.files.results import Member, Result
-from vse.eval.protocols.options import combination_line
+from vse.eval.protocols.result_content import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.cards import Gallery, HardNegative, Photos, gallery, hardest_negatives

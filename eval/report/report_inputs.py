@@ -19,7 +19,7 @@ from vse.eval.files.embeddings import Embeddings, read_embeddings
 from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
-from vse.eval.protocols.ensemble import ensemble
+from vse.eval.protocols.ensemble import build_ensemble
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import read_run_file
@@ -106,7 +106,7 @@ def _with_embeddings(
     run = first
     if result.ensemble:
         alpha = result.combination.alpha if result.combination else None
-        run = replace(ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
+        run = replace(build_ensemble(list(zip(files, members, strict=True)), alpha=alpha), experiment=result.experiment)
     _check_same(reported, files[0], run)
     return replace(reported, run=run, captions=_captions_of(files[0], first))
 

@@ -100,7 +100,7 @@ def test_scores_and_counted_ids_do_as_well() -> None:
         ({"images": np.full((30, 8), np.nan)}, "arrays: .*not finite"),
         ({"similarity": "cosin"}, "did you mean 'cosine'"),
         ({"iou": 0.5}, "iou is of phrase scores"),
-        ({"ensemble": True}, "an ensemble is of several files"),
+        ({"ensemble": True}, "an ensemble needs several files"),
         ({"files": "e.h5"}, "files, or arrays .*: give one of them"),
     ],
 )
@@ -115,6 +115,13 @@ def test_an_evaluation_that_was_not_written_has_no_file() -> None:
     result = vse.evaluate(**arrays(), bootstrap=0)
     with pytest.raises(vse.UserError, match="was not written to a file; give evaluate"):
         vse.table("summary", result)
+
+
+def test_an_evaluation_of_arrays_replaces_no_other_file() -> None:
+    Path("notes.txt").write_text("keep me")
+    with pytest.raises(vse.UserError, match=r"notes\.txt"):
+        vse.evaluate(**arrays(), bootstrap=0, out="notes.txt")
+    assert Path("notes.txt").read_text() == "keep me"
 
 
 def test_a_written_evaluation_of_arrays_is_a_result_as_any_other() -> None:
@@ -245,7 +252,7 @@ def test_a_phrase_is_found_in_a_photo_and_evaluated(phrase_run: Path, caches: Ca
     result = vse.evaluate(embedded, iou=0.4, bootstrap=0)
     assert result.json["protocols"]["phrase"]["iou"] == 0.4
     assert "R@1/5/10 at IoU 0.4" in repr(result)
-    with pytest.raises(vse.UserError, match="holds phrase scores, and trec is not of these"):
+    with pytest.raises(vse.UserError, match="trec does not apply to phrase scores"):
         vse.evaluate(embedded, trec="t")
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.eval.evaluating import write_result
 from tests.eval.files.test_per_query import as_scores
 from tests.eval.protocols.test_evaluate import made, made_order
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
-from vse.eval.protocols.evaluate import evaluate
 from vse.eval.protocols.options import EvaluationOptions
 
 MATRICES = ("images", "captions", "scores", "scores_i2t", "scores_t2i", "pooled_images", "pooled_captions")
@@ -42,7 +42,9 @@ def write_folder(folder: Path, run: Embeddings, ids: str = "npy") -> Path:
 
 
 def result(tmp_path: Path, file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(evaluate([file], tmp_path / "r.json", asked=EvaluationOptions(bootstrap=0)).read_text())
+    found: dict[str, Any] = json.loads(
+        write_result([file], tmp_path / "r.json", options=EvaluationOptions(bootstrap=0)).read_text()
+    )
     return found
 
 

@@ -156,7 +156,7 @@ def test_parquet_has_what_csv_has_or_its_package_is_named(tmp_path: Path, capsys
     [
         (("--per-query", "q.txt"), "q.txt: the file of queries is written as .csv or .parquet"),
         (("--per-query", "e.h5"), "e.h5: output is also an input"),
-        (("--per-query", "q.csv", "--compare", "f.h5"), "--compare and --per-query do not go together"),
+        (("--per-query", "q.csv", "--compare", "f.h5"), "--compare and --per-query"),
         (("--per-query", "folder.csv"), "cannot write folder.csv: it is a folder"),
     ],
 )
