@@ -133,7 +133,7 @@ def test_a_written_evaluation_of_arrays_is_a_result_as_any_other() -> None:
     assert Path("mine.csv").is_file()
     assert table.json[0]["rsum"] == result.frame.loc[0, "rsum"]
     page = vse.report(result, "mine.html")
-    assert "does not say where its embeddings lie" in page.html
+    assert "does not name its embeddings" in page.html
 
 
 def test_a_feature_is_extracted_as_the_command_does(few: Path) -> None:
