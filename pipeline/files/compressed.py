@@ -43,21 +43,21 @@ def _decoded_size(message: Any) -> int:
     if kind not in (_DICTIONARY, _RECORDS) or not batch.field(_COMPRESSION):
         return len(body)
     total = 0
-    place = batch.field(_BUFFERS)
-    place += struct.unpack_from("<I", head, place)[0]
+    position = batch.field(_BUFFERS)
+    position += struct.unpack_from("<I", head, position)[0]
     for offset, length in struct.iter_unpack(
-        "<qq", head[place + 4 : place + 4 + 16 * struct.unpack_from("<I", head, place)[0]]
+        "<qq", head[position + 4 : position + 4 + 16 * struct.unpack_from("<I", head, position)[0]]
     ):
         total += max(struct.unpack_from("<q", body, offset)[0], length) if length else 0
     return total
 
 
 class _Table:
-    """A table of a flatbuffer. Its offset is stored at ``place``."""
+    """A table of a flatbuffer. Its offset is stored at ``position``."""
 
-    def __init__(self, content: memoryview, place: int) -> None:
+    def __init__(self, content: memoryview, position: int) -> None:
         self._content = content
-        self._start = place + struct.unpack_from("<I", content, place)[0]
+        self._start = position + struct.unpack_from("<I", content, position)[0]
         self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
     def field(self, index: int) -> int:

@@ -82,8 +82,8 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
             large.append(chunk.chunk_offset)
 
     data.id.chunk_iter(collect)
-    for place in large:
-        mask, content = data.id.read_direct_chunk(place)
+    for offset in large:
+        mask, content = data.id.read_direct_chunk(offset)
         if not mask and len(zlib.decompressobj().decompress(content, chunk_bytes + 1)) > chunk_bytes:
             raise UserError(f"{path}: {name} has a chunk that inflates to more than its {chunk_bytes} bytes")
 

@@ -34,9 +34,9 @@ class _Page(NamedTuple):
 
 def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
     """Yield the pages of a column chunk that begins at ``start``. Raises ValueError if a header is malformed."""
-    place, end = start, start + n_bytes
-    while place < end:
-        stream.seek(place)
+    position, end = start, start + n_bytes
+    while position < end:
+        stream.seek(position)
         header = _ThriftReader(stream).read_struct()
         kind = next((kind for kind in _KINDS if kind in header), None)
         inner = {} if kind is None else header[kind]
@@ -45,7 +45,7 @@ def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
         if min(size, compressed, n_values) < 0:
             raise ValueError("a page with a negative size")
         yield _Page(size, n_values)
-        place = stream.tell() + compressed
+        position = stream.tell() + compressed
 
 
 class _ThriftReader:
@@ -173,7 +173,7 @@ def _decoded_size(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], s
     n_decoded, n_rows = 0, _BATCH
     for index, leaf in leaves.items():
         chunk = group.column(index)
-        starts = [place for place in (chunk.dictionary_page_offset, chunk.data_page_offset) if place]
+        starts = [position for position in (chunk.dictionary_page_offset, chunk.data_page_offset) if position]
         width = max(_VALUE_BYTES, leaf.length or 0)
         is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
         n_rows = _SMALL_BATCH if is_copied else n_rows
