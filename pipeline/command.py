@@ -186,7 +186,7 @@ def explain_system_errors() -> Iterator[None]:
 
 
 class _Echo(logging.Handler):
-    """Write log lines to the current standard error stream, which tests replace."""
+    """A log handler that writes to the current standard error stream, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(self.format(record)), err=True)

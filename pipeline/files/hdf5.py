@@ -62,7 +62,7 @@ def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: P
 
 
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset decodes to more bytes than the limit, or uses a filter other than gzip or lzf.
+    """Raise UserError if a dataset decodes to more bytes than the limit, or if it is compressed, but not by gzip or lzf.
 
     HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to
     that size.

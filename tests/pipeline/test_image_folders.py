@@ -1,4 +1,4 @@
-"""Images that somebody's table names by a path: only those in the folders of the import are taken, others are listed."""
+"""Test images that an untrusted table names by path: only those in the imported folders are read, others are listed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTSIDE = ["absolute", "parent", "link", "linked folder", "address", "address of
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """A photo that no import was given."""
+    """A photo outside of the imported folders."""
     path = tmp_path / "home" / "private.jpg"
     path.parent.mkdir()
     path.write_bytes(photo_bytes(200))
@@ -31,7 +31,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def leading_out(folder: Path, private: Path) -> dict[str, str]:
-    """Names by which a row in ``folder`` may reach the private photo."""
+    """Return names by which a row in ``folder`` could reach the private photo."""
     (folder / "link.jpg").symlink_to(private)
     (folder / "linked").symlink_to(private.parent)
     return {
@@ -45,7 +45,7 @@ def leading_out(folder: Path, private: Path) -> dict[str, str]:
 
 
 def is_copied(out: Path, private: Path) -> bool:
-    """Whether a file below ``out``, links followed, is the private photo."""
+    """Return whether a file below ``out`` is the private photo, also through a link."""
     return any(path.is_file() and path.read_bytes() == private.read_bytes() for path in (out / "images").rglob("*"))
 
 

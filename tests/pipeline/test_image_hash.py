@@ -15,7 +15,7 @@ from vse.pipeline.files.images import BadImage
 
 
 def photo(seed: int, size: tuple[int, int] = (300, 200)) -> Image.Image:
-    """Soft spots of colour, other ones for each seed."""
+    """Return an image with soft spots of colour that depend on the seed."""
     spots = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
     return Image.fromarray(spots).resize(size, Image.Resampling.BICUBIC)
 
