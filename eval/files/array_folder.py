@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError, did_you_mean, import_extra
+from vse.pipeline.files.columnar import parquet_batches
 from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
-from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 
 ABOUT = "about.json"
