@@ -20,10 +20,10 @@ from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors import boxes as box_extractor
 from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
 from vse.features.extractors.cnn import normalized
 from vse.features.extractors.proposals import edge_boxes, read_boxes, ridges, selective_search
-from vse.features.settings import boxes as box_extractor
 from vse.features.settings.images import BoxesConfig
 from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
