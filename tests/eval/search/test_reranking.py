@@ -122,7 +122,7 @@ def test_captions_are_ranked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
         sizes.append(found.shape[1])
         return found
 
-    monkeypatch.setattr(reranking, "_SCORED", 6 * 7)
+    monkeypatch.setattr(reranking, "_MAX_CANDIDATES", 6 * 7)
     in_parts = reranked_metrics(both[0], replace(both[1], score=score), images, captions, 6)
     assert sorted(set(sizes[: 8 * 4])) == [1, 7]
     for found in (at_once, in_parts):
