@@ -58,10 +58,10 @@ def reranked_metrics(
     """Return the metrics of lists of ``candidates`` rows, re-ranked by exact scores, and their loss, for a result file.
 
     The candidates are the rows with the highest inner products of ``images`` (n_images, dim) and ``captions`` (n_captions,
-    dim), which approximate the exact scores; FAISS finds them by an exact search. The rank of a query counts the wrong candidates
-    that score at least as high as its best right candidate. If no right answer is among the candidates, the query is ranked
-    behind all wrong answers of the split; the same holds if its right answer ties, in the first stage, with a row outside of
-    the list. With as many candidates as rows the ranks are the exact ones.
+    dim), which approximate the exact scores; FAISS finds them by an exact search. The rank of a query counts the wrong
+    candidates that score at least as high as its best right candidate. If no right answer is among the candidates, the query
+    is ranked behind all wrong answers of the split; the same holds if its right answer ties, in the first stage, with a row
+    outside of the list. With as many candidates as rows the ranks are the exact ones.
 
     Each direction has its metrics; ``found``, the percentage of queries with a right answer among the candidates; and
     ``recall_at_1`` ..., the percentage of the exact top K that is the top K of the list, as in :func:`approximate_recalls`.

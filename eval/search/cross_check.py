@@ -164,8 +164,8 @@ def check_against_candidates(
 
     Images without captions and ``most`` are as in :func:`check_against_search`. A wrong candidate that scores higher than the
     right answer must be counted in the rank. Each answer that the rank counts must tie with the right answer, score higher, or
-    not be a candidate. With as many candidates as rows these bounds leave one rank, up to ties and rounding. Raises RuntimeError if a
-    rank is outside of the bounds.
+    not be a candidate. With as many candidates as rows these bounds leave one rank, up to ties and rounding. Raises
+    RuntimeError if a rank is outside of the bounds.
     """
     samples, tasks = _sample_tasks(images, captions, image_of_caption, most)
     right_scores = _right_scores(tasks, images, captions, image_of_caption, similarity)

@@ -1,4 +1,4 @@
-"""Which processor FAISS computes on, with what it would answer where there are GPUs."""
+"""The choice of the GPU or CPU that FAISS uses, with simulated GPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(n: int, seed: int = 0) -> np.ndarray:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """A machine with two GPUs that compute what the processor does; returns what was done on which of them."""
+    """Simulate two GPUs that compute what the CPU computes; return the list of calls on each of them."""
     done: list[tuple[str, int]] = []
 
     def knn_gpu(_: Any, queries: np.ndarray, corpus: np.ndarray, k: int, *, metric: int, device: int) -> Any:

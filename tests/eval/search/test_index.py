@@ -1,4 +1,4 @@
-"""Exact search in blocks, and approximate indexes: how they are made, set, and judged."""
+"""Exact search in blocks, and approximate indexes: how they are built, configured and evaluated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(n: int, dim: int = 8, seed: int = 0) -> np.ndarray:
 
 
 def whole(n: int, dim: int = 3, seed: int = 0) -> np.ndarray:
-    """Whole numbers, of which float32 makes exact sums; many are equal."""
+    """Return integers, whose sums are exact in float32; many are equal."""
     return np.random.default_rng(seed).integers(-2, 3, (n, dim)).astype(np.float32)
 
 
@@ -81,7 +81,7 @@ def test_a_corpus_may_lie_on_disk(similarity: str, tmp_path: Path) -> None:
 
 
 class Watched:
-    """A corpus that notes how much of it is asked for at once."""
+    """A corpus that records how many rows are read at once."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.shape, self.most = values, values.shape, 0

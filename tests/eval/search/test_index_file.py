@@ -1,4 +1,4 @@
-"""An index kept in a file: what comes back, and what is refused."""
+"""An index in a file: what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -181,8 +181,8 @@ def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["x.faiss"]
 
 
-def test_an_index_without_a_note_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As after a kill between the two files; anything else without a note is refused, and stays."""
+def test_an_index_without_metadata_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Build an index again if its metadata are missing, as after a kill; refuse any other file without metadata."""
     assert index_exists(file, INDEXED)
     metadata_file(file).unlink()
     assert not index_exists(file, INDEXED)
