@@ -1,4 +1,4 @@
-"""Embeddings as a folder of .npy files with ids beside them: the same results as from one HDF5 file, the same refusals."""
+"""Embeddings as a folder of .npy files next to tables of ids: results and errors are those of one HDF5 file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDS = ("image_ids", "caption_ids", "caption_image_ids", "coco_ids")
 
 
 def write_folder(folder: Path, run: Embeddings, ids: str = "npy") -> Path:
-    """A run as a folder: ids as arrays, or as tables."""
+    """Write a run as a folder, with ids as arrays or as tables."""
     folder.mkdir()
     for name in (*MATRICES, *(IDS if ids == "npy" else ())):
         if getattr(run, name) is not None:
@@ -92,7 +92,7 @@ def test_arrays_alone_are_enough(tmp_path: Path) -> None:
 
 
 def test_a_matrix_of_scores_is_mapped(tmp_path: Path) -> None:
-    """It may be larger than memory; of float64 it keeps its precision."""
+    """Map scores, which may be larger than memory; those in float64 keep their precision."""
     run = as_scores(made())
     assert isinstance(read_embeddings(write_folder(tmp_path / "a", run)).scores, np.memmap)
     assert run.scores is not None
@@ -117,7 +117,7 @@ def test_parquet_serves_for_ids_or_its_package_is_named(tmp_path: Path, fails: C
 
 
 def write_tables(folder: Path, run: Embeddings, column: str = "vector", kind: Any = None) -> Path:
-    """A run as two parquet tables of ids and vectors."""
+    """Write a run as two parquet tables of ids and vectors."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     assert run.images is not None
     assert run.captions is not None

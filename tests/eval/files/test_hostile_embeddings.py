@@ -1,4 +1,4 @@
-"""Whatever lies where embeddings and results should: one line and exit 2, nothing read from elsewhere, or a result."""
+"""Hostile files in place of embeddings and results: a one-line error with exit code 2, or a result; no other file is read."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_any_bytes_are_refused_or_read(data: st.DataObject, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A result and a comparison, as text."""
+    """Return a result and a comparison as text."""
     folder = tmp_path_factory.mktemp("results")
     files = [write_embeddings(folder / f"{k}.h5", made(n_images=12, n_each=3, noise=k, experiment=f"e{k}")) for k in range(2)]
     result = write_result(files[:1], folder / "r.json", options=EvaluationOptions(bootstrap=100, cross_check=False))

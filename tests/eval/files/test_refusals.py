@@ -1,4 +1,4 @@
-"""What other programs, and people in a hurry, give to the evaluator: one line, exit code 2, and nothing written."""
+"""Invalid files from other programs: the evaluator prints one line, exits with code 2 and writes nothing."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ SPOILT = {
     "many seeds": (attribute("seed", [0, 1]), "the attribute seed is array([0, 1]), not an integer"),
     "a data set that is a number": (attribute("dataset", 3), "the attribute dataset is 3, not a text"),
     "many similarities": (attribute("similarity", np.array([1.0, 2.0])), "the attribute similarity is"),
-    "scores beside scores of one direction": (
+    "scores and scores of one direction": (
         lambda file: file.update({"scores": np.zeros((12, 36)), "scores_t2i": np.zeros((12, 36))}),
         "holds both scores and scores_t2i",
     ),
