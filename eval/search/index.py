@@ -315,12 +315,12 @@ def read_index(path: Path, source: IndexSource, factory: str | None = None) -> B
         raise UserError(f"{path}: an index of type {metadata['factory']}, not {factory}; {_REBUILD}")
     try:
         file = InputFile(path)
-        if file.sha256 != note["sha256"]:
-            raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
+        if file.sha256 != metadata["sha256"]:
+            raise UserError(f"{path}: has changed since it was built (its SHA-256 does not match); {_REBUILD}")
         index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
-        search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
+        search_index(index, np.zeros((1, index.d), np.float32), 1)  # a search finds errors in the parts of the index
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None
     if (index.ntotal, index.d) != (source.count, source.dim):
