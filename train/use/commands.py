@@ -17,7 +17,7 @@ from vse.pipeline.files.outputs import check_out
 from vse.train.use.backbone import files_as_features, run_as_features
 from vse.train.use.embed import embed_split
 from vse.train.use.localise import locate
-from vse.train.use.search import search_split
+from vse.train.use.search import LastSearcher, search_split
 from vse.train.use.trained_run import RunPlaces
 
 PHOTOS = (".jpg", ".jpeg", ".png", ".webp")
@@ -85,6 +85,7 @@ def search_run(
     asked: AskedSearch = AskedSearch(),
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
+    last: LastSearcher | None = None,
 ) -> list[SearchHit]:
     """The best for a query, and a report if it is asked for; see :func:`vse.train.use.search.search_split`.
 
@@ -105,6 +106,7 @@ def search_run(
             index_parameters=asked.index_parameters,
             rerank=asked.rerank,
             page=asked.html,
+            last=last,
         )
     if asked.html is not None:
         from vse.eval.report.pages import write_search_page
