@@ -218,7 +218,7 @@ def import_data(
     images
         the folder of photos for vectors of clip-retrieval; for tables, a further folder in which image paths may lie
     columns
-        maps a field (``file``, ``caption``, ``split`` or an id) to the column, or columns, from which it is read
+        maps a field (``file``, ``caption``, ``split`` or an id) to the name of its column, or to several names
     splits
         the shares of validation and test, where the data have no splits
     options
@@ -269,7 +269,7 @@ def extract(
     shards: From1 | None = None,
     options: ExtractOptions = ExtractOptions(),
 ) -> FeatureFile:
-    """Extract a feature of images or captions into a cache, which the trainers read (``vse-extract``).
+    """Extract a feature of images or captions into a cache for the trainers (``vse-extract``).
 
     If the extraction was interrupted, the same call continues it. If the cache is finished, the call opens it.
 

@@ -298,7 +298,7 @@ def _from_arrays(arrays: dict[str, NDArray[Any]], similarity: str, name: str, sp
             raise UserError(f"{argument}: an array of {axes} axes is needed, not of shape {array.shape}")
     for argument in ("captions", "image_of_caption"):
         if argument not in arrays and (argument, "scores" in arrays) != ("captions", True):
-            raise UserError(f"{argument}=None: an array is needed beside the array of images")
+            raise UserError(f"{argument}=None: an array is needed")
     n_rows = {"images": len(arrays.get("images", arrays.get("scores", ())))}
     n_rows["captions"] = arrays["scores"].shape[1] if "scores" in arrays else len(arrays["captions"])
     for argument, side in _ALIGNED.items():

@@ -131,6 +131,7 @@ def test_a_model_is_loaded_once_for_several_searches(run: Path, monkeypatch: pyt
     indexed = model.search("a red circle", k=3, index=vse.SearchIndex("i.faiss", factory="Flat"))
     assert indexed.frame["image_id"].tolist() == first.frame["image_id"].tolist()
     assert Path("i.faiss").is_file()
+    pd.testing.assert_frame_equal(model.search("a red circle", k=3, index="i.faiss").frame, indexed.frame)
     with pytest.raises(vse.UserError, match="nprobe"):
         model.search("a red circle", index=vse.SearchIndex("i.faiss", parameters="nprobe=x"))
 
