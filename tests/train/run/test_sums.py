@@ -62,11 +62,11 @@ def test_a_changed_table_of_a_run_is_in_no_report(file: str, cache: Path, tmp_pa
 
 
 def test_changed_metrics_are_in_no_frame(own_run: Path) -> None:
-    assert len(vse.Run(own_run).frame) == 3
+    assert len(vse.load(own_run).frame) == 3
     with (own_run / "metrics.csv").open("a") as table:
         table.write("4,,,,,,,,\n")
     with pytest.raises(UserError, match=r"metrics\.csv: not what the training wrote"):
-        _ = vse.Run(own_run).frame
+        _ = vse.load(own_run).frame
 
 
 def test_a_resume_writes_its_tables_again(run: Path, own_run: Path, cache: Path) -> None:
