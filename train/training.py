@@ -168,7 +168,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
 
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
-    """The settings that say what is read: the run whose embeddings it is, or the features."""
+    """Return the settings that name the input: a run whose embeddings are read, or the features."""
     backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}

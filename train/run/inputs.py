@@ -217,7 +217,7 @@ def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: st
 def _captions(
     cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
 ) -> FeatureCache | None:
-    """The cache of captions, or of phrases."""
+    """Return the cache of captions, or of phrases."""
     if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
         path = captions_cache_path(cache.path)
     if experiment.caption_feature is None and path is None:

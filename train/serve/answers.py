@@ -70,13 +70,13 @@ _SHOWN_CAPTIONS = 2  # of an image
 
 
 def as_json(served: ServedRuns, query: Query, answers: Sequence[RunAnswer]) -> dict[str, Any]:
-    """The answer of ``/search?as=json``, see ``docs/serve.md``."""
+    """Return the answer of ``/search?as=json``, see ``docs/serve.md``."""
     asked = {"query": query} if isinstance(query, str) else {"photo": {"width": query.width, "height": query.height}}
     return {**asked, "dataset": served.dataset.name, "split": served.split, "runs": [_run_json(one) for one in answers]}
 
 
 def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) -> list[dict[str, Any]]:
-    """A column for each run: its hits as cards, with their ranks in the other runs."""
+    """Return a column for each run: its hits as cards, with their ranks in the other runs."""
     ranks = [{_identity(hit): rank for rank, hit in enumerate(one.hits, 1)} for one in answers]
     made = []
     for number, (run, answer) in enumerate(zip(served.runs, answers, strict=True)):
@@ -126,7 +126,7 @@ def _run_json(answer: RunAnswer) -> dict[str, Any]:
 
 
 def _identity(hit: Any) -> int:
-    """The id of what was found: a caption's or an image's."""
+    """Return the id of a hit, which is a caption or an image."""
     return int(hit.image_id if hit.caption_id is None else hit.caption_id)
 
 
@@ -204,11 +204,11 @@ class ServedRuns:
         return any(run.reads_photos for run in self.runs)
 
     def answers(self, query: Query, k: int) -> list[RunAnswer]:
-        """The ``k`` best of each run for a text (images) or a photo (captions)."""
+        """Return the ``k`` best images for a text, or captions for a photo, of each run."""
         return [_answer(run, query, k) for run in self.runs]
 
     def attention(self, number: int, query: Query, identity: int) -> Attention:
-        """What the run of this number looked at in a text and the image of this id, or in a photo and this caption.
+        """Return the attention of the run with this index in a text and an image, or in a photo and a caption.
 
         :class:`UserError` if it does not attend, if that cannot be drawn, or if there is no such run, image or caption.
         """
@@ -228,7 +228,7 @@ class ServedRuns:
         return seen
 
     def _small_photo(self, image_id: int) -> bytes:
-        """A photo of the split as a small JPEG; :class:`UnknownId` if there is none of this id, or none that can be read."""
+        """Return a photo of the split as a small JPEG. Raises UnknownId if no photo has this id, or it cannot be read."""
         file = self._files.get(image_id)
         if file is None:
             raise UnknownId(f"the split {self.split!r} has no photo {image_id}")

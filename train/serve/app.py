@@ -64,7 +64,7 @@ class _InMemory(flask.Request):
 
 
 def create_app(served: ServedRuns, settings: PageSettings = PageSettings()) -> flask.Flask:
-    """The application. ``GET /`` is the page, ``/search`` answers, ``GET /photo/<id>`` is a small JPEG of an image."""
+    """Build the application. ``GET /`` is the page, ``/search`` answers, ``GET /photo/<id>`` is a small JPEG of an image."""
     app = flask.Flask("vse-serve", static_folder=None)
     app.request_class = _InMemory
     app.config.update(
@@ -154,7 +154,7 @@ def attention_json(seen: Attention) -> dict[str, Any]:
 
 
 def _host() -> str:
-    """The name that the client called, without its port; empty if there is none.
+    """Return the host name in the request, without its port; empty if there is none.
 
     Werkzeug's own check of trusted hosts knows no IPv6.
     """
@@ -163,7 +163,7 @@ def _host() -> str:
 
 
 def _form() -> str:
-    """What the answer is to be: a page, the part of it that a script puts in, or JSON."""
+    """Return the form of the answer: a page, the part of it that a script inserts, or JSON."""
     form = flask.request.args.get("as", "page")
     return form if form in ("part", "json") else "page"
 
@@ -201,21 +201,21 @@ def _uploaded(settings: PageSettings) -> Query:
 
 
 def _drawn(query: Query, seen: Attention, number: int, identity: int) -> dict[str, Any]:
-    """What the drawing of attention is made of; the photo is the one that was found or, for a caption, the query."""
+    """Return the data for the drawing of attention; the photo is the hit or, if the hit is a caption, the query."""
     source = f"/photo/{identity}" if isinstance(query, str) else jpeg_source(small_jpeg(query, SIDE))
     drawing = draw_attention(f"look-{number}-{identity}".replace("--", "-m"), [seen])
     return {"drawing": drawing, "source": source, "explanation": EXPLANATIONS[seen.side], "brackets": BRACKETS}
 
 
 def _shown(query: Query) -> dict[str, str]:
-    """A query as the page shows it again."""
+    """Return a query as the page displays it."""
     if isinstance(query, str):
         return {"text": query, "photo": ""}
     return {"text": "", "photo": jpeg_source(small_jpeg(query, SIDE))}
 
 
 def _page(served: ServedRuns, settings: PageSettings, query: Query | None = None, **values: Any) -> str:
-    """The whole page, with the ``results`` of a query, with a ``look`` at one of them, or with an ``error``."""
+    """Return the complete page, with the ``results`` of a query, a ``look`` at one of them, or an ``error``."""
     every = {"results": None, "look": None, "error": "", **values}
     return render_page("serve.html", **_facts(served, settings), text=query if isinstance(query, str) else "", **every)
 

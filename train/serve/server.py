@@ -250,7 +250,7 @@ def is_loopback(host: str) -> bool:
 
 
 def trusted_hosts(host: str) -> Sequence[str] | None:
-    """The names that a server at this address may be called by; None (any) if other machines reach it.
+    """Return the host names that requests may use; None (any) if other machines can reach the server.
 
     A page of another site that has its own name point to this machine could else read what is served here.
     """

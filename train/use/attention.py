@@ -48,7 +48,7 @@ class PairAttention:
     def of(
         self, size: tuple[int, int] | None, image_id: int | None, text: Caption, image: Encoded, caption: Encoded
     ) -> Attention | None:
-        """The attention in one pair; None if the photo cannot be read or there are not as many boxes as regions.
+        """Return the attention in a pair; None if the photo cannot be read, or the numbers of boxes and regions differ.
 
         Parameters
         ----------
@@ -74,14 +74,14 @@ class PairAttention:
         return Attention(self._side, words, size, boxes, weights.double().numpy(), float(score))
 
     def images(self, rows: Sequence[int]) -> Packed:
-        """What the image encoder gives for some images of the split."""
+        """Return the embeddings of some images of the split."""
         trained = self.trained
         with torch.inference_mode():
             parts = (move_tensor(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
             return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:
-        """What the caption encoder gives for some captions of the split."""
+        """Return the embeddings of some captions of the split."""
         trained = self.trained
         with torch.inference_mode():
             parts = trained.split.captions.of(np.asarray(rows, np.int64))
@@ -108,7 +108,7 @@ class PairAttention:
 def attention_of_query(
     attention: PairAttention, query: str | Image.Image, asked: Encoded, rows: Sequence[int]
 ) -> list[Attention | None]:
-    """The attention in a query, which the encoder made into ``asked``, and each of some rows of the split.
+    """Return the attention in a query, encoded as ``asked``, and each of some rows of the split.
 
     These are captions if the query is a photo, else images.
     """
@@ -130,7 +130,7 @@ def attention_of_query(
 def with_attention(
     trained: TrainedRun, query: str | Image.Image, asked: Encoded, hits: Sequence[SearchHit], rows: Sequence[int]
 ) -> list[SearchHit]:
-    """The hits of a query, which the encoder made into ``asked``, with the attention of each; ``rows`` are those of the split.
+    """Return the hits of a query, encoded as ``asked``, with the attention of each; ``rows`` are rows of the split.
 
     Of a model that does not attend they are as they were, and so they are, with a line in the log, if its attention cannot
     be drawn.
@@ -147,7 +147,7 @@ def with_attention(
 
 
 def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
-    """What the model in the folder of a run looked at in pairs of its embeddings, for :mod:`vse.eval.report`.
+    """Return a function that computes the attention of a run in pairs of its embeddings, for :mod:`vse.eval.report`.
 
     None if it is no run, or its model does not attend; :class:`UserError` if its attention cannot be drawn.
     """

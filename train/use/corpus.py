@@ -52,7 +52,7 @@ class Searched:
 
 
 def searched_split(trained: TrainedRun, split: str, by_photo: bool) -> Searched:
-    """The captions of a split, which a photo searches, or its images."""
+    """Return the captions of a split for a photo, or its images for a text."""
     pairs = trained.split.pairs
 
     def of() -> dict[str, str]:
@@ -108,7 +108,7 @@ def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> 
 
 
 def encoded_side(trained: TrainedRun, by_photo: bool, rows: NDArray[np.int64] | None = None) -> Packed:
-    """What the encoder gives for the captions of the split, which a photo searches, or for its images; for some ``rows``."""
+    """Return the embeddings of ``rows`` of the split: of captions for a photo, or of images for a text."""
     if by_photo:
         return encode_captions(trained.model, trained.split, rows)
     return encode_images(trained.model, trained.split, trained.device, rows)
@@ -132,12 +132,12 @@ def pooled_side(trained: TrainedRun, by_photo: bool, held_bytes: int) -> tuple[N
 
 
 def ranked_by(trained: TrainedRun) -> str:
-    """What single vectors are searched by; of a model that scores every pair these are pooled vectors."""
+    """Return the similarity of the single vectors; for a model that scores every pair, of its pooled vectors."""
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
 def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
-    """The index in a file, or, if there is none, a new one that is written there."""
+    """Return the index in a file; if there is none, build a new one and write it there."""
     indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
     if index_exists(file, indexed):
         return read_index(file, indexed, factory)
@@ -148,7 +148,7 @@ def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, fac
 
 
 def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
-    """An index in memory of some vectors; :class:`UserError` if it does not keep them as the similarity needs them."""
+    """Build an index of vectors in memory. Raises UserError if it does not store them as the similarity needs them."""
     built = build_index(vectors, factory or "Flat", name=name)
     if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(

@@ -276,7 +276,7 @@ def _written(
 
 
 def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
-    """The data set that embeddings are of."""
+    """Load the data set of embeddings."""
     named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")

@@ -146,7 +146,7 @@ def score_sentences(
 def locate(
     run: Path, photo: Path, text: str, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = True
 ) -> Located:
-    """The candidates of a photo for a phrase, best first, by a run that localises phrases.
+    """Return the candidates of a photo for a phrase, best first, by a run that localises phrases.
 
     The photo is one of the data set that ``places.features`` are of, by default the run's; it is known by its bytes.
     :class:`UserError` if it is none of these, or if no word of the phrase is known.
@@ -182,7 +182,7 @@ def _reading(opened: OpenedRun) -> PhraseSettings:
 
 
 def _model_and_split(opened: OpenedRun, split: str, places: RunPlaces) -> tuple[Model, PhraseSplit]:
-    """The run's model with its best weights, and the phrases and candidates of a split."""
+    """Return the model of a run with its best weights, and the phrases and candidates of a split."""
     reading, phrases = _reading(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
     model = _best_model(opened, reading)
@@ -211,7 +211,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
 
 
 def _texts(dataset: Dataset, phrases: FeatureCache, places: RunPlaces, device: torch.device) -> PhraseVectors:
-    """The vectors of a data set's phrases: cached, or of another data set than the cache's encoded as those were."""
+    """Return the vectors of the phrases of a data set: from the cache, or for another data set by the same encoder."""
     if holds_texts_of(phrases, dataset):
         check_phrase_cache(phrases, dataset)
         return cached_phrases(phrases, device)

@@ -40,7 +40,7 @@ class TrainedRun(OpenedRun):
 def load_run(
     run: Path, split: str | None, places: RunPlaces = RunPlaces(), device: str = "auto", unfinished: bool = False
 ) -> TrainedRun:
-    """A trained run, and a split for it, or all of its data set (None); a run that trained its CNN reads the photos.
+    """Load a trained run and a split for it, or its complete data set (None). A run with its own CNN reads the photos.
 
     ``places`` are where its caches and data set were moved, or those of another data set, made by the same extractors.
     :class:`UserError` if its training did not finish, unless ``unfinished`` ones will do.
@@ -49,7 +49,7 @@ def load_run(
 
 
 def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPlaces()) -> TrainedRun:
-    """The model of an opened run, and a split for it; see :func:`load_run`."""
+    """Load the model of an open run, and a split for it; see :func:`load_run`."""
     folder, experiment, dataset, where = opened.folder, opened.experiment, opened.dataset, opened.device
     cache, caption_cache = opened.cache, opened.caption_cache
     if experiment.solver.reads_phrases:
@@ -89,7 +89,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
 
 
 def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> TrainedRun | None:
-    """The run whose embeddings a run reads from a cache; None if it reads none, but features of an extractor.
+    """Load the run whose embeddings are in a cache; None if the cache holds features of an extractor.
 
     :class:`UserError` if that run is not where it was, or has other weights by now.
     """

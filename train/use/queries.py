@@ -62,7 +62,7 @@ class QueryReader:
             _ = self._caption_reader
 
     def read(self, query: Query) -> ReadQuery:
-        """What the encoders give for a query; :class:`UserError` if there is nothing in it to search for."""
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         by_photo = isinstance(query, Image.Image)
         backbone = self._photo_backbone if by_photo else self._text_backbone
         if backbone is None:

@@ -47,7 +47,7 @@ class LastSearcher:
         self._kept: _Kept | None = None
 
     def searcher(self, asked_for: Hashable) -> Searcher | None:
-        """The searcher that was kept, if it is what is asked for; else it is forgotten."""
+        """Return the cached searcher if it fits the request; otherwise drop it and return None."""
         kept = self._kept
         as_it_was = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
         if kept is not None and as_it_was and kept.asked_for == asked_for:
@@ -69,7 +69,7 @@ LAST = LastSearcher()
 
 
 def _files_of(trained: TrainedRun) -> list[Path]:
-    """The files that a run is opened from. Weights of networks that others made are not among them."""
+    """Return the files that a run is loaded from, without the weights of pretrained networks."""
     caches = [cache for cache in (trained.cache, trained.caption_cache) if cache is not None]
     return [
         *trained.folder.files,
@@ -101,7 +101,7 @@ def search_split(
     page: Path | None = None,
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
-    """The ``k`` best for a text (images) or for an image file (captions), best first, of a split or of an embeddings file.
+    """Return the ``k`` best images for a text, or captions for an image file, of a split or an embeddings file.
 
     The model is the run's, with its best weights; how it reads a query and searches says
     :class:`vse.train.use.searcher.Searcher`. With an ``index`` or ``last`` all that was opened is kept for the next query, as
@@ -156,7 +156,7 @@ def search_split(
 
 
 def load_searched(run: Path, split: str, places: RunPlaces, device: str) -> TrainedRun:
-    """A run to search with, on its device; a warning says if its training did not finish."""
+    """Load a run for a search, on its device; log a warning if its training did not finish."""
     trained = load_run(run, split, places, device, unfinished=True)
     _use(trained)
     return trained
@@ -202,7 +202,7 @@ def search_run(
     device: str = "auto",
     last: LastSearcher | None = None,
 ) -> list[SearchHit]:
-    """The best for a query, and a report if it is asked for; see :func:`vse.train.use.search.search_split`.
+    """Return the best hits for a query, and write a report if requested; see :func:`search_split`.
 
     A text that ends as the name of a photo does is one.
     """
@@ -239,7 +239,7 @@ def find_phrase(
     places: RunPlaces = RunPlaces(),
     device: str = "auto",
 ) -> PhraseHit:
-    """The candidate boxes of a photo for a phrase, best first, and a page with the best one if it is asked for.
+    """Return the candidate boxes of a photo for a phrase, best first, and write a page with the best one if requested.
 
     :class:`UserError` for an option of a split, since one photo is searched.
     """

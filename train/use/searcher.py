@@ -118,11 +118,11 @@ class Searcher:
         self.answer(query, self.read(query), 1)
 
     def read(self, query: Query) -> ReadQuery:
-        """What the run's encoders give for a query; :class:`UserError` if there is nothing in it to search for."""
+        """Return the embedding of a query. Raises UserError if the query has nothing to search for."""
         return self._queries.read(query)
 
     def answer(self, query: Query, read: ReadQuery, k: int) -> SearchAnswer:
-        """The ``k`` best for a query that was ``read``."""
+        """Return the ``k`` best hits for the embedded query ``read``."""
         by_photo, trained, rerank = not isinstance(query, str), self.trained, self._options.rerank
         self._check_captions(by_photo)
         side = self._side(by_photo, read.encoded[0].shape[-1])
@@ -145,7 +145,7 @@ class Searcher:
         return len(side.searched.ids) if side else len(pairs) if by_photo else len(pairs.images)
 
     def attention(self, query: Query, read: ReadQuery, rows: Sequence[int]) -> list[Attention | None]:
-        """What the model looked at in a query and these rows of the split.
+        """Return the attention of the model in a query and some rows of the split.
 
         :class:`UserError` if it does not attend, or its attention cannot be drawn.
         """
@@ -158,7 +158,7 @@ class Searcher:
         return PairAttention(self.trained)
 
     def some_text(self) -> str:
-        """A text that the run can read: a caption of the data set it knows, or a word of its vocabulary."""
+        """Return a text that the run can read: a caption of its data set, or a word of its vocabulary."""
         captions = (caption.raw for image in self.trained.dataset.images for caption in image.captions)
         return next(captions, None) or self.trained.vocabulary.words[-1]
 

@@ -168,7 +168,7 @@ class OpenedRun:
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
     def words_of(self, text: str) -> list[str]:
-        """A new text as words, cut as the captions that it was trained on."""
+        """Tokenise a new text with the tokeniser of the training captions."""
         return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
 
     @property
@@ -185,7 +185,7 @@ class OpenedRun:
         ]
 
     def provenance(self, out: Path) -> dict[str, Any]:
-        """What a file that is written with it was made from."""
+        """Return the provenance of a file that this run writes."""
         caches = [cache for cache in (self.cache, self.caption_cache) if cache is not None]
         state = unfinished_state(self.record)
         return {
@@ -203,7 +203,7 @@ class OpenedRun:
 
 
 def run_cost(run: OpenedRun) -> dict[str, Any]:
-    """What a run cost: seconds of the extraction of each cache and of the training, MB of the caches and of the weights.
+    """Return the cost of a run: seconds of extraction and training, MB of caches and weights.
 
     None is what is not known: of imported features how long they took, for example.
     """
@@ -276,13 +276,13 @@ def load_best(folder: RunFolder, model: Model) -> str:
 
 
 def unfinished_state(record: Mapping[str, Any]) -> str | None:
-    """The state of a run whose training did not finish, e.g. ``running`` or ``collapsed``; None if it did."""
+    """Return the state of a run if its training did not finish, e.g. ``running`` or ``collapsed``; None if it did."""
     state = record.get("state", "unknown")
     return None if state == "finished" else str(state)
 
 
 def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option: str = "--features") -> FeatureCache:
-    """The cache in ``file``, if it is the one that the run was trained with, or of the same extractor."""
+    """Open the cache in ``file``, if the run was trained with it or with one of the same extractor."""
     if not file.exists():
         place = os.path.normpath(file)
         raise UserError(f"{folder.path}: no feature cache {place}, with which it was trained; if it was moved, give {option}")
@@ -306,7 +306,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
 
 
 def _extractor_at(path: Path, key: str) -> Mapping[str, Any] | None:
-    """The extractor of the cache that a run was trained with, if that is still where it was."""
+    """Return the extractor of the cache that a run was trained with, if the cache is still there."""
     try:
         cache = open_cache(path)
     except UserError:
