@@ -84,11 +84,11 @@ def test_training_refuses_what_the_rule_leaves_out_and_nothing_else(
         ("features: [tfidf]\nexperiments: { vsepp: }", "the feature 'tfidf' for images, .* of captions"),
         (
             "features: [fc7]\ncaption_features: [resnet]\nexperiments: { vsepp: }",
-            "'resnet' is of images, and .* one of captions",
+            "'resnet' for captions, .* of images",
         ),
         (
             "features: [fc7]\ncaption_features: [tfidf_phrases]\nexperiments: { vsepp: }",
-            "'tfidf_phrases' is of phrases, and .* one of captions stands",
+            "'tfidf_phrases' for captions, .* of phrases",
         ),
         ("features: [fc8]\nexperiments: { vsepp: }", "unknown feature 'fc8' .did you mean 'fc7'"),
         (
