@@ -24,7 +24,7 @@ class _Called(ModuleType):
 
     @property
     def _function(self) -> Any:
-        return importlib.import_module("vse.training").train
+        return importlib.import_module("vse.runs").train
 
     @property
     def __signature__(self) -> inspect.Signature:

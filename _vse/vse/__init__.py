@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from vse.reports import SearchResults as SearchResults
     from vse.reports import report as report
     from vse.reports import table as table
+    from vse.runs import TrainInputs as TrainInputs
+    from vse.runs import TrainOptions as TrainOptions
+    from vse.runs import embeddings_as_features as embeddings_as_features
+    from vse.runs import load as load
+    from vse.runs import train as train
     from vse.split_embeddings import SplitEmbeddings as SplitEmbeddings
     from vse.split_embeddings import SplitName as SplitName
     from vse.split_embeddings import embeddings as embeddings
     from vse.split_embeddings import pair_scores as pair_scores
     from vse.trained_models import SearchIndex as SearchIndex
     from vse.trained_models import TrainedModel as TrainedModel
-    from vse.training import TrainInputs as TrainInputs
-    from vse.training import TrainOptions as TrainOptions
-    from vse.training import embeddings_as_features as embeddings_as_features
-    from vse.training import load as load
-    from vse.training import train as train
 
 
 _PUBLIC = {
@@ -54,7 +54,7 @@ _PUBLIC = {
         *("open_dataset", "open_features", "draw_demo", "import_data", "extract"),
         *("SplitShares", "ImportOptions", "ExtractOptions"),
     ),
-    "vse.training": ("train", "load", "embeddings_as_features", "TrainInputs", "TrainOptions"),
+    "vse.runs": ("train", "load", "embeddings_as_features", "TrainInputs", "TrainOptions"),
     "vse.split_embeddings": ("embeddings", "pair_scores", "SplitName", "SplitEmbeddings"),
     "vse.evaluation": ("evaluate", "EvaluateOptions", "Ensemble", "Evaluation", "ModelComparison"),
     "vse.reports": ("report", "table", "SearchResults", "HtmlReport", "ResultTable"),

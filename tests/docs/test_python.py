@@ -17,8 +17,8 @@ SHOWN = documented(PAGE)
 
 def test_the_page_documents_every_public_name_and_no_other() -> None:
     assert {name.rpartition(".")[2] for name in SHOWN} == set(vse.__all__) - {"__version__"}
-    assert [name for name in SHOWN if name.count(".") > 1] == ["vse.training.train"]
-    assert resolve_name("vse.training.train") is inspect.getattr_static(vse.train, "_function").fget(vse.train)
+    assert [name for name in SHOWN if name.count(".") > 1] == ["vse.runs.train"]
+    assert resolve_name("vse.runs.train") is inspect.getattr_static(vse.train, "_function").fget(vse.train)
 
 
 @pytest.mark.parametrize("name", SHOWN)

@@ -1,4 +1,4 @@
-"""The functions of the Python interface that train a model, load one, and write embeddings as features."""
+"""The functions of the Python interface that train a run, load the model of a run, and write embeddings as features."""
 
 from __future__ import annotations
 
