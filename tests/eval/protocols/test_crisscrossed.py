@@ -18,7 +18,8 @@ from tests.eval.protocols.test_coco import coco
 from tests.eval.protocols.test_evaluate import made
 from vse.eval.cli import eval_main
 from vse.eval.files.embeddings import write_embeddings
-from vse.eval.protocols.coco import read_judged_pairs
+from vse.eval.protocols.coco import intramodal_fold, read_judged_pairs
+from vse.pipeline.errors import UserError
 
 HEADERS = {
     "sis_test.csv": "image1,image2,agg_score,sampling_method",
@@ -141,17 +142,12 @@ def test_a_file_that_is_not_theirs_is_said_in_a_line(fault: str, tmp_path: Path,
     assert message in fails(eval_main, file, "--protocol", "cxc", "--cxc", folder, "--bootstrap", 0)
 
 
-@pytest.mark.slow
-def test_scores_without_embeddings_have_no_pairs(tmp_path: Path, fails: Callable[..., str]) -> None:
-    run = coco()
-    assert run.images is not None
-    assert run.captions is not None
-    assert run.coco_ids is not None
-    a, b = run.coco_ids[:2].tolist()
-    dense = replace(run, images=None, scores=run.images @ run.captions.T)
-    file, folder = write_embeddings(tmp_path / "e.h5", dense), write_pairs(tmp_path / "cxc", [(a, b, 5)], [])
-    error = fails(eval_main, file, "--protocol", "cxc", "--cxc", folder, "--bootstrap", 0)
-    assert "the pairs of CxC need embeddings of images and of captions" in error
+def test_scores_without_embeddings_have_no_pairs(tmp_path: Path) -> None:
+    run = made()
+    dense = replace(run, images=None, captions=None, scores=np.zeros((30, 150), np.float32))
+    pairs = read_judged_pairs(write_pairs(tmp_path / "cxc", [(1, 2, 5)], []))
+    with pytest.raises(UserError, match="the pairs of CxC need embeddings of images and of captions"):
+        intramodal_fold(dense, run.image_ids, pairs, [1])
 
 
 def test_pairs_are_of_the_protocol_cxc(tmp_path: Path, fails: Callable[..., str]) -> None:
