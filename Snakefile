@@ -12,7 +12,7 @@ include: "pipeline/rules/train.smk"
 include: "pipeline/rules/eval.smk"
 
 
-# On a cluster these run where snakemake runs; what computes is a job.
+# On a cluster these rules run where snakemake runs. All others are jobs of the cluster.
 localrules:
     all,
     demo,

@@ -1,4 +1,4 @@
-"""All is in setup.cfg, but one choice that it cannot make: with ``VSE_FAISS=cpu`` the package needs faiss-cpu everywhere."""
+"""Build script. All metadata is in setup.cfg; with ``VSE_FAISS=cpu`` the package requires faiss-cpu on all platforms."""
 
 import os
 from configparser import ConfigParser

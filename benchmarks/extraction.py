@@ -34,12 +34,12 @@ from vse.features.cache.rows import Item
 from vse.features.extractors.cnn import CnnExtractor, crops_of, normalized
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
-from vse.pipeline.demo import make_demo
-from vse.pipeline.files.images import decode
+from vse.pipeline.demo import create_demo
+from vse.pipeline.files.images import decode_image
 
 
 def pictures(folder: Path, n_images: int) -> list[Path]:
-    make_demo(folder, n_images)
+    create_demo(folder, n_images)
     paths = sorted((folder / "images").glob("*.jpg"))
     for path in paths:
         with Image.open(path) as picture:
@@ -73,7 +73,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
     config = plain.config.model_copy(update={"precision": precision, "fold_batch_norm": folded})
     extractor = CnnExtractor(config, device=arguments.device)
     items = [Item(k, path) for k, path in enumerate(paths)]
-    crops = torch.cat([crops_of(decode(path), config) for path in paths])
+    crops = torch.cat([crops_of(decode_image(path), config) for path in paths])
     at_once = 4 if device.type == "cpu" else size
     inputs = [normalized(some, config.mean, config.std, device) for some in crops.split(at_once)]
 
@@ -83,7 +83,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
             outputs[-1].sum().item()  # wait for the device
 
     def decode_only() -> None:
-        for _ in read_ahead(paths, lambda path: crops_of(decode(path), config), config.workers, 2 * size):
+        for _ in read_ahead(paths, lambda path: crops_of(decode_image(path), config), config.workers, 2 * size):
             pass
 
     works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items)}

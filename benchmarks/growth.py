@@ -45,7 +45,7 @@ from vse.eval.protocols.evaluate import evaluate
 from vse.eval.search.exact import exact_search
 from vse.features.feature_job import FeatureRequest, extract_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.train.experiment import load_experiment
 from vse.train.training import train
 
@@ -76,7 +76,7 @@ def make_embeddings(folder: Path, n_images: int) -> None:
 
 def make_photos(folder: Path, n_images: int) -> None:
     """Write a data set whose images are hard links to a few images of the demo."""
-    drawn = json.loads(make_demo(folder / "drawn", DRAWN).read_text())["images"]
+    drawn = json.loads(create_demo(folder / "drawn", DRAWN).read_text())["images"]
     (folder / "images").mkdir()
     images = []
     for k in range(n_images):

@@ -33,7 +33,7 @@ from vse.features.cache.rows import Item, items_of
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 
 ENCODERS = {
     "minilm": TextConfig(name="minilm", model="sentence-transformers/all-MiniLM-L6-v2", weights=str(get_model_path())),
@@ -123,7 +123,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         if arguments.dataset is None:
-            arguments.dataset = make_demo(Path(folder) / "demo", max(11, arguments.captions // 5))
+            arguments.dataset = create_demo(Path(folder) / "demo", max(11, arguments.captions // 5))
         report("text", [row for name in arguments.encoders for row in compared(name, arguments, Path(folder))])
 
 

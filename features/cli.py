@@ -136,10 +136,10 @@ def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
     from vse.features.cache.shards import cache_kind
     from vse.features.feature_job import default_shards
     from vse.pipeline.dataset.dataset import load_dataset_file
-    from vse.pipeline.files.outputs import check_out
+    from vse.pipeline.files.outputs import check_output
 
     loaded = load_dataset_file(dataset)
-    check_out(out, cache_kind(out), [dataset])
+    check_output(out, cache_kind(out), [dataset])
     click.echo(extraction.merge(dataset, out, shards or default_shards(loaded)))
 
 

@@ -21,16 +21,16 @@ from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import (
     COMPARED_PHOTOS,
     COMPARED_PHOTOS_IF_CHANGED,
+    DataChecksums,
     DataIdentity,
-    DataSums,
     Hashes,
     caption_hashes,
     data_differences,
+    hash_available_photos,
     identity_of_images,
-    photos_at_hand,
 )
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.files.writing import sha256_json
 
 _NONE = np.empty(0, np.int64)
@@ -66,7 +66,7 @@ def check_boxes_of(path: Path, dataset: Dataset) -> None:
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
     recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NONE, captions=None)
-    photo_ids, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
+    photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
     if differences := data_differences(DataIdentity(photo_ids, _NONE, photos), recorded):
         raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
 
@@ -78,7 +78,7 @@ def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:
     if changed and captions is not None:
         captions, of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
     most = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
-    photo_ids, photos = photos_at_hand(dataset, recorded, most)
+    photo_ids, photos = hash_available_photos(dataset, recorded, most)
     ours = DataIdentity(photo_ids, of_captions, photos, captions)
     differences = data_differences(ours, recorded)
     if differences or not changed:
@@ -105,7 +105,7 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
     """Return the identity of the data set that a cache was made from, as far as the cache records it."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
-        stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
+        stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
     photos = stored.get("photo_hashes")
     if cache.kind == "image" and photos is None and made_by_extractor(cache):
         photos = read_sources(cache)
@@ -117,12 +117,12 @@ def recorded_identity(cache: FeatureCache) -> DataIdentity:
     )
 
 
-def data_sums(cache: FeatureCache, dataset: Dataset) -> DataSums:
+def data_sums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
     """Return the sums of a data set; that of the photographs covers the rows of ``cache``, and is None if it has no hashes."""
-    photos = replace(recorded_identity(cache), caption_ids=_NONE, captions=None).sums.photos_sha256
+    photos = replace(recorded_identity(cache), caption_ids=_NONE, captions=None).checksums.photos_sha256
     identity = identity_of_images(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
-    return identity.sums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
+    return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
 def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
@@ -130,7 +130,7 @@ def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapp
     extractor, of = config.get("extractor"), text_rows_of(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
     items = items_of(dataset, "text", raw, of)
-    rows = IdRows(ids).of(np.asarray([item.id for item in items], np.int64))
+    rows = IdRows(ids).find(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
     ]

@@ -30,12 +30,12 @@ from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
-from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, photos_at_hand
+from vse.pipeline.dataset.identity import COMPARED_PHOTOS, DataIdentity, data_differences, hash_available_photos
 from vse.pipeline.dataset.phrases import iou
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage
-from vse.pipeline.files.writing import only_writer
+from vse.pipeline.files.writing import lock_for_writing
 
 IOU = 0.5
 """What an overlap has to be, as the evaluation of Flickr30K Entities has it."""
@@ -160,7 +160,7 @@ def extract_shards(
     Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
     """
     dataset = load_dataset_file(dataset_file)
-    if extractor.kind == "image" and not dataset.pictures:
+    if extractor.kind == "image" and not dataset.has_image_files:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
     as_read = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
     n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_rows))
@@ -173,7 +173,7 @@ def extract_shards(
     for index in range(n_shards) if only is None else [only]:
         path = shards.shard_path(out, index, n_shards)
         mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
-        with only_writer(path):
+        with lock_for_writing(path):
             own = others.get(path, identity)
             finished = shards.finished_shard(path, own)
             if finished is not None and (skip_bad or not finished.skipped):
@@ -204,7 +204,7 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     recorded = first.identity.content.get("config") if first is not None else None
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
-    with only_writer(out):
+    with lock_for_writing(out):
         ids = row_ids(dataset, kind, text_rows_of(config))
         for index in range(n_shards):
             _check_shard(shards.shard_path(out, index, n_shards), dataset, kind, config)
@@ -226,7 +226,7 @@ def verify(path: Path, write: bool = False) -> cache.FeatureCache:
     """Check a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it meanwhile."""
     if not write:
         return cache.verify_cache(path)
-    with only_writer(path):
+    with lock_for_writing(path):
         return cache.verify_cache(path, write=True)
 
 
@@ -242,7 +242,7 @@ def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, 
         differences = source_differences(dataset, ids, sources, config)
     else:
         recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
-        found, photos = photos_at_hand(dataset, recorded, COMPARED_PHOTOS)
+        found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
         differences = data_differences(DataIdentity(found, ids[:0], photos), recorded)
     if differences:
         raise UserError(

@@ -18,7 +18,7 @@ from vse.features.settings.captions import CaptionSettings
 from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.writing import only_writer
+from vse.pipeline.files.writing import lock_for_writing
 from vse.pipeline.presets import presets
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 
     use_threads(asked.threads)
     _check_out(dataset, config, out, words)
-    with only_writer(out) if shard is None else nullcontext():  # shards may be jobs, side by side
+    with lock_for_writing(out) if shard is None else nullcontext():  # shards may be jobs, side by side
         ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
         if asked.like is None:
             _log_preset(asked, dataset, config)
@@ -87,7 +87,7 @@ def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: 
 def _log_preset(asked: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
     """Log the settings that the preset of the data set changes, and warn if ``--weights-dir`` is not read."""
     plain = load_feature(asked.feature, None, asked.sets)
-    changes = presets.changed_fields(plain.model_dump(), config.model_dump())
+    changes = presets.list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
     if asked.weights_dir is not None and getattr(config, "weights", None) == "random":
@@ -141,7 +141,7 @@ def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[F
     settings = EXTRACTORS[extractor]
     beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made and key in settings.model_fields}
     content = {"name": cache.feature, **beside, **made["config"]}
-    config = presets.validated(settings, "feature", str(like), content)
+    config = presets.validate_settings(settings, "feature", str(like), content)
     return config, asked.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 

@@ -21,9 +21,9 @@ from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.sources import source_folder
 from vse.pipeline.presets.preset_files import read_yaml
-from vse.pipeline.presets.presets import known_presets, load_dataset, load_plan, merged, validated
+from vse.pipeline.presets.presets import known_presets, load_dataset, load_plan, merge_settings, validate_settings
 from vse.pipeline.presets.schema import DatasetConfig, Settings
-from vse.pipeline.workflow import PlannedFile, dataset_pattern, planned_files
+from vse.pipeline.workflow import PlannedFile, dataset_pattern, plan_files
 
 
 class NetworkRates(Settings):
@@ -47,12 +47,12 @@ def load_rates(own: Path | None = None) -> Rates:
     """The rates that ship, with those of a file of the same form on top; its ``machine`` is named beside the other one's."""
     shipped = read_yaml(Path(str(files("vse.presets").joinpath("rates.yaml"))))
     if own is None:
-        return validated(Rates, "rates", "rates.yaml", shipped)
+        return validate_settings(Rates, "rates", "rates.yaml", shipped)
     content = read_yaml(own)
     content = content if isinstance(content, Mapping) else {"machine": content}
     named = content.get("machine", f"that of {own}")
-    both = {**merged(shipped, content), "machine": f"{named}; where {own.name} has none: {shipped['machine']}"}
-    return validated(Rates, "rates", str(own), both)
+    both = {**merge_settings(shipped, content), "machine": f"{named}; where {own.name} has none: {shipped['machine']}"}
+    return validate_settings(Rates, "rates", str(own), both)
 
 
 def measured_here(runs: Path = Path("runs")) -> dict[str, float]:
@@ -101,7 +101,7 @@ def plan_target(targets: Sequence[str], settings: Sequence[str] = (), rates_file
     rate is named, not guessed. :class:`vse.pipeline.errors.UserError` if the workflow makes no such target.
     """
     rates = load_rates(rates_file)
-    plan = estimated(planned_files(targets, settings), rates, measured_here())
+    plan = estimated(plan_files(targets, settings), rates, measured_here())
     return "\n".join(_lines(", ".join(targets), plan, rates))
 
 
@@ -138,7 +138,7 @@ def _downloads(plan: TargetPlan, config: DatasetConfig) -> None:
         plan.downloads.append((size, f"{url.rpartition('/')[2]}, by vse-data fetch {config.name}"))
     images = folder / config.images
     fetched = any(one.to == config.images or one.to.startswith(f"{config.images}/") for one in config.files)
-    if config.published and not images.is_dir() and not fetched:
+    if config.is_published and not images.is_dir() and not fetched:
         plan.unknown.append(f"size of the images of {config.name}, which must be asked for: {images} is not there")
 
 

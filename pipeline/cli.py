@@ -1,4 +1,4 @@
-"""The command ``vse-data``. Each subcommand imports what it runs, so that ``--help`` is quick."""
+"""The command ``vse-data``. Each subcommand imports its own modules, so that ``--help`` is quick."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _FILE = click.Path(path_type=Path)
 TOKENISER = click.option(
     "--tokeniser",
     metavar="NAME",
-    help="What cuts captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]",
+    help="How to split captions into words: letters_and_digits, unicode_words or nltk.  [default: unicode_words]",
 )
 
 
 @click.group("vse-data")
 def data() -> None:
-    """Make, prepare and check data sets."""
+    """Create, prepare and check data sets."""
 
 
 @data.command("demo")
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/demo.")
-@click.option("--images", type=int, help="Number of images, all splits together.  [default: 5500]")
-@click.option("--seed", type=SEED, default=0, show_default=True, help="Another seed draws other scenes.")
+@click.option("--images", type=int, help="Number of images in all splits together.  [default: 5500]")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Seed of the random scenes.")
 @FORCE
 def demo_command(out: Path, images: int | None, seed: int) -> None:
     """Draw the embedded demo data set: scenes of simple shapes with five captions each."""
-    from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
+    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
 
-    click.echo(make_demo(out, DEFAULT_IMAGES if images is None else images, seed))
+    click.echo(create_demo(out, DEFAULT_IMAGES if images is None else images, seed))
 
 
 @data.command("fetch")
@@ -41,20 +41,22 @@ def demo_command(out: Path, images: int | None, seed: int) -> None:
     "--base-url",
     envvar="VSE_BASE_URL",
     show_envvar=True,
-    help="A mirror: the folder, http://host/folder/, that has all the files under their published names.",
+    help="Address of a mirror, http://host/folder/, which has all files under their published names.",
 )
-@click.option("--images/--no-images", default=True, show_default=True, help="Download the images too, where that is allowed.")
+@click.option(
+    "--images/--no-images", default=True, show_default=True, help="Download the images, too, if their license allows it."
+)
 @FORCE
 def fetch_command(name: str, out: Path | None, base_url: str | None, images: bool) -> None:
-    """Download what is public of f8k, f30k, f30k_entities or coco, and make data/NAME/dataset.json.
+    """Download the public files of f8k, f30k, f30k_entities or coco, and create data/NAME/dataset.json.
 
-    Files are checked by their SHA-256. An interrupted download resumes when the command is run again. Where images must be
-    requested from their owners, it prints where to get them.
+    Files are checked by their SHA-256. An interrupted download resumes when the command is run again. If images must be
+    requested from their owners, the command prints where to get them.
     """
     from vse.pipeline.dataset.downloads import fetch_dataset
-    from vse.pipeline.dataset.sources import published_dataset
+    from vse.pipeline.dataset.sources import published_preset
 
-    click.echo(fetch_dataset(published_dataset(name), out or Path("data", name), base_url, images))
+    click.echo(fetch_dataset(published_preset(name), out or Path("data", name), base_url, images))
 
 
 @data.command("prepare")
@@ -64,23 +66,27 @@ def fetch_command(name: str, out: Path | None, base_url: str | None, images: boo
 @FORCE
 def prepare_command(name: str, source: Path | None, out: Path | None) -> None:
     """Make data/NAME/dataset.json from the published files of f8k, f30k, f30k_entities or coco."""
-    from vse.pipeline.dataset.sources import prepare_dataset, published_dataset, source_folder
+    from vse.pipeline.dataset.sources import prepare_dataset, published_preset, source_folder
 
-    click.echo(prepare_dataset(published_dataset(name), source or source_folder(name), out or Path("data", name)))
+    click.echo(prepare_dataset(published_preset(name), source or source_folder(name), out or Path("data", name)))
 
 
 @data.command("add-phrases")
 @click.argument("dataset", type=_FILE)
-@click.option("--entities", type=_FILE, help="Folder of Flickr30K Entities: Annotations and Sentences.")
-@click.option("--chunker", metavar="PIPELINE", help="Instead: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm.")
+@click.option("--entities", type=_FILE, help="Folder of Flickr30K Entities, with the folders Annotations and Sentences.")
+@click.option(
+    "--chunker",
+    metavar="PIPELINE",
+    help="Instead of --entities: a spaCy pipeline that marks noun phrases, e.g. en_core_web_sm.",
+)
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/f8k_entities.")
-@click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+@click.option("--name", help="Name of the data set.  [default: the name of the output folder]")
 @click.option(
     "--similar",
     type=click.FloatRange(0, 1, min_open=True),
     default=0.7,
     show_default=True,
-    help="Share of equal words by which captions of another spelling are joined; 1 joins none.",
+    help="Smallest share of equal words for which captions of different spelling count as the same; 1: equal captions only.",
 )
 @FORCE
 def add_phrases_command(
@@ -88,7 +94,7 @@ def add_phrases_command(
 ) -> None:
     """Mark the phrases of Flickr30K Entities, with their boxes, in the captions of a dataset.json of the same photos.
 
-    Photos are joined by the number in the names of their files, captions by their text. Splits and ids stay. With --chunker
+    Photos are matched by the number in their file names, captions by their text. Splits and ids stay the same. With --chunker,
     the noun phrases of any captions are marked instead, without boxes.
     """
     from vse.pipeline.dataset.sources import add_phrases
@@ -101,19 +107,19 @@ def add_phrases_command(
 @data.command("album")
 @click.argument("photos", type=_FILE)
 @click.option("--out", type=_FILE, required=True, help="Folder to write, e.g. data/album.")
-@click.option("--name", help="What the data set is called.  [default: the name of that folder]")
+@click.option("--name", help="Name of the data set.  [default: the name of the output folder]")
 @FORCE
 def album_command(photos: Path, out: Path, name: str | None) -> None:
     """Make a data set of a folder of photos without captions, which vse-search can then search."""
-    from vse.pipeline.dataset.sources import make_album
+    from vse.pipeline.dataset.sources import create_album
 
-    click.echo(make_album(photos, out, name))
+    click.echo(create_album(photos, out, name))
 
 
 @data.command("check")
 @click.argument("dataset", type=_FILE)
 def check_command(dataset: Path) -> None:
-    """Validate a dataset.json and its image files; print counts per split."""
+    """Validate a dataset.json and its image files, and print the counts of each split."""
     from vse.pipeline.dataset.sources import check_dataset
 
     click.echo(check_dataset(dataset))
@@ -121,15 +127,19 @@ def check_command(dataset: Path) -> None:
 
 @data.command("audit")
 @click.argument("dataset", type=_FILE)
-@click.option("--against", type=_FILE, help="Another dataset.json, or the name of a data set in data/: count what both have.")
 @click.option(
-    "--look-alikes/--no-look-alikes", default=True, show_default=True, help="Read all photos for those that look alike."
+    "--against",
+    type=_FILE,
+    help="Another dataset.json, or the name of a data set in data/, to count the images and captions of both.",
+)
+@click.option(
+    "--look-alikes/--no-look-alikes", default=True, show_default=True, help="Read all photos to find those that look the same."
 )
 def audit_command(dataset: Path, against: Path | None, look_alikes: bool) -> None:
-    """Count what is in more than one split: equal captions, photos that look alike, images of known test sets.
+    """Count the data that leak between splits: equal captions, photos that look the same, images of known test sets.
 
-    Images of two data sets are the same if their numbers on Flickr or in MS-COCO are, or the bytes of their files. Of the
-    published data sets those are looked at whose dataset.json lies in data/.
+    Images of two data sets are the same if they have the same number on Flickr or in MS-COCO, or if their files have the same
+    bytes. Published data sets are compared if their dataset.json lies in data/.
     """
     from vse.pipeline.dataset.duplicates import audit_dataset
 

@@ -1,6 +1,7 @@
-"""Entry points of the commands: one clear line and exit code 2 for a user's mistake, log on stderr.
+"""Entry points of the commands, options that several commands share, and the provenance of output files.
 
-Where a file comes from: the code that made it, the command, and the date.
+A user's mistake ends a command with one line on stderr and exit code 2. The log goes to stderr, too. Output files record the
+date, the command and the version of the code (:func:`current_provenance`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
@@ -23,20 +24,16 @@ import click
 from vse.pipeline import __version__
 from vse.pipeline.cores import set_up_openmp
 from vse.pipeline.errors import Interrupted, UserError, printable
-from vse.pipeline.files.inputs import changes_named, reason_of
-from vse.pipeline.files.outputs import replacing_others
+from vse.pipeline.files.inputs import error_reason, report_changed_inputs
+from vse.pipeline.files.outputs import allow_replacing_others
 
+_LONGEST = 1500  # characters of an error message, a few lines of a terminal
 _command: ContextVar[str | None] = ContextVar("_command", default=None)
 
 
-def running(name: str, arguments: Sequence[str]) -> AbstractContextManager[None]:
-    """In this block files say that they were made by this command."""
-    return making(shlex.join([name, *arguments]))
-
-
 @contextmanager
-def making(command: str) -> Iterator[None]:
-    """In this block files say that they were made by what is typed as ``command``, in a shell or in Python."""
+def record_command(command: str) -> Iterator[None]:
+    """Record ``command``, a line of a shell or of Python, in the files that the block writes."""
     token = _command.set(command)
     try:
         yield
@@ -44,25 +41,25 @@ def making(command: str) -> Iterator[None]:
         _command.reset(token)
 
 
-def made() -> dict[str, Any]:
-    """What a file says of its making: ``date`` (UTC), ``command`` (None if Python code called a function that is not
-    public), ``code``.
+def current_provenance() -> dict[str, Any]:
+    """Return the provenance of a file that is written now: ``date`` (UTC), ``command`` and ``code``.
 
-    It differs from one making to the next, so it is part of no key and of nothing that is compared.
+    ``command`` is None if Python code called a function that is not public. Provenance differs from one run to the next, so it
+    belongs to no key and to nothing that is compared.
     """
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code())}
+    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "command": _command.get(), "code": dict(code_version())}
 
 
 @cache
-def code(root: Path | None = None) -> dict[str, Any]:
-    """The ``version`` of this package and, in a checkout, its ``commit`` and whether files were ``changed`` since.
+def code_version(root: Path | None = None) -> dict[str, Any]:
+    """Return the ``version`` of this package and, in a checkout, its ``commit`` and whether files have ``changed`` since.
 
-    ``root`` is the folder that holds the package's folders; by default the one that this file was imported from.
+    ``root`` is the folder that holds the folders of the package, by default those that this file belongs to.
     """
     root = Path(__file__).resolve().parents[1] if root is None else root
     version = {"version": __version__}
     top = _git(root, "rev-parse", "--show-toplevel")
-    # An installed copy may lie in the repository of something else.
+    # An installed copy may lie in the repository of another project.
     if top is None or Path(top).resolve() != root.resolve():
         return version
     commit, status = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain", "--untracked-files=no")
@@ -71,12 +68,12 @@ def code(root: Path | None = None) -> dict[str, Any]:
     return {**version, "commit": commit, "changed": bool(status)}
 
 
-def described_code(made_by: object) -> str | None:
-    """``vse 0.1.0, commit 0123456789ab (changed)`` for a person; None if what a file says of its code is something else."""
-    if not isinstance(made_by, dict) or not isinstance(made_by.get("version"), str):
+def describe_code(version: object) -> str | None:
+    """Return a code version as text, e.g. ``vse 0.1.0, commit 0123456789ab (changed)``; None if it is not valid."""
+    if not isinstance(version, dict) or not isinstance(version.get("version"), str):
         return None
-    commit = f", commit {str(made_by['commit'])[:12]}" if "commit" in made_by else ""
-    return f"vse {made_by['version']}{commit}{' (changed)' if made_by.get('changed') else ''}"
+    commit = f", commit {str(version['commit'])[:12]}" if "commit" in version else ""
+    return f"vse {version['version']}{commit}{' (changed)' if version.get('changed') else ''}"
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -89,30 +86,27 @@ def _git(root: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-_LONGEST = 1500  # characters of an error, a few lines of a terminal
-
-
 class SeedType(click.types.IntParamType):
-    """Numbers that every generator of random numbers takes as its seed."""
+    """The type of a seed: an integer that every random number generator accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The number; a usage error if it is below 0 or beyond 64 bits."""
+        """Return the integer. Raises a usage error if it is negative or beyond 64 bits."""
         seed: int = super().convert(value, param, ctx)
         if not 0 <= seed < 2**63:
-            self.fail(f"{seed} is no seed: they are from 0 to 2^63 - 1", param, ctx)
+            self.fail(f"{seed} is not a seed: seeds are from 0 to 2^63 - 1", param, ctx)
         return seed
 
 
 SEED = SeedType()
 
-THREADS = click.option("--threads", type=click.IntRange(1), help="Processor cores to use.  [default: all it may use]")
+THREADS = click.option("--threads", type=click.IntRange(1), help="Number of processor cores to use.  [default: all available]")
 
 
 def _allow_code(context: click.Context, _: click.Parameter, allowed: bool) -> None:
     if allowed:
-        from vse.pipeline.presets.own_code import code_allowed
+        from vse.pipeline.presets.own_code import allow_own_code
 
-        context.with_resource(code_allowed())
+        context.with_resource(allow_own_code())
 
 
 ALLOW_CODE = click.option(
@@ -121,13 +115,13 @@ ALLOW_CODE = click.option(
     envvar="VSE_ALLOW_CODE",
     expose_value=False,
     callback=_allow_code,
-    help="Run code outside of the package that a run or a preset names. Look at it first.",
+    help="Allow code outside of the package to run if a run or a preset names it. Look at the code first.",
 )
 
 
 def _allow_replacing(context: click.Context, _: click.Parameter, allowed: bool) -> None:
     if allowed:
-        context.with_resource(replacing_others())
+        context.with_resource(allow_replacing_others())
 
 
 FORCE = click.option(
@@ -135,15 +129,15 @@ FORCE = click.option(
     is_flag=True,
     expose_value=False,
     callback=_allow_replacing,
-    help="Replace files at the output's place that are of another kind. Inputs are never replaced.",
+    help="Replace existing files of another kind at the output path. Inputs are never replaced.",
 )
 
 
 def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., None]:
-    """Turn a click command into the function that the console script calls; ``may_spin``: see :mod:`vse.pipeline.cores`.
+    """Return the function that the console script of a click command calls; every command gets ``--version``.
 
-    Exit codes: 0 success, 2 bad input or usage, 1 (with a traceback) a failure of ours, 130 interrupted by Ctrl-C, 143 by
-    SIGTERM where a command handles it. Every command has ``--version``.
+    Exit codes: 0 for success, 2 for bad input or usage, 1 (with a traceback) for a failure of ours, 130 after Ctrl-C, and 143
+    after SIGTERM if the command handles it. ``may_spin`` is passed to :func:`vse.pipeline.cores.set_up_openmp`.
     """
     if not any(parameter.name == "version" for parameter in command.params):
         click.version_option(__version__, message="%(prog)s %(version)s")(command)
@@ -153,9 +147,9 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
         _log_to_stderr()
         given = list(sys.argv[1:] if arguments is None else arguments)
         try:
-            with running(command.name or "", given), one_line_errors():
+            with record_command(shlex.join([command.name or "", *given])), explain_system_errors():
                 code = command.main(args=given, prog_name=command.name, standalone_mode=False)
-        except click.exceptions.NoArgsIsHelpError as error:  # a group without a command, whose help is the answer
+        except click.exceptions.NoArgsIsHelpError as error:  # a group without a sub-command prints its help
             error.show()
             sys.exit(error.exit_code)
         except click.ClickException as error:
@@ -163,7 +157,7 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
         except UserError as error:
             _fail(command, str(error))
         except Interrupted as stop:
-            with suppress(OSError):  # Ctrl-C may have ended the program that reads our output, too
+            with suppress(OSError):  # Ctrl-C may also have ended the program that reads our output
                 click.echo(f"{command.name}: {stop}", err=True)
             sys.exit(128 + stop.signal)
         except (KeyboardInterrupt, click.Abort):
@@ -175,12 +169,12 @@ def entry_point(command: click.Command, may_spin: bool = True) -> Callable[..., 
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """In this block a full disk, a missing permission, a long name or too little memory is a :class:`UserError`.
+def explain_system_errors() -> Iterator[None]:
+    """Turn errors of the system in the block into UserError: a full disk, a missing permission, too little memory.
 
-    So is any error after an input changed while it was read.
+    Any other error becomes a UserError, too, if an input file changed while it was read.
     """
-    with changes_named():
+    with report_changed_inputs():
         try:
             yield
         except OSError as error:
@@ -188,11 +182,11 @@ def one_line_errors() -> Iterator[None]:
                 raise
             raise UserError(": ".join(str(part) for part in (error.filename, error.strerror) if part)) from error
         except MemoryError as error:
-            raise UserError(f"not enough memory ({reason_of(error)})") from error
+            raise UserError(f"not enough memory ({error_reason(error)})") from error
 
 
 class _Echo(logging.Handler):
-    """Write log lines to the current standard error, which tests replace."""
+    """Write log lines to the current standard error stream, which tests replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
         click.echo(printable(self.format(record)), err=True)

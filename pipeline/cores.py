@@ -1,6 +1,6 @@
-"""How many cores this process may use, whether they are idle, and what OpenMP's threads should do while they wait.
+"""Find the cores that this process may use, and set the number of OpenMP's threads and how they wait.
 
-All of it comes from the environment and from files of the kernel, below ``proc`` and ``cgroups``; torch is not imported.
+The facts come from the environment and from files of the kernel below ``proc`` and ``cgroups``. Torch is not imported.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 
-_WAITING = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
+_WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 
-def _two_ticks() -> None:
+def _sleep_two_ticks() -> None:
     time.sleep(0.02)
 
 
@@ -24,88 +24,89 @@ def set_up_openmp(
     environment: MutableMapping[str, str],
     proc: Path = PROC,
     cgroups: Path = CGROUPS,
-    pause: Callable[[], None] = _two_ticks,
+    pause: Callable[[], None] = _sleep_two_ticks,
     may_spin: bool = True,
 ) -> None:
-    """Write into ``environment`` how many threads OpenMP has and how they wait, unless it already says so.
+    """Set OpenMP's variables for the number of threads and their waiting in ``environment``, unless they are set already.
 
-    ``OMP_NUM_THREADS`` is written only where a job or a cgroup allows fewer cores than the affinity mask, which OpenMP knows.
-    What else runs on the cores has no say in the number: results depend on it to the last bit, and should not depend on the
-    neighbours of the day.
+    ``OMP_NUM_THREADS`` is set only if a job or a cgroup allows fewer cores than the affinity mask, which OpenMP knows. The
+    load of the machine does not change the number of threads, because the last bits of results depend on it.
 
-    Threads spin while they wait, OpenMP's default, if this process may use all cores of its mask and all are idle; else they
-    sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% on idle cores. Spinning costs a factor of 3 on busy ones: a
-    thread that spins keeps a core from the one that it waits for. Below a quota it spends the time of those that work.
+    Threads spin while they wait, as is OpenMP's default, if this process may use all cores of its mask and all are idle.
+    Else they sleep (``OMP_WAIT_POLICY=PASSIVE``). Sleeping costs up to 30% of the time on idle cores. Spinning costs a factor
+    of 3 on busy cores: a spinning thread occupies the core that the thread it waits for needs. Under a quota, spinning uses up
+    the time of the working threads.
 
-    A program that waits for others, as a server does, says that it must not spin (``may_spin``).
+    A program that mostly waits, such as a server, passes ``may_spin=False``.
 
     OpenMP reads these variables once, when torch is loaded.
     """
-    cores = affinity()
+    cores = core_affinity()
     allowed = allowed_cores(environment, proc, cgroups)
     if allowed < len(cores):
         environment.setdefault("OMP_NUM_THREADS", str(allowed))
-    if environment.keys() & _WAITING:
+    if environment.keys() & _WAIT_VARIABLES:
         return
     if not (may_spin and 1 < allowed == len(cores) and all_idle(cores, proc, pause)):
         environment["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def allowed_cores(environment: Mapping[str, str] = os.environ, proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """The number of cores that this process may keep busy, at least 1.
+    """Return the number of cores that this process may use, at least 1.
 
-    The least of its affinity mask, the whole cores of its cgroups' quota, and ``SLURM_CPUS_PER_TASK``, a job's cores.
+    This is the smallest of the size of its affinity mask, the quota of its cgroups (rounded down), and the number of cores of
+    a SLURM job (``SLURM_CPUS_PER_TASK``).
     """
-    limits = [len(affinity()), cgroup_quota(proc, cgroups)]
+    limits = [len(core_affinity()), cgroup_quota(proc, cgroups)]
     if (job := environment.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
         limits.append(int(job))
     return max(1, math.floor(min(limits)))
 
 
-def affinity() -> set[int]:
-    """The numbers of the cores on which the scheduler may run this process; all cores on systems that have no such mask."""
+def core_affinity() -> set[int]:
+    """Return the indices of the cores in this process's affinity mask; all cores on systems without such a mask."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def cgroup_quota(proc: Path = PROC, cgroups: Path = CGROUPS) -> float:
-    """How many cores' time this process's cgroups may spend, e.g. 1.5; infinity if there is no limit.
+    """Return the number of cores whose time this process's cgroups may use, e.g. 1.5; infinity without a limit.
 
-    The least of its own cgroup and those above it: ``cpu.max`` of version 2, ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of
-    version 1. The root counts, too, because a container may see its own cgroup there.
+    This is the smallest limit of its own cgroup and those above it: ``cpu.max`` in version 2, ``cpu.cfs_quota_us`` and
+    ``cpu.cfs_period_us`` in version 1. The root is read, too, because a container may see its own cgroup there.
     """
     quotas = [math.inf]
-    for line in _text(proc / "self" / "cgroup").splitlines():  # 0::/path is version 2, 4:cpu,cpuacct:/path version 1
+    for line in _read_text(proc / "self" / "cgroup").splitlines():  # 0::/path is version 2, 4:cpu,cpuacct:/path version 1
         _, controllers, path = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
         root = cgroups / "cpu" if controllers else cgroups
         own = Path(path.lstrip("/"))
         for folder in (own, *own.parents):
-            files = [_text(root / folder / name) for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            files = [_read_text(root / folder / name) for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")]
             limit = " ".join(files).split()
             if len(limit) == 2 and limit[0].isdecimal():  # neither max nor -1
                 quotas.append(int(limit[0]) / int(limit[1]))
     return min(quotas)
 
 
-def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _two_ticks) -> bool:
-    """Whether each of ``cores`` is idle for more than half of a ``pause``, as ``/proc/stat`` counts it in ticks of 10 ms.
+def all_idle(cores: Iterable[int], proc: Path = PROC, pause: Callable[[], None] = _sleep_two_ticks) -> bool:
+    """Return whether each of ``cores`` is idle for more than half of a ``pause``, by the counters of ``/proc/stat`` (10 ms).
 
-    These counters rather than the load average, which for a minute holds the command before this one against it, or the
-    number of runnable tasks, which on a node of many jobs counts those on other cores: they are of now and of these cores, and
-    time that a virtual machine is denied is time not idle. This process sleeps meanwhile and is not counted. What cannot be
-    read counts as busy. Two ticks miss what keeps a core busy less than half of the time, and nobody sees what starts later.
+    Unlike the load average, these counters do not include a command that ended before. Unlike the number of runnable tasks,
+    they do not include other cores of the machine. Time that a hypervisor takes from a virtual machine counts as busy. This
+    process sleeps during the pause. A core whose counters cannot be read counts as busy. Two ticks miss a load of less than
+    half of the time, and any load that starts later.
     """
-    before = _idle_less_busy(proc)
+    before = _idle_minus_busy(proc)
     pause()
-    after = _idle_less_busy(proc)
+    after = _idle_minus_busy(proc)
     return all(after.get(core, 0) > before.get(core, 0) for core in cores)
 
 
-def _idle_less_busy(proc: Path) -> dict[int, int]:
-    """For each core, ticks since the machine started in which it was idle, less those in which it was not."""
+def _idle_minus_busy(proc: Path) -> dict[int, int]:
+    """Return, for each core, the number of idle ticks minus the number of busy ticks since the machine started."""
     ticks = {}
-    for line in _text(proc / "stat").splitlines():
+    for line in _read_text(proc / "stat").splitlines():
         name, *columns = line.split()
         if name.startswith("cpu") and name != "cpu":
             counts = [int(column) for column in columns[:8]]  # user nice system idle iowait irq softirq steal
@@ -113,8 +114,8 @@ def _idle_less_busy(proc: Path) -> dict[int, int]:
     return ticks
 
 
-def _text(file: Path) -> str:
-    """What a file holds, nothing if it cannot be read."""
+def _read_text(file: Path) -> str:
+    """Return the text of a file; an empty text if it cannot be read."""
     try:
         return file.read_text(encoding="utf-8", errors="replace")
     except OSError:

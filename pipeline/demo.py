@@ -1,9 +1,8 @@
-"""The grammar of the demo data set: five captions for a scene, each about another part of it.
+"""Draw the demo data set: images of simple scenes with five captions each. The same seed gives the same data set.
 
-A caption is a list of pieces. A piece that names drawn objects is a phrase and keeps which ones, so that
-every phrase has boxes; a piece that names the background is a phrase of kind ``scene``, without boxes.
-
-The demo data set: drawn here, not downloaded, and the same for the same seed.
+``compose_captions`` is the grammar of the captions; each caption is about another part of the scene. A caption is a list of
+pieces. A piece that names drawn objects becomes a phrase with their boxes; a piece that names the background becomes a phrase
+of kind ``scene`` without boxes. ``create_demo`` draws the images and writes the data set.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from PIL import Image
 from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.demo_scenes import IMAGE_SIZE, Scene, SceneObject, compose_scene, draw_scene
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import OutputKind, check_out, may_replace_others
-from vse.pipeline.files.writing import clear_temporaries, only_writer, read_json, write_bytes, write_json
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, read_json, write_bytes, write_json
 from vse.pipeline.progress import progress_bar
 
 SYNONYMS = {
@@ -67,7 +66,7 @@ _COLUMNS = ("left", "", "right")
 
 @dataclass(frozen=True)
 class DemoPhrase:
-    """``n_tokens`` tokens from ``first_token`` that name the scene's ``objects`` (indices), or its background if empty."""
+    """A phrase of ``n_tokens`` tokens from ``first_token``; it names ``objects`` (indices), or the background if empty."""
 
     first_token: int
     n_tokens: int
@@ -76,7 +75,7 @@ class DemoPhrase:
 
 @dataclass(frozen=True)
 class DemoCaption:
-    """``raw`` text, its phrases, and ``facts``: which properties of the scene it states."""
+    """The raw text of a caption, its phrases, and the facts of the scene that it states."""
 
     raw: str
     phrases: tuple[DemoPhrase, ...]
@@ -84,23 +83,25 @@ class DemoCaption:
 
 
 @dataclass(frozen=True)
-class _Named:
-    """A piece of a caption that names objects (or, with none, the background)."""
+class _PhraseText:
+    """A piece of a caption that names objects, or the background if there are none."""
 
     text: str
     objects: tuple[int, ...]
 
 
-def write_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
-    """Five captions of ``scene``: all objects, one object, a relation, the background, another object.
+def compose_captions(scene: Scene, rng: np.random.Generator) -> tuple[DemoCaption, ...]:
+    """Return five captions of ``scene``: all objects, one object, a relation, the background, another object.
 
-    No two of them give the same set of facts, so none paraphrases another.
+    Each of them states another set of facts, so none paraphrases another.
     """
-    teller = _Teller(scene, rng)
-    return (teller.inventory(), teller.one_object(), teller.relation(), teller.background(), teller.on_background())
+    writer = _CaptionWriter(scene, rng)
+    return (writer.inventory(), writer.one_object(), writer.relation(), writer.background(), writer.on_background())
 
 
-class _Teller:
+class _CaptionWriter:
+    """Writes captions of a scene; ``rng`` chooses the words and the objects."""
+
     def __init__(self, scene: Scene, rng: np.random.Generator) -> None:
         self.scene = scene
         self.rng = rng
@@ -108,16 +109,16 @@ class _Teller:
         self.first, self.second = int(order[0]), int(order[-1])  # equal if the scene has one object
 
     def inventory(self) -> DemoCaption:
-        """Colour, shape and place of every object."""
+        """Describe the colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
-        parts: list[list[str | _Named]] = [
+        parts: list[list[str | _PhraseText]] = [
             [self.name(k, "colour", "shape"), self.place(self.scene.objects[k])] for k in range(n_objects)
         ]
         facts = [fact for k in range(n_objects) for fact in self.about(k, "colour", "shape", "place")]
         return self.caption(self.listed(parts), facts)
 
     def one_object(self) -> DemoCaption:
-        """Size, texture, shape and place of one object, and its colour where there are several."""
+        """Describe the size, texture, shape and place of one object, and its colour if there are several objects."""
         which = ("size", "texture", "shape") if self.alone else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first]
         opening = self.pick(("there is", "we see", ""))
@@ -125,10 +126,10 @@ class _Teller:
         return self.caption([opening, named, self.place(item)], self.about(self.first, *which, "place"))
 
     def relation(self) -> DemoCaption:
-        """Where one object lies from another, whose position it gives, or that it is alone."""
+        """Describe where one object is relative to a second one, and the place of the second; a single object is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
-            pieces: list[str | _Named] = [self.name(0, "size", "colour", "shape"), lonely]
+            pieces: list[str | _PhraseText] = [self.name(0, "size", "colour", "shape"), lonely]
             return self.caption(pieces, [("count",), *self.about(0, "size", "colour", "shape")])
         a, b = self.scene.objects[self.first], self.scene.objects[self.second]
         if a.row != b.row:
@@ -141,7 +142,7 @@ class _Teller:
         return self.caption(pieces, [("relation", str(self.first), str(self.second)), *self.about(self.second, "place")])
 
     def background(self) -> DemoCaption:
-        """The background, how many objects there are, and their colours (of one alone its texture)."""
+        """Describe the background, the number of objects, and their colours, or the texture of a single object."""
         objects = self.scene.objects
         property_named = "texture" if self.alone else "colour"
         words = [self.word(getattr(item, property_named)) for item in objects]
@@ -150,12 +151,12 @@ class _Teller:
         facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, property_named))]
         everything = tuple(range(len(objects)))
         if self.alone:
-            return self.caption([_Named(f"{count} {words[0]} {noun}", (0,)), self.where()], facts)
-        each: list[list[str | _Named]] = [[_Named(word, (k,))] for k, word in enumerate(words)]
-        return self.caption([_Named(f"{count} {noun}", everything), self.where(), ":", *self.listed(each)], facts)
+            return self.caption([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.where()], facts)
+        each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
+        return self.caption([_PhraseText(f"{count} {noun}", everything), self.where(), ":", *self.listed(each)], facts)
 
     def on_background(self) -> DemoCaption:
-        """Another object than that of ``one_object``, and its place, on the background."""
+        """Describe another object than ``one_object``, its place, and the background."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
         facts = [("background",), *self.about(self.second, *which, "place")]
         place = self.place(self.scene.objects[self.second])
@@ -171,19 +172,19 @@ class _Teller:
     def word(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])
 
-    def name(self, k: int, *properties: str, article: str = "a") -> _Named:
+    def name(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
         words = [self.word(getattr(self.scene.objects[k], p)) for p in properties]
         if article == "a" and words[0][0] in "aeiou":
             article = "an"
         if words[-1] == "round":
             words[-1] = f"round {self.word('shape')}"
-        return _Named(" ".join([article, *words]), (k,))
+        return _PhraseText(" ".join([article, *words]), (k,))
 
     def about(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
-    def where(self) -> list[str | _Named]:
-        return [self.pick(("on", "against", "in front of")), _Named(self.word(self.scene.background), ())]
+    def where(self) -> list[str | _PhraseText]:
+        return [self.pick(("on", "against", "in front of")), _PhraseText(self.word(self.scene.background), ())]
 
     def place(self, item: SceneObject) -> str:
         row, column = self.pick(_ROWS[item.row]), _COLUMNS[item.column]
@@ -194,20 +195,22 @@ class _Teller:
         return f"on the {column}" if item.row == 1 else f"in the {row} {column} {self.pick(('corner', 'part'))}"
 
     @staticmethod
-    def listed(parts: Sequence[Sequence[str | _Named]]) -> list[str | _Named]:
-        """``a, b and c``."""
+    def listed(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
+        """Join parts as in ``a, b and c``."""
         pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
             pieces += ["and" if k == len(parts) else ",", *part]
         return pieces
 
-    def caption(self, pieces: Sequence[str | _Named | list[str | _Named]], facts: Sequence[tuple[str, ...]]) -> DemoCaption:
+    def caption(
+        self, pieces: Sequence[str | _PhraseText | list[str | _PhraseText]], facts: Sequence[tuple[str, ...]]
+    ) -> DemoCaption:
         flat = [p for piece in pieces for p in (piece if isinstance(piece, list) else [piece]) if p]
         text, phrases, n_tokens = "", [], 0
         for piece in flat:
             words = piece if isinstance(piece, str) else piece.text
             n_words = len(tokenize(words))
-            if isinstance(piece, _Named):
+            if isinstance(piece, _PhraseText):
                 phrases.append(DemoPhrase(n_tokens, n_words, piece.objects))
             text += words if not text or words in (",", ":") else f" {words}"
             n_tokens += n_words
@@ -217,23 +220,22 @@ class _Teller:
 DEFAULT_IMAGES = 5500  # 4,000 train, 500 val, 1,000 test
 
 
-def make_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
-    """Draw ``n_images`` scenes with five captions each and write ``out/dataset.json`` and ``out/images``.
+def create_demo(out: Path, n_images: int = DEFAULT_IMAGES, seed: int = 0, name: str = "demo") -> Path:
+    """Draw ``n_images`` scenes with five captions each, and write ``out/images`` and then ``out/dataset.json``.
 
-    About 8/11 of the images are for training, 1/11 for validation, 2/11 for testing. Every sentence keeps
-    its ``phrases``: first token, number of tokens, the ``boxes`` (x1, y1, x2, y2 in pixels) of the objects it
-    names, and ``kind`` ``object``, or ``scene`` (without boxes) for the background. Returns the path of
-    ``dataset.json``, which is written last.
+    About 8/11 of the images are for training, 1/11 for validation and 2/11 for testing. Every sentence has ``phrases`` with
+    the first token, the number of tokens, the ``boxes`` (x1, y1, x2, y2 in pixels) of the objects that the phrase names, and
+    the ``kind``: ``object``, or ``scene`` for the background, which has no boxes. Returns the path of ``dataset.json``.
     """
     if n_images < 6:
-        raise UserError(f"--images {n_images}: the demo needs at least 6 images, so that every split has some")
+        raise UserError(f"--images {n_images}: the demo needs at least 6 images, so that no split is empty")
     if seed < 0:
-        raise UserError(f"--seed {seed}: a seed is not negative")
+        raise UserError(f"--seed {seed}: the seed must not be negative")
     n_test, n_val = max(1, round(n_images * 2 / 11)), max(1, round(n_images / 11))
     splits = ["train"] * (n_images - n_val - n_test) + ["val"] * n_val + ["test"] * n_test
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         for imgid in range(n_images):
-            check_out(out / "images" / _filename(imgid), _DEMO_IMAGE)
+            check_output(out / "images" / _filename(imgid), _DEMO_IMAGE)
         _clear(out, name)
         return _draw(out, splits, seed, name)
 
@@ -249,21 +251,21 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def _is_drawn(path: Path) -> bool:
-    """Return whether an image has the size and the quantization of drawn ones, which hardly any photograph has."""
-    with Image.open(path) as there, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
-        return (there.size, getattr(there, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
+    """Return whether an image has the size and the quantization of the demo, which hardly any photograph has."""
+    with Image.open(path) as found, Image.open(io.BytesIO(_jpeg(Image.new("RGB", (IMAGE_SIZE, IMAGE_SIZE))))) as ours:
+        return (found.size, getattr(found, "quantization", None)) == (ours.size, getattr(ours, "quantization", 0))
 
 
 _DEMO_IMAGE = OutputKind("an image of the demo", _is_drawn)
 
 
 def _clear(out: Path, name: str) -> None:
-    """Remove the ``dataset.json`` of an earlier demo, which must not describe images that are redrawn, and what kills left."""
+    """Remove the ``dataset.json`` of an earlier demo, whose images will be overwritten, and leftovers of killed runs."""
     file = out / "dataset.json"
     if file.is_file():
         earlier = None if may_replace_others() else read_json(file)
         if earlier is not None and (not isinstance(earlier, dict) or earlier.get("dataset") != name):
-            raise UserError(f"{file}: describes another data set, which is not drawn over; give another --out")
+            raise UserError(f"{file}: describes another data set and is not overwritten; give another --out")
         file.unlink()
     clear_temporaries(out)
     clear_temporaries(out / "images")
@@ -276,7 +278,7 @@ def _draw(out: Path, splits: list[str], seed: int, name: str) -> Path:
         scene = compose_scene(rng)
         filename = _filename(imgid)
         write_bytes(out / "images" / filename, _jpeg(draw_scene(scene, rng)), sync=False)
-        entries.append(_entry(imgid, filename, split, scene, write_captions(scene, rng)))
+        entries.append(_entry(imgid, filename, split, scene, compose_captions(scene, rng)))
     return write_json(out / "dataset.json", {"dataset": name, "images": entries})
 
 

@@ -1,8 +1,8 @@
-"""Scenes of the demo data set: what an image shows, and how it is drawn.
+"""Scenes of the demo data set: their random composition, and how they are drawn.
 
-A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background.
-Everything is drawn from a random generator that depends on the seed and on the image's number alone,
-so the first hundred images are the same whether a hundred or ten thousand are made.
+A scene is one to four flat objects, each in its own cell of a 3 x 3 grid, on a textured background. The random generator of a
+scene depends on the seed and on the index of the image only, so the first hundred images are the same in a data set of a
+hundred or of ten thousand images.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 IMAGE_SIZE = 128
-_SUPERSAMPLE = 4  # masks are drawn this much larger, then shrunk, for smooth edges
+_SUPERSAMPLE = 4  # masks are drawn at this scale and then reduced, for smooth edges
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond", "crescent")
 TEXTURES = ("plain", "striped", "dotted", "checkered")
-SIZES = {"small": 13, "large": 19}  # half of the side, in pixels, before jitter
+SIZES = {"small": 13, "large": 19}  # half of the side in pixels, before a random change
 COLOURS = {
     "red": (214, 40, 40),
     "green": (40, 150, 60),
@@ -43,8 +43,8 @@ BACKGROUNDS = {
     "wood": (176, 132, 84),
     "sky": (158, 206, 240),
 }
-# An object never has nearly the colour of its background, which would hide it.
-_UNSEEN = {
+# Colours that would be hardly visible on a background, so its objects never have them.
+_SIMILAR_COLOURS = {
     "grass": {"green"},
     "sand": {"white", "yellow"},
     "sea": {"blue"},
@@ -58,7 +58,7 @@ _UNSEEN = {
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One drawn object; ``row`` and ``column`` (0-2) name its cell, ``centre`` and ``radius`` are in pixels."""
+    """One object of a scene in the cell ``row``, ``column`` (0 to 2); ``centre`` and ``radius`` are in pixels."""
 
     shape: str
     colour: str
@@ -71,7 +71,7 @@ class SceneObject:
 
     @property
     def box(self) -> tuple[int, int, int, int]:
-        """Corners (x1, y1, x2, y2) of the drawn object in whole pixels."""
+        """The corners (x1, y1, x2, y2) of the drawn object in whole pixels."""
         left, top = round(self.centre[0] - self.radius), round(self.centre[1] - self.radius)
         side = round(2 * self.radius)
         return (left, top, left + side, top + side)
@@ -86,9 +86,9 @@ class Scene:
 
 
 def compose_scene(rng: np.random.Generator) -> Scene:
-    """Draw a random scene from ``rng``; no two of its objects share both colour and shape."""
+    """Return a random scene; no two of its objects have the same colour and the same shape."""
     background = str(rng.choice(list(BACKGROUNDS)))
-    colours = [c for c in COLOURS if c not in _UNSEEN[background]]
+    colours = [c for c in COLOURS if c not in _SIMILAR_COLOURS[background]]
     n_objects = int(rng.integers(1, 5))
     cells = sorted(int(cell) for cell in rng.choice(9, n_objects, replace=False))
     objects: list[SceneObject] = []
@@ -117,7 +117,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Image.Image:
 
 
 def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Pixels (IMAGE_SIZE, IMAGE_SIZE, 3) of a background with a pattern of its own."""
+    """Return the pixels (IMAGE_SIZE, IMAGE_SIZE, 3) of a background with its pattern."""
     n = IMAGE_SIZE
     y, x = np.mgrid[0:n, 0:n].astype(np.float32)
     dx, dy = rng.uniform(0, 32, 2)
@@ -146,7 +146,10 @@ def _background(name: str, rng: np.random.Generator) -> NDArray[np.uint8]:
 
 
 def _fill(item: SceneObject, side: int) -> Image.Image:
-    """The object's colour and texture as a square image; a texture's second tone is darker, or lighter for dark colours."""
+    """Return the colour and texture of an object as a square image.
+
+    The second tone of a texture is darker than the colour, or lighter if the colour is dark.
+    """
     colour = np.asarray(COLOURS[item.colour], np.float32)
     second = colour * 0.55 if colour.mean() > 90 else colour * 0.6 + 90
     y, x = np.mgrid[0:side, 0:side]
@@ -160,7 +163,7 @@ def _fill(item: SceneObject, side: int) -> Image.Image:
 
 
 def _mask(shape: str, side: int) -> Image.Image:
-    """The object's outline as a greyscale mask of ``side`` x ``side`` pixels."""
+    """Return the outline of an object as a greyscale mask of ``side`` x ``side`` pixels."""
     n = side * _SUPERSAMPLE
     mask = Image.new("L", (n, n), 0)
     pen = ImageDraw.Draw(mask)

@@ -1,4 +1,7 @@
-"""How far a long job is: a bar in a terminal or a notebook; elsewhere, e.g. in the log of a workflow, a line now and then."""
+"""Report the progress of a long job.
+
+A terminal or a notebook displays a bar. Elsewhere, e.g. in the log of a workflow, a line is logged now and then.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +13,33 @@ from typing import Any
 
 from tqdm import tqdm
 
-EVERY = 30.0  # seconds between lines; what takes less has none
-LINE = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
+LOG_SECONDS = 30.0  # seconds between lines; a shorter job logs none
+LOG_FORMAT = "{desc}: {n_fmt} of {total_fmt}, {rate_noinv_fmt}, {elapsed} so far, {remaining} left{postfix}"
 log = logging.getLogger(__name__)
 
 
 class _LoggedBar(tqdm):  # type: ignore[type-arg]
-    """A bar that is a line of the log whenever it would be drawn."""
+    """A progress bar that logs a line whenever it would be drawn."""
 
-    monitor_interval = 0  # no thread that watches it
+    monitor_interval = 0  # no monitor thread
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Log the state."""
+        """Log the state of the bar."""
         log.info("%s", msg or self)
 
 
 def in_notebook() -> bool:
-    """Whether this runs in the kernel of a notebook, whose page shows bars."""
+    """Return whether this process is the kernel of a notebook, which can display bars."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and "IPKernelApp" in shell.config
 
 
 def _notebook_bar() -> Any:
-    """The bar that the page of a notebook draws if it has widgets, else one of text."""
-    from tqdm.auto import tqdm as drawn
+    """Return tqdm's bar for notebooks: a widget, or text if the notebook has no widgets."""
+    from tqdm.auto import tqdm as notebook_bar
 
-    return drawn
+    return notebook_bar
 
 
 def progress_bar(
@@ -49,9 +52,9 @@ def progress_bar(
     unit_scale: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """A bar as tqdm's, over ``items`` or to be updated by hand; nothing is shown if it is ``hidden``.
+    """Return a tqdm bar that iterates over ``items``, or that the caller updates; nothing is displayed if ``hidden``.
 
-    Without a terminal or a notebook, rate and remaining time are logged every ``EVERY`` seconds.
+    Without a terminal or a notebook, progress, rate and remaining time are logged every ``LOG_SECONDS`` seconds.
     """
     notebook = in_notebook()
     if sys.stderr.isatty() or notebook or hidden:
@@ -67,9 +70,9 @@ def progress_bar(
         initial=initial,
         unit_scale=unit_scale,
         file=io.StringIO(),
-        delay=EVERY,
-        mininterval=EVERY,
-        maxinterval=EVERY,
+        delay=LOG_SECONDS,
+        mininterval=LOG_SECONDS,
+        maxinterval=LOG_SECONDS,
         miniters=1,
-        bar_format=LINE,
+        bar_format=LOG_FORMAT,
     )

@@ -29,7 +29,7 @@ from tests.docs.pages import console_scripts  # noqa: E402
 from tests.faults.suite import Suite  # noqa: E402
 from tests.forked import SNAKEMAKE, Scripts  # noqa: E402
 from vse.features.settings.images import CnnConfig  # noqa: E402
-from vse.pipeline.demo import make_demo  # noqa: E402
+from vse.pipeline.demo import create_demo  # noqa: E402
 
 settings.register_profile(
     "vse",
@@ -101,13 +101,13 @@ TINY_FEATURE = CnnConfig(
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``dataset.json`` of a demo of 66 images: 48 train, 6 val, 12 test. Read only."""
-    return make_demo(tmp_path_factory.mktemp("demo") / "data", n_images=66)
+    return create_demo(tmp_path_factory.mktemp("demo") / "data", n_images=66)
 
 
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``dataset.json`` of a demo of 12 images: 9 train, 1 val, 2 test, for what is slow. Read only."""
-    return make_demo(tmp_path_factory.mktemp("few") / "data", n_images=12)
+    return create_demo(tmp_path_factory.mktemp("few") / "data", n_images=12)
 
 
 @pytest.fixture(scope="session")

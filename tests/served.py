@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that does what servers and networks do."""
+"""A real HTTP server on loopback that can fail as servers and networks do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from vse.pipeline.dataset import downloads
 
 @dataclass
 class Server:
-    """Files by name or path, how they are served, and what was asked for and sent."""
+    """The files of a server by name or path, its faults, and a record of the requests and of the bytes sent."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     ranges: bool = True  # whether a Range is honoured
-    shift: int = 0  # where an answer to a Range starts, beside where it should
+    shift: int = 0  # offset of the answer to a Range from the requested start
     cuts: list[int | None] = field(default_factory=list)  # bytes after which the next connections are cut; None: not cut
     codes: list[int] = field(default_factory=list)  # status of the next answers
     length: bool = True  # whether Content-Length is sent
@@ -53,7 +53,7 @@ class Server:
         request.end_headers()
         cut = self.cuts.pop(0) if self.cuts else None
         body = content[start:][:cut]
-        self.sent += len(body)  # before the client has it all and a test looks
+        self.sent += len(body)  # before the client has received everything
         request.wfile.write(body)
         if cut is not None:
             self.reached.set()
@@ -64,12 +64,12 @@ class Server:
 
 @contextlib.contextmanager
 def served(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> Iterator[Server]:
-    """A server of some files; clients of it that try again do not wait."""
+    """Start a server of these files; clients do not wait before they try again."""
     state = Server(files)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with contextlib.suppress(ConnectionError):  # of a client that has heard enough
+            with contextlib.suppress(ConnectionError):  # the client has closed the connection
                 state.answer(self)
 
         def log_message(self, *_: object) -> None:

@@ -9,7 +9,7 @@ import click
 from vse.eval.defaults import QUERIES
 from vse.pipeline.command import ALLOW_CODE, FORCE, SEED, THREADS, entry_point
 from vse.pipeline.errors import printable
-from vse.pipeline.presets.preset_files import described_presets
+from vse.pipeline.presets.preset_files import preset_descriptions
 
 _FILE = click.Path(path_type=Path)
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -20,7 +20,7 @@ class _WithExperiments(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Experiments"):
-            formatter.write_dl(described_presets("experiments"), col_max=24)
+            formatter.write_dl(preset_descriptions("experiments"), col_max=24)
 
 
 @click.command("vse-train", cls=_WithExperiments)

@@ -9,10 +9,10 @@ from typing import Annotated, ClassVar
 from pydantic import ConfigDict, Field, SerializeAsAny, model_validator
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.own_code import CodeRefused, code_named
-from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.own_code import CodeNotAllowed, allow_named_code
+from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.preset_files import parse_yaml
-from vse.pipeline.presets.presets import changed_fields, experiment_settings, is_experiment, load_plan, validated
+from vse.pipeline.presets.presets import is_experiment, list_changes, load_plan, read_experiment_settings, validate_settings
 from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.adversaries import ADVERSARIES
 from vse.train.kinds import Kind
@@ -49,13 +49,13 @@ class ExperimentConfig(ExperimentPlan):
         default_factory=list, description=f"parts of the model that are taken from start_from: {', '.join(PARTS)}; none: all"
     )
     freeze: bool = Field(False, description="train what is taken from start_from no further")
-    solver: Annotated[SerializeAsAny[SolverSettings], part_of(SOLVERS)] = GradientSettings()
+    solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
-    loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)] = MaxOfHinges()
+    loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = MaxOfHinges()
     warmup: WarmupConfig = WarmupConfig()
     train: TrainConfig = TrainConfig()
-    adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_of(ADVERSARIES)] = Field(
+    adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
         None, description="a second player that makes each batch harder and is trained against the model; none: nobody"
     )
 
@@ -112,18 +112,18 @@ def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] =
     Code of a user's own runs if it is named in ``sets``, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
     :class:`UserError` if it is an ensemble, of which nothing is trained.
     """
-    with code_named(list(_values(sets))):
+    with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)
 
 
 def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentConfig:
-    content = experiment_settings(name, dataset, sets, ExperimentConfig)
+    content = read_experiment_settings(name, dataset, sets, ExperimentConfig)
     if "ensemble_of" in content:
         members = " and ".join(load_plan(name, dataset).ensemble_of)
         raise UserError(
             f"{name} is an ensemble: train {members}, and average their embeddings by vse-eval --ensemble --experiment {name}"
         )
-    return validated(ExperimentConfig, "experiment", name, content)
+    return validate_settings(ExperimentConfig, "experiment", name, content)
 
 
 def _values(sets: Sequence[str]) -> Iterator[object]:
@@ -139,10 +139,10 @@ def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
         return []
     try:
         preset = load_experiment(experiment.name, dataset)
-    except CodeRefused:  # the preset names code that has changed, or that nobody allowed
+    except CodeNotAllowed:  # the preset names code that has changed, or that nobody allowed
         return []
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
     preset = preset.model_copy(update={"model": preset.model.for_captions(read)})
     if preset.train.precision == "auto":
         preset = preset.in_precision(experiment.train.precision)
-    return changed_fields(preset.content(), experiment.content())
+    return list_changes(preset.content(), experiment.content())

@@ -14,8 +14,8 @@ from vse.features.backbones.device import NO_MEMORY, memory_guard, use_threads
 from vse.features.cache.feature_cache import open_cache
 from vse.features.settings.presets import load_feature
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import changed_fields, load_ladder
-from vse.pipeline.presets.schema import Composed
+from vse.pipeline.presets.presets import list_changes, load_ladder
+from vse.pipeline.presets.schema import ComposedName
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Input, check_fit
@@ -44,7 +44,7 @@ def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[st
     return fits, misfits
 
 
-def misfit(made: Composed, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
+def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
     """Why a composed experiment cannot read its features; None if it can."""
     image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
     if experiment.solver.reads_phrases:
@@ -109,7 +109,7 @@ def train_experiment(
     dataset = open_cache(features).dataset
     config = load_experiment(experiment, dataset, sets)
     plain = load_experiment(experiment, None, sets)
-    changes = changed_fields(plain.model_dump(), config.model_dump())
+    changes = list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
     with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {NO_MEMORY}"):

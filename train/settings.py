@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from vse.features.cache.feature_cache import FeatureCache
-from vse.pipeline.presets.own_code import is_code
-from vse.pipeline.presets.parts import imported, part_of
+from vse.pipeline.presets.own_code import is_code_name
+from vse.pipeline.presets.parts import import_object, part_field
 from vse.pipeline.presets.schema import Settings
 from vse.train.data.samplers import SAMPLERS
 from vse.train.data.samplers.base import Sampler
@@ -55,7 +55,7 @@ class WarmupConfig(Settings):
     @field_validator("loss")
     @classmethod
     def _is_of_the_package(cls, name: str) -> str:
-        if is_code(name):
+        if is_code_name(name):
             raise ValueError(f"takes a loss of the package ({', '.join(LOSSES)}); one of your own is the loss of all epochs")
         return name
 
@@ -113,7 +113,7 @@ class TrainConfig(Settings):
         1, description="batches whose gradients make one update; negatives are those of each batch by itself"
     )
     clip: float | None = Field(2.0, gt=0, description="bound on the gradient's global norm; none: no bound")
-    sampling: Annotated[SerializeAsAny[Sampler], part_of(SAMPLERS)] = Shuffled()
+    sampling: Annotated[SerializeAsAny[Sampler], part_field(SAMPLERS)] = Shuffled()
     precision: Literal["auto", "fp32", "bf16"] = Field(
         "fp32", description="of a training step: fp32, or autocast to bf16; auto: bf16 where the device has it, else fp32"
     )
@@ -188,7 +188,7 @@ class SolverSettings(Settings):
         The class that :attr:`code` names is imported here. A solver with its settings and its code in one file overrides this
         method instead.
         """
-        return imported(self.code)(task)
+        return import_object(self.code)(task)
 
 
 class GradientSettings(SolverSettings):

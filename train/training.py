@@ -19,12 +19,12 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
 from vse.features.exchange.embeddings import backbone_of
 from vse.pipeline import __version__
-from vse.pipeline.command import made
+from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
-from vse.pipeline.files.writing import only_writer, sha256_file, write_json
+from vse.pipeline.files.inputs import wrap_read_errors
+from vse.pipeline.files.writing import lock_for_writing, sha256_file, write_json
 from vse.train.experiment import ExperimentConfig
 from vse.train.prepare import prepare_task
 from vse.train.run.folder import RunFolder
@@ -85,7 +85,7 @@ def train(
         experiment = experiment.in_precision(_precision(asked, processes))
 
         def decide() -> str:
-            at_end.enter_context(only_writer(folder.path, folder=True))
+            at_end.enter_context(lock_for_writing(folder.path, folder=True))
             base = () if opened.base is None else opened.base.files
             folder.check_out([path for path in (features, dataset.path, *vars(inputs).values(), *base) if path is not None])
             return action_on(folder, experiment, identity, existing, extras, asked)
@@ -200,7 +200,7 @@ def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[
     """
     try:
         state = folder.checkpoint()
-        with reading(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
+        with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
             TypeAdapter(Progress).validate_python({name: state[name] for name in vars(solver.progress)})
             solver.restore(state)
     except UserError as fault:
@@ -224,7 +224,7 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
         "processes": solver.processes.size,
         "device": str(solver.device),
         "precision": experiment.train.precision,
-        "made": made(),
+        "made": current_provenance(),
     }
 
 

@@ -32,9 +32,9 @@ from typing import (
 
 import yaml
 
-from vse.pipeline.command import making, one_line_errors
+from vse.pipeline.command import explain_system_errors, record_command
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import replacing_others
+from vse.pipeline.files.outputs import allow_replacing_others
 
 _Given = ParamSpec("_Given")
 _Returned = TypeVar("_Returned")
@@ -46,7 +46,7 @@ def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]
     """A function of the interface: files say that this call made them, and every mistake is a :class:`vse.UserError`.
 
     Its arguments are checked first, see :mod:`vse.arguments`. Options in its message are named as arguments are in Python.
-    With ``force=True`` outputs replace files of other kinds (see :func:`vse.pipeline.files.outputs.check_out`).
+    With ``force=True`` outputs replace files of other kinds (see :func:`vse.pipeline.files.outputs.check_output`).
     """
 
     @wraps(function)
@@ -54,8 +54,8 @@ def public(function: Callable[_Given, _Returned]) -> Callable[_Given, _Returned]
         bound = bind_arguments(function, arguments, named)
         texts = [*map(shown, arguments), *(f"{name}={shown(value)}" for name, value in named.items())]
         try:
-            making_call = making(f"vse.{function.__name__}({', '.join(texts)})")
-            with making_call, one_line_errors(), replacing_others(bound.arguments.get("force") is True):
+            making_call = record_command(f"vse.{function.__name__}({', '.join(texts)})")
+            with making_call, explain_system_errors(), allow_replacing_others(bound.arguments.get("force") is True):
                 return function(*bound.args, **bound.kwargs)
         except UserError as error:
             message = name_path(in_python(str(error)), function, bound.arguments)

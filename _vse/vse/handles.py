@@ -19,7 +19,7 @@ from vse.features.cache.reader import FeatureReader
 from vse.pipeline.dataset.columns import caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_recorded
+from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
 from vse.pipeline.presets.preset_files import read_yaml
 
@@ -128,7 +128,7 @@ class OpenDataset(OpenFile):
     @checked
     def photo(self, image_id: RowId) -> Path:
         """The file of an image; [`vse.UserError`][] if the data set has no such image."""
-        image = self._dataset.with_id(int(image_id))
+        image = self._dataset.find_image(int(image_id))
         if image is None:
             raise UserError(f"{self.path}: has no image {image_id}")
         return self._dataset.image_path(image)
@@ -296,7 +296,7 @@ class Run(OpenFile):
     @cached_property
     def frame(self) -> pd.DataFrame:
         """A row per epoch."""
-        return pd.read_csv(BytesIO(read_recorded(self.path / "metrics.csv", self.json)[0]))
+        return pd.read_csv(BytesIO(read_run_file(self.path / "metrics.csv", self.json)[0]))
 
     def _repr_html_(self) -> str:
         record = self.json

@@ -112,13 +112,13 @@ def train(
     run.frame[["epoch", "loss", "rsum"]]
     ```
     """
-    from vse.pipeline.presets.own_code import code_allowed
+    from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.named_experiment import train_experiment
     from vse.train.run.inputs import InputPaths
     from vse.train.run.resume import Existing, Extras
 
     places = (captions, eval_features, caption_features, start_from, weights_dir_of(weights_dir), words, truth_features)
-    with code_allowed(allow_code):
+    with allow_own_code(allow_code):
         folder = train_experiment(
             as_path(features),
             experiment,
@@ -246,14 +246,14 @@ def embed(
     ```
     """
     from vse.features.backbones.device import use_threads
-    from vse.pipeline.presets.own_code import code_allowed
+    from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.use.embed import embed_runs
     from vse.train.use.trained_run import RunPlaces
 
     use_threads(threads)
     places = RunPlaces(*map(as_path, (features, captions, caption_features, weights_dir_of(weights_dir))))
     to, written_to = as_path(as_features), as_path(out)
-    with code_allowed(allow_code):
+    with allow_own_code(allow_code):
         written = embed_runs(
             as_paths(run), split, written_to, to, places, device_of(device), unfinished, allow_leak, sentences
         )
@@ -342,7 +342,7 @@ def search(
     ```
     """
     from vse.features.backbones.device import use_threads
-    from vse.pipeline.presets.own_code import code_allowed
+    from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.use.search import AskedSearch, find_phrase, search_run
     from vse.train.use.trained_run import RunPlaces
 
@@ -360,7 +360,7 @@ def search(
     )
     text, photo = os.fspath(query), as_path(image)
     given = as_path(query) if isinstance(query, os.PathLike) else text
-    with code_allowed(allow_code):
+    with allow_own_code(allow_code):
         if photo is not None:
             return SearchResults(text, find_phrase(as_path(run), photo, text, asked, places, device_of(device)).best(k), photo)
         return SearchResults(text, search_run(as_path(run), given, asked, places, device_of(device)))

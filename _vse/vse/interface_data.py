@@ -96,9 +96,9 @@ def draw_demo(out: StrPath, images: From1 | None = None, seed: From0 = 0, *, for
     data.splits
     ```
     """
-    from vse.pipeline.demo import DEFAULT_IMAGES, make_demo
+    from vse.pipeline.demo import DEFAULT_IMAGES, create_demo
 
-    return OpenDataset(make_demo(as_path(out), DEFAULT_IMAGES if images is None else images, seed))
+    return OpenDataset(create_demo(as_path(out), DEFAULT_IMAGES if images is None else images, seed))
 
 
 @public

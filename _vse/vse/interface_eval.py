@@ -303,11 +303,11 @@ def report(
     ```
     """
     from vse.eval.report.report import write_report
-    from vse.pipeline.presets.own_code import code_allowed
+    from vse.pipeline.presets.own_code import allow_own_code
     from vse.train.use.attention import attention_of_run
 
     given = [] if isinstance(embeddings, Sequence) and not embeddings else as_paths(embeddings)
-    with code_allowed(allow_code):
+    with allow_own_code(allow_code):
         return HtmlReport(write_report(as_paths(results), as_path(out), as_path(data), given, queries, seed, attention_of_run))
 
 

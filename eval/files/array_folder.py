@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.errors import UserError, did_you_mean, extra_package
-from vse.pipeline.files.inputs import ReadFiles, ReadOnce, reading
+from vse.pipeline.errors import UserError, did_you_mean, import_extra
+from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.parquet import parquet_batches
 from vse.pipeline.files.writing import parse_json
 
@@ -30,7 +30,7 @@ class FolderArrays(NamedTuple):
 
     arrays: dict[str, NDArray[Any]]
     attributes: dict[str, Any]
-    source: ReadFiles
+    source: InputFolder
 
 
 def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[str]) -> FolderArrays:
@@ -43,16 +43,16 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     ``test``, and ``similarity`` is ``cosine``, or of scores ``scores``. Nothing is unpickled. A matrix of float32 in C order
     is mapped. :class:`UserError` names the file that is not what it should be.
     """
-    files: dict[str, ReadOnce] = {}
+    files: dict[str, InputFile] = {}
     arrays: dict[str, NDArray[Any]] = {}
     for name in names:
         if (path := folder / f"{name}.npy").exists():
-            files[path.name] = ReadOnce(path)
+            files[path.name] = InputFile(path)
             arrays[name] = _array(files[path.name])
     for table, columns in _TABLES.items():
         for path in (folder / f"{table}{suffix}" for suffix in (".csv", ".parquet")):
             if path.exists():
-                files[path.name] = ReadOnce(path)
+                files[path.name] = InputFile(path)
                 for name, values in _table(files[path.name], table, columns).items():
                     if name in arrays:
                         raise UserError(f"{path}: {name} are in another file of the folder, too; remove one of them")
@@ -64,19 +64,19 @@ def read_array_folder(folder: Path, names: Sequence[str], attributes: Sequence[s
     similarity = "scores" if any(name.startswith("scores") for name in arrays) else "cosine"
     said: dict[str, Any] = {"dataset": folder.resolve().name, "split": "test", "similarity": similarity}
     if (path := folder / ABOUT).exists():
-        files[path.name] = ReadOnce(path)
+        files[path.name] = InputFile(path)
         said |= _about(files[path.name], attributes)
     for numbered, counted in (("image_ids", ("images", "scores", "scores_i2t")), ("caption_ids", ("caption_image_ids",))):
         rows = next((len(arrays[name]) for name in counted if name in arrays and arrays[name].ndim), None)
         if rows is not None:
             arrays.setdefault(numbered, np.arange(rows))
-    return FolderArrays(arrays, said, ReadFiles(folder, list(files.values())))
+    return FolderArrays(arrays, said, InputFolder(folder, list(files.values())))
 
 
-def _array(file: ReadOnce) -> NDArray[Any]:
+def _array(file: InputFile) -> NDArray[Any]:
     """Return the array of a ``.npy`` file; never a pickle. Large ones and scores are mapped where that is possible."""
     stream = file.stream
-    with reading(file.path, "an array of numbers as numpy.save writes it"):
+    with wrap_read_errors(file.path, "an array of numbers as numpy.save writes it"):
         version = np.lib.format.read_magic(stream)
         read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read_header(stream)
@@ -93,23 +93,23 @@ def _array(file: ReadOnce) -> NDArray[Any]:
         return np.asarray(np.lib.format.read_array(stream, allow_pickle=False))
 
 
-def _table(file: ReadOnce, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
+def _table(file: InputFile, vectors: str, columns: dict[str, str]) -> dict[str, NDArray[Any]]:
     """The ids in a table, by their names in an embeddings file, and its vectors, if it has any, as ``vectors``."""
     import pandas as pd
 
     if file.path.suffix == ".parquet":
-        library = extra_package("pyarrow", str(file.path), "parquet")
+        library = import_extra("pyarrow", str(file.path), "parquet")
 
         def choose(names: Sequence[str]) -> list[str]:
             return [column for column in (*columns, *_VECTORS) if column in names]
 
         batches = list(parquet_batches(file.path, file.stream, choose))
-        with reading(file.path, "a parquet file"):
+        with wrap_read_errors(file.path, "a parquet file"):
             arrow = library.Table.from_batches(batches)
             there = arrow.column_names
             table = arrow.select([column for column in there if column in columns]).to_pandas()
     else:
-        with reading(file.path, "a CSV file with a header"):
+        with wrap_read_errors(file.path, "a CSV file with a header"):
             table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, encoding="utf-8-sig", index_col=False)
             there = [column for column in columns if column in table]
     if not there:
@@ -129,7 +129,7 @@ def _vectors(path: Path, name: str, column: Any) -> NDArray[Any]:
     """The matrix of a parquet column of lists (pyarrow); :class:`UserError` names the first row that does not fit."""
     lists = column.combine_chunks()
     inner = getattr(column.type, "value_type", None)
-    with reading(path, f"a parquet file whose column {name} has lists of numbers"):
+    with wrap_read_errors(path, f"a parquet file whose column {name} has lists of numbers"):
         if str(inner) not in ("halffloat", "float", "double"):
             raise ValueError(f"it has {column.type}")
     lengths = lists.value_lengths().fill_null(0).to_numpy()
@@ -155,7 +155,7 @@ def _integers(path: Path, column: str, cells: Sequence[Any]) -> NDArray[np.int64
     return numbers
 
 
-def _about(file: ReadOnce, names: Sequence[str]) -> dict[str, Any]:
+def _about(file: InputFile, names: Sequence[str]) -> dict[str, Any]:
     """The attributes in ``about.json``; ``provenance`` may be any JSON."""
     said = parse_json(file.path, file.read())
     if not isinstance(said, dict):

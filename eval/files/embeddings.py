@@ -35,10 +35,10 @@ from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix
 from vse.eval.ranking.scores import SIMILARITIES
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, check_same_data
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.hdf5 import own_data
-from vse.pipeline.files.inputs import ReadFiles, ReadOnce, reading
+from vse.pipeline.files.hdf5 import find_hdf5_dataset
+from vse.pipeline.files.inputs import InputFile, InputFolder, wrap_read_errors
 from vse.pipeline.files.outputs import hdf5_kind
-from vse.pipeline.files.writing import write_bytes, written
+from vse.pipeline.files.writing import open_atomic, write_bytes
 
 __all__ = [
     "EMBEDDINGS",
@@ -99,7 +99,7 @@ def write_scores(
             raise ValueError(
                 f"{name}: blocks of {blocks.n_images} images do not fit ids of {shape[0]}, or differ in their rows"
             )
-    with written(path) as stream, _hdf5(stream) as file:
+    with open_atomic(path) as stream, _hdf5(stream) as file:
         sums = _write_all_but_scores(file, embeddings)
         matrices = {name: file.create_dataset(name, shape, np.float32) for name in directions}
         sums |= {name: ArraySum(np.float32, shape) for name in directions}
@@ -128,14 +128,14 @@ def read_embeddings(path: Path) -> Embeddings:
     if not path.exists():
         raise UserError(f"{path}: no such file")
     arrays: Mapping[str, Any]
-    source: ReadOnce | ReadFiles
+    source: InputFile | InputFolder
     names, content_sha256 = (*_IDS, "coco_ids", *_COUNTS, *_HASHES, *MATRICES), None
     if path.is_dir():
         arrays, stored, source = read_array_folder(path, names, _ATTRIBUTES)
     else:
-        source = ReadOnce(path)
-        with reading(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
-            items = {name: own_data(file, name, path=path) for name in names}
+        source = InputFile(path)
+        with wrap_read_errors(path, "a readable HDF5 file of embeddings"), h5py.File(source.stream, "r") as file:
+            items = {name: find_hdf5_dataset(file, name, path=path) for name in names}
             held = sum(item.nbytes for item in items.values() if item is not None) <= HELD_BYTES
             arrays = {
                 name: _array(source, item, held and not name.startswith("scores"))
@@ -150,7 +150,7 @@ def read_embeddings(path: Path) -> Embeddings:
 
 
 def embeddings_of(
-    path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: ReadOnce | ReadFiles | None = None
+    path: Path, arrays: Mapping[str, Any], stored: Mapping[str, Any], source: InputFile | InputFolder | None = None
 ) -> Embeddings:
     """Embeddings or scores from arrays and attributes by their names, checked; ``path`` is what errors call them."""
     attributes = {name: stored_attribute(path, name, value) for name, value in stored.items()}
@@ -253,7 +253,7 @@ def _check_complete(path: Path, arrays: set[str], attributes: set[str]) -> None:
         raise UserError(f"{path}: not a complete embeddings file, it lacks {', '.join(missing)} (docs/formats.md)")
 
 
-def _array(source: ReadOnce, item: h5py.Dataset, held: bool) -> NDArray[Any] | h5py.Empty:
+def _array(source: InputFile, item: h5py.Dataset, held: bool) -> NDArray[Any] | h5py.Empty:
     """Return the values of a data set: in memory if ``held``, else of a matrix a view of the file if that is possible."""
     if not held and item.ndim == 2 and item.size and item.dtype == np.float32 and item.id.get_offset() is not None:
         return np.memmap(source.stream, np.float32, "r", item.id.get_offset(), item.shape)

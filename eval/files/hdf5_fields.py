@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadFiles, ReadOnce
+from vse.pipeline.files.inputs import InputFile, InputFolder
 from vse.pipeline.files.writing import sha256_json
 
 SUM = "content_sha256"
@@ -84,7 +84,7 @@ class Described(Protocol):
         """JSON: features, settings and versions."""
 
     @property
-    def source(self) -> ReadOnce | ReadFiles | None:
+    def source(self) -> InputFile | InputFolder | None:
         """The file."""
 
 

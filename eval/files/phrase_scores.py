@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from vse.eval.files.hdf5_fields import SUM, array_sum, content_sum, stored_attribute, stored_hashes, stored_ids
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import own_data
-from vse.pipeline.files.inputs import ReadOnce, reading
+from vse.pipeline.files.hdf5 import find_hdf5_dataset
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 from vse.pipeline.files.outputs import hdf5_kind
 from vse.pipeline.files.writing import write_bytes
 
@@ -65,7 +65,7 @@ class PhraseScores:
     trained_on: str | None = None
     photo_hashes: NDArray[np.uint8] | None = None
     caption_hashes: NDArray[np.uint8] | None = None
-    source: ReadOnce | None = field(default=None, repr=False)
+    source: InputFile | None = field(default=None, repr=False)
 
     @property
     def identity(self) -> DataIdentity:
@@ -111,12 +111,12 @@ def read_phrase_scores(path: Path) -> PhraseScores:
     """Read and check a file; :class:`UserError` names what is missing, duplicate, of the wrong length or not finite."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
-    source = ReadOnce(path)
-    with reading(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
+    source = InputFile(path)
+    with wrap_read_errors(path, "a readable HDF5 file of phrase scores"), h5py.File(source.stream, "r") as file:
         _check_format(path, file)
-        items = {name: own_data(file, name, path=path) for name in _ARRAYS}
+        items = {name: find_hdf5_dataset(file, name, path=path) for name in _ARRAYS}
         _check_complete(path, items, file)
-        items |= {name: item for name in _HASHES if (item := own_data(file, name, path=path)) is not None}
+        items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
         arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
         content_sha256 = file.attrs.get(SUM)
@@ -136,8 +136,8 @@ def read_phrase_scores(path: Path) -> PhraseScores:
 def is_phrase_scores(path: Path) -> bool:
     """Whether a file says that it is one of phrase scores; False if it is no HDF5 file, or not there."""
     try:
-        source = ReadOnce(path)
-        with reading(path, "a readable HDF5 file"), h5py.File(source.stream, "r") as file:
+        source = InputFile(path)
+        with wrap_read_errors(path, "a readable HDF5 file"), h5py.File(source.stream, "r") as file:
             return _text_of(file.attrs.get("format")) == FORMAT
     except UserError:
         return False

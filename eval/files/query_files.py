@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers, BestList, falling, lists_of_captions, lists_of_images
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, first_bytes
-from vse.pipeline.files.writing import written
+from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
+from vse.pipeline.files.writing import open_atomic
 from vse.pipeline.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class FoldAnswers(NamedTuple):
 
 def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
     """Check the name of a file of queries before any work; :class:`UserError` says what is wrong with it."""
-    check_out(out, csv_kind(_NAME, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_NAME, _is_parquet), inputs)
+    check_output(out, csv_kind(_NAME, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_NAME, _is_parquet), inputs)
     if out.suffix not in _KINDS:
         raise UserError(f"{out}: the file of queries is written as {' or '.join(_KINDS)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
@@ -66,7 +66,7 @@ def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
 
     check_per_query(out)
     table = pd.concat([_rows(fold) for fold in folds], ignore_index=True)
-    with written(out) as stream:
+    with open_atomic(out) as stream:
         if out.suffix == ".parquet":
             table.to_parquet(stream, engine="pyarrow", index=False)
         else:
@@ -112,7 +112,7 @@ def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
         raise UserError(f"{folder}: run files are written to a folder, and this is none")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
         if file.name.startswith(("i2t", "t2i")):
-            check_out(file, _TREC, inputs)
+            check_output(file, _TREC, inputs)
 
 
 def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
@@ -134,7 +134,7 @@ def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Pat
     files = []
     for direction, right in pairs:
         files.append(folder / f"{direction}.qrels")
-        with written(files[-1]) as stream:
+        with open_atomic(files[-1]) as stream:
             stream.writelines(f"{query} 0 {answer} 1\n".encode() for query, answer in right)
     seeds = [run.seed for run in runs]
     for k, run in enumerate(runs):
@@ -152,7 +152,7 @@ def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Pat
 def _write_run(
     path: Path, lists: Iterable[BestList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
 ) -> None:
-    with written(path) as stream:
+    with open_atomic(path) as stream:
         for query, rows, scores in progress_bar(lists, desc=path.name, total=n_queries, unit="queries"):
             ranked = enumerate(zip(rows.tolist(), falling(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
@@ -160,7 +160,7 @@ def _write_run(
 
 
 def _first_line(path: Path) -> bytes:
-    return first_bytes(path, 4096).partition(b"\n")[0]
+    return read_first_bytes(path, 4096).partition(b"\n")[0]
 
 
 def _names(kind: str, ids: NDArray[np.int64]) -> list[str]:

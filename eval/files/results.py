@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, Validatio
 from vse.eval.defaults import FOLD
 from vse.eval.files.hdf5_fields import Described
 from vse.eval.files.split import SplitIdentity
-from vse.pipeline.dataset.identity import DataSums
+from vse.pipeline.dataset.identity import DataChecksums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import json_kind
 from vse.pipeline.files.writing import read_json, sha256_json
@@ -139,7 +139,7 @@ class Result(BaseModel):
     seeds: Annotated[list[StrictInt | None], Len(1)]
     protocols: dict[str, ProtocolMetrics]
     split_identity: SplitIdentity | None = None
-    data: DataSums | None = None
+    data: DataChecksums | None = None
     provenance: dict[str, Any] = {}
     ensemble: list[Member] = []
     combination: Combination | None = None
@@ -180,7 +180,7 @@ class Comparison(BaseModel):
     model_config = ConfigDict(extra="allow")
     dataset: str
     split: str
-    data: DataSums | None = None
+    data: DataChecksums | None = None
     n_images: StrictInt
     a: ComparedModel
     b: ComparedModel
@@ -205,7 +205,7 @@ def read_comparison(path: Path) -> Comparison:
 
 def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
     """Raise UserError if two results or comparisons are of one name, split and ids, but of other photographs or captions."""
-    known: dict[tuple[str, str, str], list[tuple[Path, DataSums]]] = {}
+    known: dict[tuple[str, str, str], list[tuple[Path, DataChecksums]]] = {}
     for path, result in files:
         if result.data is None:
             continue

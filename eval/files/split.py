@@ -22,7 +22,7 @@ from vse.eval.defaults import published_folder
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, blocks_from_embeddings, blocks_from_scores, shared_tensor
 from vse.pipeline.dataset.identity import DataIdentity
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadFiles, ReadOnce
+from vse.pipeline.files.inputs import InputFile, InputFolder
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.preset_files import read_yaml
 
@@ -170,7 +170,7 @@ class Embeddings:
     n_regions: NDArray[np.int64] | None = None
     photo_hashes: NDArray[np.uint8] | None = None
     caption_hashes: NDArray[np.uint8] | None = None
-    source: ReadOnce | ReadFiles | None = field(default=None, compare=False, repr=False)
+    source: InputFile | InputFolder | None = field(default=None, compare=False, repr=False)
 
     @property
     def identity(self) -> DataIdentity:

@@ -44,7 +44,7 @@ from vse.eval.ranking.metrics import Fold, Queries, list_metrics
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, scores_of_captions, shared_tensor
 from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, reading
+from vse.pipeline.files.inputs import InputFile, wrap_read_errors
 
 IMAGE_FILE, CAPTION_FILE = "sis_test.csv", "sts_test.csv"
 IMAGE_THRESHOLD, CAPTION_THRESHOLD = 2.5, 3.0  # the score, of 0 to 5, from which on a pair is right
@@ -65,7 +65,7 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     A pair of images is right from a score of 2.5 on, one of captions from 3. Something paired with itself is left out.
     :class:`UserError` names a file that is missing, or a row that is none of theirs.
     """
-    images, captions = ReadOnce(folder / IMAGE_FILE), ReadOnce(folder / CAPTION_FILE)
+    images, captions = InputFile(folder / IMAGE_FILE), InputFile(folder / CAPTION_FILE)
     return JudgedPairs(
         _pairs(images, ("image1", "image2"), IMAGE_THRESHOLD),
         _pairs(captions, ("caption1", "caption2"), CAPTION_THRESHOLD),
@@ -73,10 +73,10 @@ def read_judged_pairs(folder: Path) -> JudgedPairs:
     )
 
 
-def _pairs(file: ReadOnce, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
+def _pairs(file: InputFile, columns: tuple[str, str], threshold: float) -> NDArray[np.int64]:
     import pandas as pd
 
-    with reading(file.path, "a CSV file with a header"):
+    with wrap_read_errors(file.path, "a CSV file with a header"):
         table = pd.read_csv(file.stream, dtype=str, keep_default_na=False, index_col=False)
     lacking = [column for column in (*columns, "agg_score") if column not in table]
     if lacking:

@@ -36,9 +36,9 @@ from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, ranks_from_blocks
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.pipeline.presets.presets import load_plan
-from vse.pipeline.presets.schema import OF_ENSEMBLES, ExperimentPlan
+from vse.pipeline.presets.schema import ENSEMBLE_KEYS, ExperimentPlan
 
 _DIRECTIONS: tuple[Literal["i2t", "t2i"], ...] = ("i2t", "t2i")
 Members = list[tuple[Path, Embeddings]]  # of an ensemble of one seed: each with its file
@@ -147,7 +147,7 @@ def save_ensemble(path: Path, runs: Sequence[Embeddings], others: Sequence[Path]
     """
     paths = [path if len(runs) == 1 else path.with_name(f"{path.stem}-{run.seed}{path.suffix}") for run in runs]
     for one in paths:
-        check_out(one, EMBEDDINGS, others)
+        check_output(one, EMBEDDINGS, others)
     for one, run in zip(paths, runs, strict=True):
         if run.vectors is not None:
             write_embeddings(one, run)
@@ -172,7 +172,7 @@ def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]
         changed |= dict.fromkeys(f"{experiment_of(path, member)}.{change}" for change in changed_settings_of(said))
     plain = {experiment_of(*member) for member in members}
     named = {"label": " + ".join(shown)} if len(shown) > 1 and plain != set(shown) else {}
-    config = {name: getattr(plan, name) for name in OF_ENSEMBLES} if plan else named
+    config = {name: getattr(plan, name) for name in ENSEMBLE_KEYS} if plan else named
     return {"features": features, "config": config, "changed_settings": list(changed)}
 
 

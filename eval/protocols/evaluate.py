@@ -46,10 +46,10 @@ from vse.eval.ranking.bootstrap import intervals
 from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
 from vse.eval.search.approximate import approximate_recalls, reranked_metrics
 from vse.pipeline import __version__
-from vse.pipeline.command import made
+from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.identity import check_all_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def evaluate(
     files: Sequence[Path], out: Path, protocol: str | Sequence[str] = "auto", asked: EvaluationOptions = EvaluationOptions()
 ) -> Path:
     """Write the result file of one model's embeddings, a file per seed; returns ``out``. See :func:`evaluated`."""
-    check_out(out, RESULT, files)
+    check_output(out, RESULT, files)
     return write_json(out, evaluated(files, out, protocol, asked))
 
 
@@ -165,7 +165,7 @@ def _result(
         answers += _answers(runs, name, folds) if asked.per_query is not None else []
     measured = {
         "split_identity": split_identity(first).model_dump(),
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(first.image_ids),
         "n_captions": len(first.caption_ids),
         "seeds": [run.seed for run in runs],
@@ -209,7 +209,7 @@ def signed_result(
         **({"trained_on": first.trained_on} if first.trained_on not in (None, first.dataset) else {}),
         **({"unfinished": unfinished} if unfinished else {}),
         **measured,
-        "provenance": {**_provenance(first), **spent, "made": made(), "embeddings": embeddings},
+        "provenance": {**_provenance(first), **spent, "made": current_provenance(), "embeddings": embeddings},
     }
     return {**result, "sha256": content_sha256(result)}
 

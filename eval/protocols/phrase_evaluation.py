@@ -18,7 +18,7 @@ from vse.eval.ranking.bootstrap import differences, intervals
 from vse.eval.ranking.localisation import localised
 from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 _OF_TYPE = "type "  # before the name of a type, so that it is no other key
@@ -57,7 +57,7 @@ def evaluate_files(
     """
     asked.check()
     if out is not None:
-        check_out(out, RESULT, files)
+        check_output(out, RESULT, files)
     phrases, beside = of_phrases(files), Path("result.json") if out is None else out
     check_protocol(files, protocol, phrases)
     if phrases and asked.of_embeddings:
@@ -82,7 +82,7 @@ def evaluate_phrases(
     files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
 ) -> Path:
     """Write the result file of one model's phrase scores, a file per seed; returns ``out``. See :func:`phrases_evaluated`."""
-    check_out(out, RESULT, files)
+    check_output(out, RESULT, files)
     return write_json(out, phrases_evaluated(files, out, iou, bootstrap, unfinished))
 
 
@@ -105,7 +105,7 @@ def phrases_evaluated(
         protocol["ci95"] = _nested(intervals([[fold] for fold in folds], bootstrap))
     measured = {
         "split_identity": identity_of(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         "seeds": [run.seed for run in runs],

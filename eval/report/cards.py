@@ -17,7 +17,7 @@ from vse.eval.report.gallery import NEAR, Candidate, Direction, Retrieved, retri
 from vse.eval.report.pages import thumbnail
 from vse.eval.search.top_k import Attention
 from vse.pipeline.dataset.dataset import Dataset, Image
-from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage
 
@@ -138,11 +138,11 @@ class Photos:
         if len(wrong):
             caption = f"caption {run.caption_ids[wrong[0]]} of image {run.caption_image_ids[wrong[0]]}"
             raise UserError(f"{path}: has no {caption}, of which there is an embedding; see --data")
-        check_data_of(self.dataset, run.identity)
+        check_recorded_data(self.dataset, run.identity)
 
     def photo(self, imgid: int) -> Photo:
         """The photo of an image; without a source if the data set has no such image, either."""
-        image = self.dataset.with_id(imgid)
+        image = self.dataset.find_image(imgid)
         if image is None:
             return Photo(None, f"image {imgid}", "")
         if imgid not in self._sources:
@@ -155,7 +155,7 @@ class Photos:
         return self.dataset.images[int(rows[0])].captions[int(numbers[0])].raw
 
     def _read(self, image: Image) -> str | None:
-        if not self.dataset.pictures:
+        if not self.dataset.has_image_files:
             return None
         try:
             return thumbnail(self.dataset.image_path(image), _SIDE)

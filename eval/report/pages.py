@@ -19,8 +19,8 @@ from PIL import Image
 
 from vse.eval.report.drawings import BRACKETS, SAID, PlacedPhoto, colour_of, drawn, placed_box
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.pipeline.command import described_code, made
-from vse.pipeline.files.images import BadImage, decode
+from vse.pipeline.command import current_provenance, describe_code
+from vse.pipeline.files.images import BadImage, decode_image
 from vse.pipeline.files.outputs import OutputKind, text_kind
 from vse.pipeline.files.writing import write_text
 
@@ -62,7 +62,7 @@ def thumbnail(photo: Path, side: int = THUMBNAIL) -> str:
 
 def sized_thumbnail(photo: Path, side: int = THUMBNAIL) -> tuple[str, tuple[int, int]]:
     """What :func:`thumbnail` returns, and the width and height of the photo itself, in which boxes are given."""
-    whole = decode(photo)
+    whole = decode_image(photo)
     return jpeg_source(small_jpeg(whole, side)), whole.size
 
 
@@ -110,8 +110,8 @@ def write_search_page(out: Path, query: str | Path, hits: Sequence[SearchHit], s
                 "drawing": seen and drawn(f"photo-{rank}", [seen]),
             }
         )
-    making = made()
-    said = ", ".join(str(part) for part in (described_code(making["code"]), making["date"], making["command"]) if part)
+    making = current_provenance()
+    said = ", ".join(str(part) for part in (describe_code(making["code"]), making["date"], making["command"]) if part)
     return write_page(
         out,
         _SEARCH_TEMPLATE,
@@ -159,7 +159,7 @@ def write_phrase_page(out: Path, photo: Path, hits: Sequence[PhraseHit], searche
         }
         for number, hit in enumerate(hits, 1)
     ]
-    making = made()
-    said = ", ".join(str(part) for part in (described_code(making["code"]), making["date"], making["command"]) if part)
+    making = current_provenance()
+    said = ", ".join(str(part) for part in (describe_code(making["code"]), making["date"], making["command"]) if part)
     placed = PlacedPhoto("photo", source, photo.name, size, boxes)
     return write_page(out, _PHRASE_TEMPLATE, photo=placed, phrases=phrases, searched=searched, made=said)

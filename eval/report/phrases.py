@@ -27,7 +27,7 @@ from vse.eval.report.metrics_section import ShownDifference, ShownMetric, shown_
 from vse.eval.report.pages import sized_thumbnail
 from vse.eval.report.report_inputs import ReportedResult
 from vse.pipeline.dataset.dataset import Caption, Dataset, Mention, mentions
-from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import BadImage
 
@@ -106,7 +106,7 @@ def mentions_of(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
     """The phrases of a file by their ids; :class:`UserError` if they are not those of the data set."""
     if run.dataset != dataset.name:
         raise UserError(f"{dataset.path} is the data set {dataset.name!r}, the phrases are of {run.dataset!r}; see --data")
-    check_data_of(dataset, run.identity)
+    check_recorded_data(dataset, run.identity)
     every = mentions(dataset)
     for number, imgid, sentid in zip(run.phrase_ids.tolist(), run.image_ids.tolist(), run.caption_ids.tolist(), strict=True):
         known = every[number] if 0 <= number < len(every) else None
@@ -215,7 +215,7 @@ def _card(
 
 def _photo(mention: Mention, dataset: Dataset) -> tuple[str | None, tuple[int, int] | None]:
     """The photo of a phrase with its size; None and None if it cannot be read."""
-    if not dataset.pictures:
+    if not dataset.has_image_files:
         return None, None
     try:
         return sized_thumbnail(dataset.image_path(mention.image), _SIDE)

@@ -24,11 +24,11 @@ from vse.eval.report.metrics_section import ShownDifference, headline, paired_di
 from vse.eval.report.pages import page_kind, write_page
 from vse.eval.report.phrases import is_of_phrases, phrase_paired_differences, phrase_part
 from vse.eval.report.report_inputs import ReportedResult, on_the_same_queries, read_reported
-from vse.pipeline.command import described_code
+from vse.pipeline.command import describe_code
 from vse.pipeline.dataset.columns import caption_counts
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 
 _SETTINGS = {
     "backbone": "backbone",
@@ -83,11 +83,11 @@ def write_report(
     if queries < 0:
         raise UserError(f"{queries} queries cannot be shown")
     kind = page_kind("report.html")
-    check_out(out, kind, [*results, *embeddings, *([data] if data else [])])
+    check_output(out, kind, [*results, *embeddings, *([data] if data else [])])
     places: Sequence[Path | None] = embeddings or [None] * len(results)
     reported = [read_reported(path, place) for path, place in zip(results, places, strict=True)]
-    check_out(out, kind, [file for one in reported for file in one.files])
-    check_out(
+    check_output(out, kind, [file for one in reported for file in one.files])
+    check_output(
         out, kind, [place for one in reported if one.captions for place in (one.captions, one.captions.parent / "images")]
     )
     if len(reported) == 2:
@@ -105,7 +105,7 @@ def write_report(
         runs = [one.run for one in reported if one.run]
         if len(runs) == len(reported) and queries:
             attended = [Attended(one, attention, missing) for one in reported]
-            check_out(out, kind, [file for one in attended for file in one.inputs])
+            check_output(out, kind, [file for one in attended for file in one.inputs])
             galleries = [gallery(direction, runs, ranks, photos, queries, seed, attended) for direction in ("i2t", "t2i")]
         if len(reported) == 1 and reported[0].negatives is not None:
             epoch, negatives = hardest_negatives(reported[0].negatives, photos)
@@ -170,7 +170,7 @@ def _photos(reported: Sequence[ReportedResult], data: Path | None, missing: list
 
 
 def _unreadable(photos: Photos) -> Iterator[str]:
-    if not photos.dataset.pictures:
+    if not photos.dataset.has_image_files:
         yield "the data set has no photos, its features were imported: captions stand for them"
     if photos.unreadable:
         n = len(photos.unreadable)
@@ -228,7 +228,7 @@ def _making(reported: ReportedResult) -> Iterator[tuple[str, str]]:
     """The code, the date and the command of the training and of the evaluation."""
     for title, name in (("Trained by", "trained"), ("Evaluated by", "made")):
         made = _mapping(reported.provenance.get(name))
-        parts = [described_code(made.get("code")), made.get("date"), made.get("command")]
+        parts = [describe_code(made.get("code")), made.get("date"), made.get("command")]
         if any(parts):
             yield title, ", ".join(str(part) for part in parts if part)
 

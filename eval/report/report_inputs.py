@@ -22,7 +22,7 @@ from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.dataset.identity import check_same_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_recorded
+from vse.pipeline.files.inputs import read_run_file
 from vse.pipeline.files.writing import read_json
 
 log = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ def _table(file: Path, columns: list[str], record: Mapping[str, Any]) -> pd.Data
     """
     if not file.is_file():
         return None
-    content, _ = read_recorded(file, record)
+    content, _ = read_run_file(file, record)
     try:
         table = pd.read_csv(BytesIO(content), encoding="utf-8", keep_default_na=False)  # a caption may read NA
     except pd.errors.EmptyDataError:

@@ -31,9 +31,9 @@ from vse.eval.files.array_folder import HELD_BYTES
 from vse.eval.search.exact import BLOCK, Corpus, TopK, blocks_of, merged
 from vse.eval.search.gpu import faiss_reason
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, changed_while_read
+from vse.pipeline.files.inputs import InputFile, changed_file_error
 from vse.pipeline.files.outputs import OutputKind, json_kind, may_replace_others
-from vse.pipeline.files.writing import read_json, write_json, written
+from vse.pipeline.files.writing import open_atomic, read_json, write_json
 from vse.pipeline.progress import progress_bar
 
 EXAMPLES = "Flat; IVF1024,Flat; HNSW32; IVF4096,PQ64; OPQ64,IVF4096,PQ64"
@@ -247,7 +247,7 @@ def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
     So that after a kill no index is without a note. A note without an index hinders nobody.
     """
     digest = hashlib.sha256()
-    with written(path) as stream:
+    with open_atomic(path) as stream:
 
         def put(content: bytes) -> int:
             digest.update(content)
@@ -308,12 +308,12 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
     if factory not in (None, note["factory"]):
         raise UserError(f"{path}: an index of type {note['factory']}, not {factory}; {_REBUILD}")
     try:
-        file = ReadOnce(path)
+        file = InputFile(path)
         if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(file.name), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
+        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
         if file.has_changed:
-            raise changed_while_read(path)
+            raise changed_file_error(path)
         search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
     except (OSError, RuntimeError, MemoryError) as error:
         raise UserError(f"{path}: FAISS cannot read it ({faiss_reason(error)}); {_REBUILD}") from None

@@ -27,7 +27,7 @@ from vse.eval.tables.summary import method_of, summary
 from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, metric_cell, title_of
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.writing import write_bytes
-from vse.pipeline.presets.schema import WORDS, composed_of
+from vse.pipeline.presets.schema import WORDS, parse_composed_name
 
 log = logging.getLogger(__name__)
 _PROTOCOL = "full"
@@ -139,7 +139,7 @@ def _read_by(result: Result) -> tuple[str, str]:
     """The features of images and of captions that a model reads."""
     config = result.provenance.get("config")
     config = config if isinstance(config, Mapping) else {}
-    made = composed_of(result.experiment)
+    made = parse_composed_name(result.experiment)
     images = config.get("backbone") or config.get("feature") or (made.feature if made else "")
     captions = config.get("caption_feature") or (made.caption_feature if made else None)
     if not config and not made:

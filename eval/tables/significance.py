@@ -39,9 +39,9 @@ from vse.eval.protocols.protocols import AskedOfQueries
 from vse.eval.ranking.bootstrap import ALPHA, differences
 from vse.eval.ranking.metrics import metric_name
 from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
-from vse.pipeline.command import made
+from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
 
 
@@ -136,7 +136,7 @@ def _begun(
             ]
         name = f"{runs[0][0].dataset}_{'_vs_'.join(models)}"
         out = Path("results") / f"{re.sub(r'[^A-Za-z0-9_+-]+', '-', name)}.json"
-    check_out(out, COMPARISON, files)
+    check_output(out, COMPARISON, files)
     return out, unfinished_runs([run for side in runs for run in side], out, unfinished)
 
 
@@ -154,7 +154,7 @@ def _written(
         "version": COMPARISON_VERSION,
         "dataset": first.dataset,
         "split": first.split,
-        "data": first.identity.sums.model_dump(),
+        "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
         **settings,
@@ -163,7 +163,7 @@ def _written(
         "samples": samples,
         "comparisons": compared,
         **({"unfinished": unfinished} if unfinished else {}),
-        "provenance": {"made": made()},
+        "provenance": {"made": current_provenance()},
     }
     return write_json(out, {**result, "sha256": content_sha256(result)})
 

@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple
 import pandas as pd
 
 from vse.eval.ranking.metrics import DIRECTIONS, metric_name
-from vse.pipeline.errors import UserError, csv_cell, printable
-from vse.pipeline.files.outputs import OutputKind, check_out, csv_kind, text_kind
+from vse.pipeline.errors import UserError, escape_csv_cell, printable
+from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
 
 MARKER = "made by vse-table"  # in LaTeX tables and charts
@@ -90,7 +90,7 @@ class TableKind(ABC):
         """
         self._check(request)
         if out is not None:
-            check_out(out, self.output_kind(out), request.results)
+            check_output(out, self.output_kind(out), request.results)
             if out.suffix not in self.suffixes:
                 raise UserError(f"{out}: the table {self.name} is written as {', '.join(self.suffixes)}")
         frame = self.frame(request)
@@ -111,7 +111,9 @@ def write_table(table: pd.DataFrame, out: Path) -> Path:
     """Write a table as ``.csv``; returns ``out``. What a ``.tex`` shows of a table is another matter for each."""
     if out.suffix != ".csv":
         raise UserError(f"{out}: a table is written as .csv or .tex")
-    texts = {str(name): column.map(csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)}
+    texts = {
+        str(name): column.map(escape_csv_cell) for name, column in table.items() if not pd.api.types.is_numeric_dtype(column)
+    }
     return write_text(out, table.assign(**texts).to_csv(index=False, float_format="%.2f", lineterminator="\n"))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vse.features.settings.libraries import Library
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce
+from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json
 
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -150,7 +150,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
     file = folder / "modules.json"
     if not file.exists():
         return []
-    modules: list[dict[str, Any]] = parse_json(file, ReadOnce(file).read())
+    modules: list[dict[str, Any]] = parse_json(file, InputFile(file).read())
     sound = isinstance(modules, list) and all(
         isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
         for module in modules
@@ -197,7 +197,7 @@ def _copy_module(source: Path, target: Path, name: str) -> None:
         raise UserError(f"{source / 'adapter_config.json'}: an adapter of another model; merge it into that model first")
     names = sorted(path.name for path in source.iterdir() if path.is_file())
     for file in [source / name for name in names if _matches(name, (*_CHECKED, *_DATA, _INDEX))]:
-        content = ReadOnce(file).read()
+        content = InputFile(file).read()
         if _matches(file.name, _CHECKED):
             _check_file(file, parse_json(file, content), name)
         elif file.name == _INDEX:

@@ -24,7 +24,7 @@ from vse.features.backbones.model_folder import download_file, tensors_sha256
 from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
 from vse.features.settings.libraries import LIBRARIES
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import ReadOnce
+from vse.pipeline.files.inputs import InputFile
 
 log = logging.getLogger(__name__)
 
@@ -302,7 +302,7 @@ def load_weights_file(
     """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if known."""
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
-    opened = ReadOnce(file)
+    opened = InputFile(file)
     if expected is not None and opened.sha256 != expected:
         raise UserError(f"{file}: sha256 is {opened.sha256}, {expected} expected")
     try:

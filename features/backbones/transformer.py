@@ -20,7 +20,7 @@ from torch import nn
 from vse.features.backbones.model_folder import check_settings, checked_transformer, download, local_folder
 from vse.features.settings.libraries import Library
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, Watched, reading
+from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import parse_json, read_json
 
 _EXTRA = "text"
@@ -53,7 +53,7 @@ class Transformer:
     config: Mapping[str, Any]
     tokenizer_json: str
     longest: int | None = None
-    weights: tuple[Watched, ...] = ()
+    weights: tuple[WatchedFile, ...] = ()
     commit: str | None = None
 
     @cached_property
@@ -63,7 +63,7 @@ class Transformer:
         :class:`UserError` if it is another model's, or leaves no room for a text.
         """
         tokenizers = TOKENIZERS.load(self.name)
-        with reading(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
+        with wrap_read_errors(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
             tokenizer = tokenizers.Tokenizer.from_str(self.tokenizer_json)
         highest, n_known = max(tokenizer.get_vocab().values(), default=0), int(self.config.get("vocab_size", 0))
         if highest >= n_known:
@@ -123,16 +123,16 @@ class Transformer:
         transformers = TRANSFORMERS.load(self.name)
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
-        with reading(Path(self.name), "a transformer that the library knows, by its config.json"):
+        with wrap_read_errors(Path(self.name), "a transformer that the library knows, by its config.json"):
             config = transformers.AutoConfig.for_model(**self.config)
         if not self.weights:
-            with reading(Path(self.name), "a transformer that the library can build, by its config.json"):
+            with wrap_read_errors(Path(self.name), "a transformer that the library can build, by its config.json"):
                 return _encoder(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
         with (
             checked_transformer(folder) as copy,
             torch.random.fork_rng(devices=[]),
-            reading(folder, "a folder with the weights of this transformer"),
+            wrap_read_errors(folder, "a folder with the weights of this transformer"),
         ):
             network, loaded = transformers.AutoModel.from_pretrained(
                 copy,
@@ -173,8 +173,8 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / 'config.json'}: not the configuration of a transformer (it lacks model_type)")
     check_settings(folder / "config.json", config)
-    with reading(folder / "tokenizer.json", "the file of a tokenizer"):
-        tokenizer_json = ReadOnce(folder / "tokenizer.json").read().decode()
+    with wrap_read_errors(folder / "tokenizer.json", "the file of a tokenizer"):
+        tokenizer_json = InputFile(folder / "tokenizer.json").read().decode()
     return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder), commit)
 
 
@@ -244,11 +244,11 @@ def _folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
     return downloaded.folder, downloaded.commit
 
 
-def _weights(folder: Path) -> tuple[Watched, ...]:
+def _weights(folder: Path) -> tuple[WatchedFile, ...]:
     single = folder / "model.safetensors"
     if single.is_file():
-        return (Watched(single),)
+        return (WatchedFile(single),)
     parts = [*folder.glob("model.safetensors.index.json"), *sorted(folder.glob("model-*.safetensors"))]
     if not parts:
         raise UserError(f"{folder}: no model.safetensors; weights in other formats, which may run code, are not read")
-    return tuple(map(Watched, parts))
+    return tuple(map(WatchedFile, parts))

@@ -13,7 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 
 BLOCK = 2**20  # bytes
 CHECKSUMS = "xxh3_64"  # the name of the algorithm, under which a manifest has the checksums of a shard's arrays
@@ -91,7 +91,7 @@ def stored_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = 
 def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
     """Compute the checksums of those arrays of a shard that are there, by their names."""
     with open_hdf5(path, "a readable shard") as file:
-        arrays = {name: own_data(file, name) for name in names}
+        arrays = {name: find_hdf5_dataset(file, name) for name in names}
         return {name: block_checksums(stored_array(path, data).map()) for name, data in arrays.items() if data is not None}
 
 

@@ -40,8 +40,8 @@ from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.dataset.identity import caption_hashes
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data, required_data
-from vse.pipeline.files.inputs import is_name, is_path, reading
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5, require_hdf5_dataset
+from vse.pipeline.files.inputs import is_name, is_path, wrap_read_errors
 from vse.pipeline.files.writing import sha256_file, write_bytes, write_json
 
 log = logging.getLogger(__name__)
@@ -278,8 +278,8 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
         arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
         arrays.setdefault("skipped_ids", np.empty(0, np.int64))
         _check_offsets(arrays.get("offsets"))
-        required_data(file, "sources")
-        features = required_data(file, "features", virtual=True)
+        require_hdf5_dataset(file, "sources")
+        features = require_hdf5_dataset(file, "features", virtual=True)
         if features.ndim < 2 or features.dtype not in (np.float16, np.float32):
             raise ValueError(f"its features are {features.dtype} {features.shape}")
         return attributes, arrays, features.shape, features.dtype
@@ -303,7 +303,7 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
 
 
 def _integers(file: h5py.File, name: str) -> Ids:
-    data = required_data(file, name)
+    data = require_hdf5_dataset(file, name)
     if data.ndim != 1 or data.dtype.kind != "i":
         raise ValueError(f"its {name} are {data.dtype} {data.shape}")
     values: Ids = data[:].astype(np.int64)
@@ -323,17 +323,22 @@ def _locate(
         raise UserError(f"{path}: this shard is missing; {again}: only what is missing is made")
     if path.stat().st_size != entry["bytes"]:
         raise UserError(f"{path}: {path.stat().st_size} bytes, {entry['bytes']} expected; delete it and extract it again")
-    with reading(path, "a readable shard; delete it and extract it again"), h5py.File(path, "r", locking=False) as file:
+    with (
+        wrap_read_errors(path, "a readable shard; delete it and extract it again"),
+        h5py.File(path, "r", locking=False) as file,
+    ):
         if file.attrs["key"] != key:
             raise UserError(f"{path}: made with other settings than the cache; run the same extraction again")
-        features, rows = required_data(file, "features"), entry["rows"]
+        features, rows = require_hdf5_dataset(file, "features"), entry["rows"]
         n_vectors = int(_integers(file, "offsets")[-1]) if ragged else rows
         other = n_vectors and (features.shape != (n_vectors, *shape[1:]) or features.dtype != dtype)
-        if other or len(required_data(file, "ids")) != rows:
+        if other or len(require_hdf5_dataset(file, "ids")) != rows:
             raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
         lengths = {"features": n_vectors, **dict.fromkeys(RAGGED, n_vectors), **dict.fromkeys(PER_ROW, rows)}
         sums = entry.get(CHECKSUMS, {})
-        stored = {name: stored_array(path, data, sums) for name in lengths if (data := own_data(file, name)) is not None}
+        stored = {
+            name: stored_array(path, data, sums) for name in lengths if (data := find_hdf5_dataset(file, name)) is not None
+        }
         wrong = [name for name, array in stored.items() if len(array.shape) < 1 or array.shape[0] != lengths[name]]
         if wrong:
             raise ValueError(f"its {wrong[0]} are of shape {stored[wrong[0]].shape} for {lengths[wrong[0]]} rows")

@@ -132,7 +132,7 @@ class FeatureReader:
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
         wanted = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
-        positions = self._rows.of(wanted)
+        positions = self._rows.find(wanted)
         missing = wanted[positions < 0]
         if len(missing):
             what = "images" if self.cache.kind == "image" else self.cache.text_rows

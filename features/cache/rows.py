@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.pipeline.dataset.columns import caption_counts, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import read_bytes
+from vse.pipeline.files.images import read_image_bytes
 from vse.pipeline.files.writing import sha256_json
 
 FORMAT, VERSION = "vse-features", 1
@@ -34,7 +34,9 @@ class Item:
 
     def source(self) -> NDArray[np.uint8]:
         """SHA-256 of what the row is made from: the image file's bytes, the text, or the words with blanks between them."""
-        return sha256_bytes(read_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode())
+        return sha256_bytes(
+            read_image_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode()
+        )
 
 
 def items_of(

@@ -27,11 +27,11 @@ from pydantic import TypeAdapter
 from vse.features.cache.arrays import CHECKSUMS, are_checksums
 from vse.features.cache.rows import FORMAT, VERSION, Identity, Ids, Rows
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, required_data
+from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_out, first_bytes, json_kind
+from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read_first_bytes
 from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.presets.presets import list_changes
 
 RAGGED = ("boxes", "scores")  # beside features: one entry per region
 PER_ROW = ("image_size",)
@@ -124,7 +124,7 @@ def finished_shard(path: Path, identity: Identity) -> Shard | None:
     shard = read_record(path)
     if shard is None:
         return None
-    changes = changed_fields(asdict(shard.identity), asdict(identity))
+    changes = list_changes(asdict(shard.identity), asdict(identity))
     if differ_in_precision(shard.identity, identity):
         raise mixed_precisions(path.parent, shard.identity, identity)
     if changes:
@@ -143,7 +143,7 @@ def precision_of(identity: Identity) -> str | None:
 
 def differ_in_precision(one: Identity, other: Identity) -> bool:
     """Return whether two identities differ in the precision of a network, and in nothing else."""
-    changes = changed_fields(asdict(one), asdict(other))
+    changes = list_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
@@ -207,7 +207,7 @@ def joined_notes(shards: Sequence[Shard]) -> dict[str, Any]:
 def read_rows(path: Path, *names: str) -> list[NDArray[Any]]:
     """Whole datasets of a shard or a cache. No lock is asked for, so that read-only file systems will do."""
     with open_hdf5(path, "a readable shard or cache") as file:
-        return [required_data(file, name)[:] for name in names]
+        return [require_hdf5_dataset(file, name)[:] for name in names]
 
 
 def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
@@ -284,7 +284,7 @@ def _virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
     shapes = []
     for path in shards:
         with open_hdf5(path, "a readable shard") as shard:
-            data = required_data(shard, name)
+            data = require_hdf5_dataset(shard, name)
             shapes.append(data.shape)
             dtype = data.dtype
     row_shape = max(shapes)[1:]  # a shard without rows may not know it
@@ -304,10 +304,10 @@ def joined_offsets(parts: Sequence[Ids]) -> Ids:
 
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-_SHARD = OutputKind("a shard of a feature cache", lambda path: first_bytes(path, len(_HDF5)) == _HDF5)
+_SHARD = OutputKind("a shard of a feature cache", lambda path: read_first_bytes(path, len(_HDF5)) == _HDF5)
 _RECORD = json_kind("the record of a shard", "identity", "sha256")
 _MANIFEST = json_kind("the manifest of a feature cache", "shards", "key")
-_ENCODER = OutputKind("an encoder of captions", lambda path: b'"vse"' in first_bytes(path, 2**16))
+_ENCODER = OutputKind("an encoder of captions", lambda path: b'"vse"' in read_first_bytes(path, 2**16))
 _ENCODER_RECORD = json_kind("the record of an encoder", "seconds")
 _FAILURES = OutputKind("a list of images that were left out", lambda path: "id" in json.loads(_first_line(path)))
 
@@ -328,16 +328,16 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
     a cache of another data set or feature.
     """
     files = list(inputs)
-    check_out(out, cache_kind(out), files)
-    check_out(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES, files)
+    check_output(out, cache_kind(out), files)
+    check_output(out.with_name(f"{out.name}.failures.jsonl"), _FAILURES, files)
     if encoder is not None:
-        check_out(encoder, _ENCODER, files)
-        check_out(encoder.with_suffix(".json"), _ENCODER_RECORD, files)
+        check_output(encoder, _ENCODER, files)
+        check_output(encoder.with_suffix(".json"), _ENCODER_RECORD, files)
     if shards_folder(out).exists() and not shards_folder(out).is_dir():
         raise UserError(f"cannot write {out}: {shards_folder(out)} is a file, and the shards would lie in that folder")
-    check_out(shards_folder(out) / "manifest.json", _MANIFEST, files)
+    check_output(shards_folder(out) / "manifest.json", _MANIFEST, files)
     for shard in sorted(shards_folder(out).glob("shard-*")):
-        check_out(shard, _RECORD if shard.suffix == ".json" else _SHARD, files)
+        check_output(shard, _RECORD if shard.suffix == ".json" else _SHARD, files)
     held = _held(out)
     if held is not None and held != (dataset, feature):
         raise UserError(f"{out}: holds the feature {held[1]!r} of {held[0]!r}; give another --out, or delete it")
@@ -360,4 +360,4 @@ def _held(path: Path) -> tuple[str, str] | None:
 
 
 def _first_line(path: Path) -> bytes:
-    return first_bytes(path, 2**16).partition(b"\n")[0]
+    return read_first_bytes(path, 2**16).partition(b"\n")[0]

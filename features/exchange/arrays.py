@@ -20,8 +20,8 @@ from vse.features.extractors.proposals import inside
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_zip
-from vse.pipeline.files.inputs import Watched, check_input, reading
-from vse.pipeline.files.writing import only_writer, sha256_json
+from vse.pipeline.files.inputs import WatchedFile, check_input, wrap_read_errors
+from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 SHARD_BYTES = 512_000_000
 _TSV = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -36,7 +36,7 @@ def import_arrays(
     A ``.npz`` file may hold both, as ``features`` and ``ids``. Rows (n, dim) or (n, n_crops, dim) may come in any order;
     each image (or caption) of the data set must have one. The type stays float16 or float32. Returns ``out``.
     """
-    files = [Watched(file) for file in (features, ids) if file is not None]
+    files = [WatchedFile(file) for file in (features, ids) if file is not None]
     array, of_rows = _arrays(features, ids)
     dataset = load_dataset_file(dataset_file)
     wanted = row_ids(dataset, kind)
@@ -58,7 +58,7 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
     for path in files:
         if not path.is_file():
             raise UserError(f"{path}: no such TSV file")
-    watched = [Watched(path) for path in files]
+    watched = [WatchedFile(path) for path in files]
     dataset = load_dataset_file(dataset_file)
     of_image = _tsv_ids(dataset, match)
     where = _tsv_places(files, {str(identity) for identity in of_image.values()})
@@ -104,7 +104,7 @@ def write_imported(
     dataset: Dataset,
     kind: Literal["image", "text"],
     layout: Mapping[str, str],
-    files: Sequence[Watched],
+    files: Sequence[WatchedFile],
     ids: Ids,
     rows: Callable[[slice], Rows],
     row_bytes: int,
@@ -118,7 +118,7 @@ def write_imported(
     identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
-    with only_writer(out):
+    with lock_for_writing(out):
         empty = _write_shards(out, n_shards, identity, files, ids, rows)
         if empty:
             log.warning("%s: %d of %d rows are all zeros, the first is of id %d", out, len(empty), len(ids), empty[0])
@@ -126,7 +126,7 @@ def write_imported(
 
 
 def _write_shards(
-    out: Path, n_shards: int, identity: Identity, files: Sequence[Watched], ids: Ids, rows: Callable[[slice], Rows]
+    out: Path, n_shards: int, identity: Identity, files: Sequence[WatchedFile], ids: Ids, rows: Callable[[slice], Rows]
 ) -> list[int]:
     """Write the shards that are not there yet; returns the ids of their rows that are all zeros."""
     empty: list[int] = []
@@ -168,7 +168,7 @@ def open_array(path: Path) -> NDArray[Any]:
 def read_ids(path: Path) -> list[int]:
     """Ids of a text file, one integer per line, or of a ``.npy`` file."""
     check_input(path)
-    with reading(path, "a file of integer ids"):
+    with wrap_read_errors(path, "a file of integer ids"):
         if path.suffix == ".npy":
             ids = _integers(path, np.load(path, allow_pickle=False))
         else:
@@ -288,7 +288,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
     name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
-    with reading(path, f"readable: of image_id {name.decode()} the boxes or features are not what num_boxes says"):
+    with wrap_read_errors(path, f"readable: of image_id {name.decode()} the boxes or features are not what num_boxes says"):
         n = int(count)
         corners = np.frombuffer(base64.b64decode(boxes, validate=True), np.float32).reshape(n, 4)
         vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)

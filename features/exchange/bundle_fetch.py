@@ -17,12 +17,12 @@ from urllib.parse import quote, urlsplit
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.exchange.bundles import CHUNK, DATASET, LIST, NOTES, TOP, BundledFile, BundleList, read_list
-from vse.pipeline.dataset.downloads import download, download_whole, read_address, size_at, stream_of
+from vse.pipeline.dataset.downloads import download, download_unverified, open_url, read_url, remote_size
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.archives import BROKEN, opened_archive, unpack
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, open_archive, unpack
 from vse.pipeline.files.inputs import check_input
 from vse.pipeline.files.outputs import may_replace_others
-from vse.pipeline.files.writing import clear_temporaries, only_writer, sha256_file, written
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, open_atomic, sha256_file
 from vse.pipeline.progress import progress_bar
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def fetch_features(source: str, out: Path, out_data: Path | None = None, sha256:
         places = _places(listed, out, out.absolute().parent / "data" / listed.dataset if out_data is None else out_data)
         heads = {cache.file for cache in listed.caches}
         for name in heads:
-            at_end.enter_context(only_writer(out / name))
+            at_end.enter_context(lock_for_writing(out / name))
         clear_temporaries(out)
         lacking = _lacking(listed, places)
         staged = out / f".bundle-{listed.sha256[:16]}"
@@ -120,7 +120,7 @@ class _Folder(_Bundle):
             for file in files:
                 target = staged / file.path
                 if not _is_sound(file, target):
-                    with self._open(file) as source, written(target) as stream:
+                    with self._open(file) as source, open_atomic(target) as stream:
                         self.compare(file, *_digest(source, bar, file.bytes, stream))
 
     def check(self, listed: BundleList, bar: Any) -> None:
@@ -173,16 +173,16 @@ class _Archive(_Bundle):
         """The plain files of the archive by their paths in the bundle, in its order."""
         path = check_input(self._path)
         try:
-            with opened_archive(path) as members:
+            with open_archive(path) as members:
                 files = ((member.name.removeprefix(f"{TOP}/"), member.open()) for member in members if member.is_file)
                 yield ((name, source) for name, source in files if source is not None)
-        except BROKEN as error:
+        except ARCHIVE_ERRORS as error:
             raise DamagedBundle(f"{self.where}: a damaged archive, or not a zip or tar ({error})") from None
 
 
 class _Address(_Bundle):
     def list_bytes(self) -> bytes:
-        return read_address(f"{self.where}/{LIST}", _MOST_BYTES)
+        return read_url(f"{self.where}/{LIST}", _MOST_BYTES)
 
     def fetch(self, files: list[BundledFile], staged: Path) -> None:
         for file in files:
@@ -191,7 +191,7 @@ class _Address(_Bundle):
 
     def check(self, listed: BundleList, bar: Any) -> None:
         for file in listed.files:
-            with stream_of(self._address(file)) as source:
+            with open_url(self._address(file)) as source:
                 self.compare(file, *_digest(source, bar, file.bytes))
 
     def _address(self, file: BundledFile) -> str:
@@ -209,9 +209,9 @@ def _opened(source: str, out: Path) -> Iterator[_Bundle]:
         yield _Address(source)
     else:
         arrived = out / f".{name}"
-        with only_writer(arrived):
+        with lock_for_writing(arrived):
             try:
-                yield _Archive(source, download_whole(source, arrived, size_at(source)))
+                yield _Archive(source, download_unverified(source, arrived, remote_size(source)))
             except DamagedBundle:
                 arrived.unlink()
                 raise
@@ -269,7 +269,7 @@ def _move(path: Path, place: Path) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise UserError(f"cannot write {place}: {error.strerror or error}") from error
-        with path.open("rb") as source, written(place) as stream:
+        with path.open("rb") as source, open_atomic(place) as stream:
             shutil.copyfileobj(source, stream, CHUNK)
         path.unlink()
 

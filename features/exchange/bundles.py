@@ -24,13 +24,13 @@ from vse.features.cache.feature_cache import FeatureCache, failures_path, verify
 from vse.features.cache.shards import fit_record_path, shards_folder
 from vse.features.data_checks import check_data, recorded_identity
 from vse.features.extractors.captions import encoder_path
-from vse.pipeline.command import made
+from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.identity import data_differences
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input, is_name
-from vse.pipeline.files.outputs import OutputKind, check_out, may_replace_others
-from vse.pipeline.files.writing import only_writer, parse_json, sha256_file, sha256_json, write_json, written
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others
+from vse.pipeline.files.writing import lock_for_writing, open_atomic, parse_json, sha256_file, sha256_json, write_json
 from vse.pipeline.progress import progress_bar
 
 FORMAT, VERSION = "vse-bundle", 1
@@ -103,8 +103,8 @@ def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: P
     opened = [verify_cache(path) for path in caches]
     sources = _sources(opened, with_dataset, notes)
     if not out.is_dir():
-        check_out(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
-    with only_writer(out):
+        check_output(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
+    with lock_for_writing(out):
         said = _content(opened, sources)
         if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_others()):
             return _kept(out, said)
@@ -186,7 +186,7 @@ def _content(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dic
             size = source.stat().st_size
             files.append({"path": path, "bytes": size, "sha256": sha256_file(source)})
             bar.update(size)
-    by = made()
+    by = current_provenance()
     said: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -222,7 +222,7 @@ def _in_folder(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) 
     try:
         shutil.rmtree(staged, ignore_errors=True)
         for file, source in _read(listed, sources, out):
-            with written(staged / file.path) as stream:
+            with open_atomic(staged / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK)
                 source.check(file)
         write_json(staged / LIST, said)
@@ -237,7 +237,7 @@ def _in_folder(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) 
 def _archived(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
     """Write the bundle as a tar archive, its list first."""
     listed, of_list = BundleList.model_validate(said), json.dumps(said, indent=1).encode()
-    with written(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
+    with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
         archive.addfile(_member(LIST, len(of_list)), BytesIO(of_list))
         for file, source in _read(listed, sources, out):
             archive.addfile(_member(file.path, file.bytes), source)

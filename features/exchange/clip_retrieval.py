@@ -15,18 +15,18 @@ from vse.features.cache.rows import Ids, Rows
 from vse.features.cache.shards import check_cache_out
 from vse.features.exchange.arrays import open_array, row_hashes, write_imported
 from vse.pipeline.dataset.dataset import load_dataset_file
+from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import Watched
+from vse.pipeline.files.inputs import WatchedFile
 from vse.pipeline.imports.rows import (
     BadRow,
-    GatheredRows,
     ImportedRow,
     ImportSettings,
-    check_name,
+    RowCollector,
     image_file,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import check_photo, row_of, table_rows
+from vse.pipeline.imports.tables import build_row, photo_checker, table_rows
 from vse.pipeline.progress import progress_bar
 
 METADATA = (".parquet", ".jsonl", ".csv")
@@ -57,12 +57,12 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
     ``images`` is the folder of the photos; without it the data set has none. The caches are ``<name>_img_emb.h5`` and
     ``<name>_text_emb.h5`` in ``out_features``.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     parts = _parts(folder)
     inputs = [path for part in parts for path in (*part.files, part.metadata)]
     for feature in ("img_emb", "text_emb"):
         check_cache_out(out_features / f"{settings.name}_{feature}.h5", settings.name, feature, inputs)
-    gathered = GatheredRows(settings, (lambda file: None) if images is None else check_photo(images))
+    gathered = RowCollector(settings, (lambda file: None) if images is None else photo_checker(images))
     where: dict[str, list[_Place]] = {}
     for number in progress_bar(range(len(parts)), desc=f"read {folder.name}", unit="part"):
         _add_part(number, parts, gathered, where, settings, images)
@@ -75,7 +75,7 @@ def import_clip(folder: Path, settings: ImportSettings, out_features: Path, imag
 
     def write(kind: Literal["image", "text"], name: str, ids: list[int], places: list[_Place]) -> Path:
         arrays = [part.images if kind == "image" else part.texts for part in parts]
-        watched = [Watched(part.files[kind == "text"]) for part in parts]
+        watched = [WatchedFile(part.files[kind == "text"]) for part in parts]
         wanted = np.asarray(ids, np.int64)
         out = out_features / f"{settings.name}_{name}.h5"
         layout = {"layout": "clip-retrieval"}
@@ -134,7 +134,7 @@ def _parts(folder: Path) -> list[_Part]:
 def _add_part(
     number: int,
     parts: list[_Part],
-    gathered: GatheredRows,
+    gathered: RowCollector,
     where: dict[str, list[_Place]],
     settings: ImportSettings,
     images: Path | None,
@@ -153,7 +153,7 @@ def _add_part(
         try:
             if row_number >= len(part.images):
                 raise BadRow(f"{part.files[0].name} has no row {row_number}")
-            row = _with_file(row_of(place, values), images)
+            row = _with_file(build_row(place, values), images)
             _check_vectors(row, part, row_number, parts, where)
         except BadRow as reason:
             gathered.refuse(place, reason)

@@ -18,7 +18,7 @@ from vse.features.exchange.arrays import SHARD_BYTES, row_hashes
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path
-from vse.pipeline.files.writing import only_writer, sha256_json
+from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
 SIDES: dict[Kind, str] = {"image": "images", "text": "captions"}
 
@@ -92,7 +92,7 @@ def write_backbone_cache(
     there = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
     n_shards = min(len(ids), max(1, -(-len(there) * vectors(there[:1]).nbytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path])
-    with only_writer(out):
+    with lock_for_writing(out):
         out.unlink(missing_ok=True)
         for old in shards_folder(out).glob("shard-*"):
             old.unlink()

@@ -11,8 +11,8 @@ from vse.features.exchange.clip_retrieval import import_clip, is_clip_folder
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.imports.hugging_face import import_hugging_face, is_saved_dataset
 from vse.pipeline.imports.rows import ImportSettings, check_import_out
-from vse.pipeline.imports.tables import import_table, table_in
-from vse.pipeline.imports.webdataset import archives_in, import_webdataset
+from vse.pipeline.imports.tables import find_table, import_table
+from vse.pipeline.imports.webdataset import find_archives, import_webdataset
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
@@ -49,7 +49,7 @@ class ImportFormat:
 
 
 def _table(job: Import) -> Sequence[Path]:
-    table = job.captions or table_in(job.source)
+    table = job.captions or find_table(job.source)
     if table is None:
         raise UserError(f"{job.source}: no captions.csv or the like in it; name the table with --captions FILE")
     return [import_table(job.source, table, job.settings, job.images)]
@@ -57,7 +57,7 @@ def _table(job: Import) -> Sequence[Path]:
 
 FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
-        lambda job: job.captions is not None or table_in(job.sources[0]) is not None,
+        lambda job: job.captions is not None or find_table(job.sources[0]) is not None,
         _table,
         reads=("captions", "images", "quoting"),
     ),
@@ -72,7 +72,7 @@ FORMATS: Mapping[str, ImportFormat] = {
         reads=("images",),
     ),
     "webdataset": ImportFormat(
-        lambda job: bool(archives_in(job.sources[0])),
+        lambda job: bool(find_archives(job.sources[0])),
         lambda job: [import_webdataset(job.sources, job.settings, job.key_until or "first-dot")],
         reads=("key_until",),
     ),

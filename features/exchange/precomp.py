@@ -20,12 +20,12 @@ from vse.features.cache.feature_cache import open_cache, read_sources
 from vse.features.cache.rows import Rows
 from vse.features.cache.shards import check_cache_out, feature_at
 from vse.features.exchange.arrays import open_array, read_ids, row_hashes, write_imported
-from vse.pipeline.dataset.captions import NEW, UNNAMED, tokeniser_named, tokenize
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, IMPORT_TOKENISER, find_tokeniser, tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import Watched, check_input, is_name
-from vse.pipeline.files.outputs import check_out, json_kind, may_replace_others
-from vse.pipeline.files.writing import only_writer, read_json, write_json
+from vse.pipeline.files.inputs import WatchedFile, check_input, is_name
+from vse.pipeline.files.outputs import check_output, json_kind, may_replace_others
+from vse.pipeline.files.writing import lock_for_writing, read_json, write_json
 
 SPLITS = {"train": "train", "dev": "val", "test": "test", "testall": "test"}
 BOM = b"\xef\xbb\xbf"
@@ -97,7 +97,7 @@ class PrecompSplit:
     n_images: int
     ids: list[int] | None
     ids_repeats: int
-    files: tuple[Watched, ...]
+    files: tuple[WatchedFile, ...]
 
     @property
     def image_rows(self) -> NDArray[Any]:
@@ -135,7 +135,7 @@ def import_precomp(
         )
     splits = [_read_split(folder, name, per_image) for name in _names(folder, test)]
     sources = [file.path for split in splits for file in split.files]
-    check_out(out_data, _DATASET, sources)
+    check_output(out_data, _DATASET, sources)
     check_cache_out(out_features, dataset, feature_at(out_features, dataset), [out_data, *sources])
     _report_missing(folder, [split.name for split in splits])
     shapes = {split.rows.shape[1:] for split in splits} | {split.rows.dtype for split in splits}
@@ -143,11 +143,11 @@ def import_precomp(
         raise UserError(f"{folder}: the splits' features differ in shape or type: {', '.join(map(str, shapes))}")
     ids = _image_ids(splits)
     before = read_json(out_data) if out_data.exists() and not may_replace_others() else None
-    earlier = before.get("tokeniser", UNNAMED) if isinstance(before, dict) else NEW
+    earlier = before.get("tokeniser", DEFAULT_TOKENISER) if isinstance(before, dict) else IMPORT_TOKENISER
     content = _dataset(dataset, splits, ids, tokeniser or earlier)
     if before not in (None, content):
         raise UserError(f"{out_data} is there and holds something else; move it away, or write to another --out-data")
-    with only_writer(out_data.parent, folder=True):
+    with lock_for_writing(out_data.parent, folder=True):
         write_json(out_data, content)
     loaded = load_dataset_file(out_data)
     flat = np.concatenate(ids)
@@ -192,7 +192,7 @@ def _names(folder: Path, test: str | None) -> list[str]:
 
 def _read_split(folder: Path, name: str, per_image: int) -> PrecompSplit:
     caps, ims, ids_file = (folder / f"{name}_{end}" for end in ("caps.txt", "ims.npy", "ids.txt"))
-    files = tuple(Watched(file) for file in (caps, ims, ids_file) if file != ids_file or ids_file.is_file())
+    files = tuple(WatchedFile(file) for file in (caps, ims, ids_file) if file != ids_file or ids_file.is_file())
     text, rows = CaptionFile.read(caps), open_array(ims)
     ids = read_ids(ids_file) if ids_file.is_file() else None
     n_captions, n_rows = len(text.captions), len(rows)
@@ -264,7 +264,7 @@ def _ends(splits: Sequence[PrecompSplit]) -> NDArray[np.int64]:
 
 
 def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np.int64]], tokeniser: str) -> dict[str, Any]:
-    cut, images, sentid = tokeniser_named(tokeniser, "--tokeniser"), [], 0
+    cut, images, sentid = find_tokeniser(tokeniser, "--tokeniser"), [], 0
     for split, of_split in zip(splits, ids, strict=True):
         for k, imgid in enumerate(of_split.tolist()):
             sentences = []
@@ -286,7 +286,7 @@ def _dataset(name: str, splits: Sequence[PrecompSplit], ids: Sequence[NDArray[np
         }
         for s in splits
     }
-    named = {} if tokeniser == UNNAMED else {"tokeniser": tokeniser}
+    named = {} if tokeniser == DEFAULT_TOKENISER else {"tokeniser": tokeniser}
     return {"dataset": name, **named, "pictures": False, "precomp": layouts, "images": images}
 
 

@@ -17,9 +17,9 @@ from vse.features.data_checks import check_data
 from vse.features.exchange.precomp import SPLITS, CaptionFile
 from vse.pipeline.dataset.dataset import Image, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
-from vse.pipeline.files.outputs import OutputKind, check_out, first_bytes
-from vse.pipeline.files.writing import read_json, write_bytes, written
+from vse.pipeline.files.inputs import wrap_read_errors
+from vse.pipeline.files.outputs import OutputKind, check_output, read_first_bytes
+from vse.pipeline.files.writing import open_atomic, read_json, write_bytes
 
 
 def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
@@ -35,7 +35,7 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     dataset = load_dataset_file(path)
     check_data(cache, dataset)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
-    with reading(path, "a data set whose 'precomp' says how it was laid out"):
+    with wrap_read_errors(path, "a data set whose 'precomp' says how it was laid out"):
         _check_layouts(layouts)
     reader = FeatureReader(cache)
     texts: dict[Path, bytes] = {}
@@ -60,18 +60,18 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
     for file in (*texts, *arrays):
         start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
         kind = OutputKind("the same export", partial(_begins, start, alone=file in texts))
-        check_out(file, kind, [path, cache.path])
+        check_output(file, kind, [path, cache.path])
     for file, content in texts.items():
         write_bytes(file, content)
     for file, (images, times) in arrays.items():
-        with written(file) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
+        with open_atomic(file) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
             stream.writelines(_array_parts(reader, images, times))
     return out
 
 
 def _begins(start: bytes, path: Path, alone: bool) -> bool:
     """Return whether a file begins with these bytes, or has them ``alone``."""
-    return first_bytes(path, len(start) + alone) == start
+    return read_first_bytes(path, len(start) + alone) == start
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:

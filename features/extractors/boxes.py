@@ -35,7 +35,7 @@ from vse.features.settings.images import BoxesConfig, RegionsConfig
 from vse.features.vision import torchvision
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_by_name
+from vse.pipeline.files.inputs import read_and_hash
 from vse.pipeline.files.writing import sha256_json
 
 
@@ -119,10 +119,10 @@ class BoxesExtractor(NetworkExtractor[ImageWithBoxes]):
         """Read what says where boxes are, other than a data set; returns the hashes of what was read."""
         config = self.config
         if config.from_file:
-            self._given, sha256 = read_by_name(Path(config.boxes), read_boxes)
+            self._given, sha256 = read_and_hash(Path(config.boxes), read_boxes)
             return {"boxes_sha256": sha256}
         if config.boxes == "edge_boxes" and config.edge_model is not None:
-            self._edge_model, sha256 = read_by_name(Path(config.edge_model), EdgeModel)
+            self._edge_model, sha256 = read_and_hash(Path(config.edge_model), EdgeModel)
             return {"edge_model_sha256": sha256}
         if config.boxes == "rpn":
             proposer = RegionsConfig(

@@ -27,9 +27,9 @@ from vse.features.settings.base import Extractor, Job
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, CaptionSettings, phrase_words
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import Watched
-from vse.pipeline.files.writing import only_writer, sha256_json, write_bytes, write_json
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.files.inputs import WatchedFile
+from vse.pipeline.files.writing import lock_for_writing, sha256_json, write_bytes, write_json
+from vse.pipeline.presets.presets import list_changes
 from vse.pipeline.progress import progress_bar
 
 FORMAT = "vse-encoder-1"
@@ -101,7 +101,7 @@ def fit_encoder(
     with what changed.
     """
     words = config.word_file(words)
-    watched = Watched(words) if words is not None and words.is_file() else None
+    watched = WatchedFile(words) if words is not None and words.is_file() else None
     corpus = corpus_of(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.content(),
@@ -109,7 +109,7 @@ def fit_encoder(
         "version": 1,
         **config.inputs(corpus, words),
     }
-    with only_writer(out):
+    with lock_for_writing(out):
         fitted = _read(out)
         if fitted is not None:
             _refuse_other(out, fitted, inputs)
@@ -178,7 +178,7 @@ def _rebuilt(path: Path, fitted: FittedTensors, device: str) -> CaptionEncoder:
 
 def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *only: str) -> None:
     made = fitted.metadata["inputs"]
-    changes = changed_fields({key: made[key] for key in only} if only else made, inputs)
+    changes = list_changes({key: made[key] for key in only} if only else made, inputs)
     if changes:
         raise UserError(
             f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "

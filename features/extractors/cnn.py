@@ -27,7 +27,7 @@ from vse.features.extractors.images import NetworkExtractor, UnfitSize, Vectors
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 
 MIN_SIDE = 16  # the stride of the maps that regions are read from
 
@@ -221,7 +221,7 @@ def cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) 
     settings = made.get("config", {})
     if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
         raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
-    with reading(cache.path, "a cache of a CNN's vectors, by its provenance"):
+    with wrap_read_errors(cache.path, "a cache of a CNN's vectors, by its provenance"):
         weights = {"weights": made["weights"], "seed": made.get("seed", 0)}
         return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
 
@@ -268,7 +268,7 @@ class Places:
             self._boxes = RegionBoxes(cache)
             return
         if config.get("extractor") == CnnConfig.model_fields["extractor"].default and config.get("positions") is True:
-            with reading(cache.path, "a cache of a CNN's positions, by its provenance"):
+            with wrap_read_errors(cache.path, "a cache of a CNN's positions, by its provenance"):
                 grid = CnnConfig(name=cache.feature, **config)
             side = math.isqrt(cache.row_shape[0])
             if grid.crops == "1c" and cache.row_shape[0] == side**2 and grid.grid in (side, "all"):

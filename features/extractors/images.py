@@ -18,7 +18,7 @@ from PIL import Image
 from vse.features.cache.rows import Ids, Item, Rows, sha256_bytes
 from vse.features.settings.base import Extractor, ImageSettings, NetworkSettings
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, decode, read_bytes
+from vse.pipeline.files.images import BadImage, decode_image, read_image_bytes
 from vse.pipeline.progress import progress_bar
 
 _Item = TypeVar("_Item")
@@ -108,8 +108,8 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
     def _load(self, item: Item) -> tuple[Item, _Prepared | BadImage, NDArray[np.uint8]]:
         assert item.path is not None
         try:
-            content = read_bytes(item.path)
-            return item, self.prepare(decode(item.path, content), item.id), sha256_bytes(content)
+            content = read_image_bytes(item.path)
+            return item, self.prepare(decode_image(item.path, content), item.id), sha256_bytes(content)
         except BadImage as error:
             return item, error, np.zeros(32, np.uint8)
         except UnfitSize as error:

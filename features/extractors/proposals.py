@@ -22,9 +22,9 @@ from vse.features.cache.reader import RegionBoxes
 from vse.features.cache.rows import FORMAT
 from vse.features.settings.presets import leaves_precision_open
 from vse.pipeline.dataset.dataset import Dataset, mentions
-from vse.pipeline.errors import UserError, extra_package
-from vse.pipeline.files.hdf5 import open_hdf5, required_data
-from vse.pipeline.files.inputs import Watched, reading
+from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
+from vse.pipeline.files.inputs import WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import read_json
 
 Floats = NDArray[np.float32]
@@ -62,7 +62,7 @@ class EdgeModel:
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"{path}: no such structured-edge model")
-        cv2, self.path, self._of_thread, self._watched = opencv(), path, threading.local(), Watched(path)
+        cv2, self.path, self._of_thread, self._watched = opencv(), path, threading.local(), WatchedFile(path)
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
@@ -154,12 +154,12 @@ def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
 
 def opencv() -> Any:
     """The module cv2 of opencv-contrib; :class:`UserError` says how to install it."""
-    return extra_package("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
+    return import_extra("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
 
 def _from_json(path: Path) -> dict[int, Floats]:
     content = read_json(path)
-    with reading(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
+    with wrap_read_errors(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
         return {int(identity): np.asarray(boxes, np.float32).reshape(-1, 4) for identity, boxes in content.items()}
 
 
@@ -167,7 +167,7 @@ def _from_hdf5(path: Path) -> dict[int, Floats]:
     with open_hdf5(path, "a file that boxes can be read from") as file:
         of_cache = str(file.attrs.get("format")) == FORMAT
         if not of_cache:
-            ids, offsets, boxes = (required_data(file, name)[:] for name in ("ids", "offsets", "boxes"))
+            ids, offsets, boxes = (require_hdf5_dataset(file, name)[:] for name in ("ids", "offsets", "boxes"))
             boxes = np.asarray(boxes, np.float32)
             if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (ids, offsets)):
                 raise ValueError("its ids and offsets must be 1-D integer arrays")

@@ -26,7 +26,7 @@ from vse.features.extractors.captions import encoder_of
 from vse.features.settings.base import Extractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.progress import progress_bar
 
 _HASHES = {"weights_sha256": "weights", "tokenizer_sha256": "tokenizer", "network_sha256": "settings of the network"}
@@ -146,7 +146,7 @@ def rebuild_text_extractor(cache: FeatureCache, weights_dir: Path | None = None,
     One of bf16 computes in fp32 on a device without bf16. Raises UserError if the encoder is not at hand, or is another one.
     """
     made = cache.provenance
-    with reading(cache.path, "a cache of a text encoder's vectors, by its provenance"):
+    with wrap_read_errors(cache.path, "a cache of a text encoder's vectors, by its provenance"):
         beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made}
         if "revision" in beside and not str(made["config"]["model"]).startswith("open_clip/"):
             beside["revision"] = made.get("commit", beside["revision"])  # a branch may have moved on

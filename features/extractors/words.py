@@ -17,7 +17,7 @@ from torch import Tensor
 from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_text, text_tensor
 from vse.features.word_files import dictionary_of
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_stream, decoded_stream
+from vse.pipeline.files.decoded_limit import check_stream, open_decoded
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def _read_text(path: Path) -> WordVectors:
     words: dict[str, None] = {}
     numbers = bytearray()  # of all words, because an array for each would take twice the memory
     n_lines, dim, expected = 0, 0, None
-    with decoded_stream(path) as stream:
+    with open_decoded(path) as stream:
         for number, line in enumerate(stream, 1):
             fields = line.decode(errors="replace").rstrip().split(" ")
             if number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):

@@ -16,7 +16,7 @@ from pydantic import Field, PositiveInt
 
 from vse.features.settings.libraries import LIBRARIES, Library
 from vse.pipeline.files.writing import sha256_json
-from vse.pipeline.presets.parts import imported
+from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class FeatureSettings(Settings):
         The class that :attr:`code` names is imported here. An extractor with its settings and its code in one file overrides
         this method instead.
         """
-        extractor: type[Extractor] = imported(self.code)
+        extractor: type[Extractor] = import_object(self.code)
         return extractor.from_job(self, job)
 
 

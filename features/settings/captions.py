@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, model_validator
 from vse.features.settings.base import FeatureSettings, Option
 from vse.features.word_files import word_file_sha256
 from vse.pipeline.files.writing import sha256_json
-from vse.pipeline.presets.parts import imported
+from vse.pipeline.presets.parts import import_object
 
 if TYPE_CHECKING:
     import torch
@@ -160,7 +160,7 @@ class CaptionSettings(TextSettings):
     @classmethod
     def encoder_class(cls) -> type[CaptionEncoder]:
         """Return the class of the encoder, which also reads its tensors."""
-        encoder: type[CaptionEncoder] = imported(cls.encoder)
+        encoder: type[CaptionEncoder] = import_object(cls.encoder)
         return encoder
 
     def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
@@ -168,7 +168,7 @@ class CaptionSettings(TextSettings):
 
         An encoder with its settings and its code in one file overrides this method and :meth:`encoder_class`.
         """
-        encoder: CaptionEncoder = imported(self.encoder).fit_to_corpus(self, corpus, words, device)
+        encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
 
 

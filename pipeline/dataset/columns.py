@@ -1,13 +1,12 @@
-"""Images and captions of a data set as columns, which lie beside a large ``dataset.json`` so that it is parsed once.
+"""The images and captions of a data set, as Python objects or as columns of arrays.
 
-``dataset.json.columns.h5`` is made from ``dataset.json`` after that was checked, and has its SHA-256: of another one it is
-not read, but written again. Deleting it does no harm. HDF5 checks the sums of what it reads from it.
+A large ``dataset.json`` is parsed only once. Its first reader writes ``dataset.json.columns.h5`` next to it, after all checks,
+together with the SHA-256 of ``dataset.json``; later readers load these columns and create an ``Image`` only when it is
+requested. If ``dataset.json`` has another SHA-256, the columns are written again. The file may be deleted at any time. HDF5
+checks the checksums of the arrays when it reads them.
 
-Where ids stand: rows by id, by binary search, so that nothing is made for ids that nobody asks for.
-
-An image of a data set with its captions.
-
-Ids and counts of images and of their captions as arrays; of columns they are read without making an image.
+``image_ids``, ``caption_ids`` and similar functions return the ids and counts of either form as arrays. ``IdRows`` finds the
+rows of ids.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from numpy.typing import NDArray
 
 from vse.pipeline.dataset.phrases import Phrase
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, required_data
+from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 from vse.pipeline.files.writing import write_bytes
 
 Ids = NDArray[np.int64]
 
 
 class IdRows:
-    """Rows of ``ids`` (n,), none of which comes twice."""
+    """The rows of unique ``ids`` (n,), found by binary search."""
 
     def __init__(self, ids: Ids) -> None:
         self._order = np.argsort(ids, kind="stable")
         self._sorted = ids[self._order]
 
-    def of(self, wanted: Ids) -> NDArray[np.int64]:
-        """The row of each id that is wanted, (n_wanted,); -1 for one that is not there."""
+    def find(self, wanted: Ids) -> NDArray[np.int64]:
+        """Return the row of each wanted id, (n_wanted,); -1 if there is no such id."""
         if not len(self._sorted):
             return np.full(len(wanted), -1, np.int64)
         places = np.searchsorted(self._sorted, wanted).clip(max=len(self._sorted) - 1)
@@ -54,7 +53,7 @@ SPLITS = ("train", "val", "test", "restval")
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """One sentence of an image, with the phrases that the data set marks in it."""
+    """One caption of an image, with its phrases if the data set marks any."""
 
     sentid: int
     imgid: int
@@ -65,7 +64,7 @@ class Caption:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """One image of a data set, its file relative to the ``images`` folder, and its captions."""
+    """One image of a data set with its captions; ``file`` is relative to the ``images`` folder."""
 
     imgid: int
     file: str
@@ -76,16 +75,17 @@ class Image:
 
 log = logging.getLogger(__name__)
 FORMAT = "vse-dataset-columns"
-VERSION = 1  # of the columns, and of all that reading dataset.json checks and makes of it: its tokenisers, too
-_NO_NUMBER = np.iinfo(np.int64).min  # JSON of ours has no such integer
+VERSION = 1  # changes with the columns, the checks of dataset.json and the tokenisers
+_NO_COCOID = np.iinfo(np.int64).min  # marks an image without an id in MS-COCO
 _ATTRIBUTES = {"name": str, "pictures": np.bool_, "tokeniser": str}
-# Texts are one array of bytes and the ends of each, lists one array of items and the ends of each.
+# A column of texts is stored as one array of bytes and the end of each text, a column of lists as one array of items and the
+# end of each list.
 _COLUMNS = ("imgids", "splits", "cocoids", "captions", "sentids", "tokens", "token_ends")
 _TEXTS = ("files", "raws", "words")
 
 
-class Texts:
-    """Texts, made where they are asked for from their bytes in UTF-8 and where each ends."""
+class TextColumn:
+    """A column of texts, stored as their concatenated UTF-8 bytes and the end of each; a text is decoded when it is read."""
 
     def __init__(self, content: NDArray[np.uint8], ends: NDArray[np.int64]) -> None:
         self.content, self.ends = content, ends
@@ -93,68 +93,71 @@ class Texts:
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, number: int) -> str:
-        start = self.ends[number - 1] if number else 0
-        return str(self.content.data[start : self.ends[number]], "utf-8")
+    def __getitem__(self, index: int) -> str:
+        start = self.ends[index - 1] if index else 0
+        return str(self.content.data[start : self.ends[index]], "utf-8")
 
 
 class ImageColumns(Sequence[Image]):
-    """The images of a data set, or some of them, made where they are asked for; equal to any sequence of equal images."""
+    """A sequence of images that is backed by columns; it equals any sequence of equal images.
+
+    ``rows`` are the rows of these images in the columns. An ``Image`` is created each time it is read.
+    """
 
     def __init__(self, columns: Mapping[str, Any], rows: NDArray[np.int64]) -> None:
         self._columns, self._rows = columns, rows
 
     @property
     def imgids(self) -> NDArray[np.int64]:
-        """Their ids."""
-        return self._of_rows("imgids")
+        """The ids of the images, (n_images,)."""
+        return self._values("imgids")
 
     @property
     def cocoids(self) -> NDArray[np.int64] | None:
-        """Their numbers in MS-COCO, if all have one."""
-        numbers = self._of_rows("cocoids")
-        return None if np.any(numbers == _NO_NUMBER) else numbers
+        """The ids of the images in MS-COCO, (n_images,); None if an image has none."""
+        cocoids = self._values("cocoids")
+        return None if np.any(cocoids == _NO_COCOID) else cocoids
 
     @property
     def caption_counts(self) -> NDArray[np.int64]:
-        """How many captions each has."""
+        """The number of captions of each image, (n_images,)."""
         counts: NDArray[np.int64] = np.diff(self._columns["captions"], prepend=0)[self._rows]
         return counts
 
     @property
     def sentids(self) -> NDArray[np.int64]:
-        """The ids of their captions."""
+        """The ids of the captions of the images, (n_captions,)."""
         counts = self.caption_counts
         before = np.cumsum(counts) - counts
-        numbers = np.repeat(self._of_rows("captions") - counts - before, counts) + np.arange(counts.sum())
-        ids: NDArray[np.int64] = self._columns["sentids"][numbers]
+        caption_rows = np.repeat(self._values("captions") - counts - before, counts) + np.arange(counts.sum())
+        ids: NDArray[np.int64] = self._columns["sentids"][caption_rows]
         return ids
 
-    def where(self, keep: NDArray[np.bool_]) -> ImageColumns:
-        """Those of them that are to be kept."""
+    def select(self, keep: NDArray[np.bool_]) -> ImageColumns:
+        """Return the images for which ``keep`` (n_images,) is true."""
         return ImageColumns(self._columns, self._rows[keep])
 
-    def _of_rows(self, name: str) -> NDArray[np.int64]:
+    def _values(self, name: str) -> NDArray[np.int64]:
         values: NDArray[np.int64] = self._columns[name][self._rows]
         return values
 
     def by_split(self) -> dict[str, Sequence[Image]]:
-        """Those of each split that has any, in their order."""
+        """Return the images of each split that has images, in their order."""
         splits = self._columns["splits"][self._rows]
-        rows = {name: self._rows[splits == number] for number, name in enumerate(SPLITS)}
+        rows = {name: self._rows[splits == index] for index, name in enumerate(SPLITS)}
         return {name: ImageColumns(self._columns, some) for name, some in rows.items() if len(some)}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @overload
-    def __getitem__(self, number: int) -> Image: ...
+    def __getitem__(self, index: int) -> Image: ...
     @overload
-    def __getitem__(self, number: slice) -> ImageColumns: ...
-    def __getitem__(self, number: int | slice) -> Image | ImageColumns:
-        if isinstance(number, slice):
-            return ImageColumns(self._columns, self._rows[number])
-        return self._image(int(self._rows[number]))
+    def __getitem__(self, index: slice) -> ImageColumns: ...
+    def __getitem__(self, index: int | slice) -> Image | ImageColumns:
+        if isinstance(index, slice):
+            return ImageColumns(self._columns, self._rows[index])
+        return self._image(int(self._rows[index]))
 
     def __iter__(self) -> Iterator[Image]:
         return map(self._image, self._rows.tolist())
@@ -168,43 +171,43 @@ class ImageColumns(Sequence[Image]):
         columns = self._columns
         imgid, cocoid = int(columns["imgids"][row]), int(columns["cocoids"][row])
         first, last = int(columns["captions"][row - 1]) if row else 0, int(columns["captions"][row])
-        captions = tuple(self._caption(number, imgid) for number in range(first, last))
+        captions = tuple(self._caption(caption_row, imgid) for caption_row in range(first, last))
         file, split = columns["files"][row], SPLITS[columns["splits"][row]]
-        return Image(imgid, file, split, captions, None if cocoid == _NO_NUMBER else cocoid)
+        return Image(imgid, file, split, captions, None if cocoid == _NO_COCOID else cocoid)
 
-    def _caption(self, number: int, imgid: int) -> Caption:
+    def _caption(self, row: int, imgid: int) -> Caption:
         columns, words = self._columns, self._columns["words"]
-        first, last = columns["token_ends"][number - 1] if number else 0, columns["token_ends"][number]
+        first, last = columns["token_ends"][row - 1] if row else 0, columns["token_ends"][row]
         tokens = tuple(words[word] for word in columns["tokens"][first:last].tolist())
-        return Caption(int(columns["sentids"][number]), imgid, columns["raws"][number], tokens)
+        return Caption(int(columns["sentids"][row]), imgid, columns["raws"][row], tokens)
 
 
 def columns_file(dataset: Path) -> Path:
-    """Where the columns of a ``dataset.json`` lie."""
+    """Return the path of the columns of a ``dataset.json``."""
     return dataset.with_name(f"{dataset.name}.columns.h5")
 
 
 def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: Mapping[str, Any]) -> Path | None:
-    """Write the columns of the ``dataset.json`` of this SHA-256 at ``path``; returns the file.
+    """Write the columns of the ``dataset.json`` at ``path``, which has this SHA-256, and return the path of the new file.
 
-    None if there is none: because the folder cannot be written to, or because captions have phrases, which are no columns.
+    Returns None and writes nothing if the folder is not writable, or if a caption has phrases; columns cannot store phrases.
     """
     captions = [caption for image in images for caption in image.captions]
     if any(caption.phrases for caption in captions):
         return None
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
-    tokens = (numbers[token] for caption in captions for token in caption.tokens)
+    word_ids = {word: index for index, word in enumerate(dict.fromkeys(chain.from_iterable(c.tokens for c in captions)))}
+    tokens = (word_ids[token] for caption in captions for token in caption.tokens)
     columns = {
         "imgids": _array(image.imgid for image in images),
         "splits": _array((SPLITS.index(image.split) for image in images), np.uint8),
-        "cocoids": _array(_NO_NUMBER if image.cocoid is None else image.cocoid for image in images),
+        "cocoids": _array(_NO_COCOID if image.cocoid is None else image.cocoid for image in images),
         "captions": _array(accumulate(len(image.captions) for image in images)),
         "sentids": _array(caption.sentid for caption in captions),
         "tokens": _array(tokens, np.int32),
         "token_ends": _array(accumulate(len(caption.tokens) for caption in captions)),
         **_text_columns("files", [image.file for image in images]),
         **_text_columns("raws", [caption.raw for caption in captions]),
-        **_text_columns("words", list(numbers)),
+        **_text_columns("words", list(word_ids)),
     }
     buffer = BytesIO()
     with h5py.File(buffer, "w") as file:
@@ -217,7 +220,10 @@ def write_columns(path: Path, sha256: str, images: Sequence[Image], attributes: 
 
 
 def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]] | None:
-    """The images and attributes of the ``dataset.json`` of this SHA-256 at ``path``; None without columns that are good."""
+    """Read the columns of the ``dataset.json`` at ``path``, which has this SHA-256.
+
+    Returns its images and attributes (``name``, ``pictures``, ``tokeniser``), or None if there are no valid columns.
+    """
     file = columns_file(path)
     if not file.is_file():
         return None
@@ -229,20 +235,20 @@ def read_columns(path: Path, sha256: str) -> tuple[ImageColumns, dict[str, Any]]
             attributes = {name: stored.attrs[name] for name in _ATTRIBUTES}
             if any(not isinstance(attributes[name], kind) for name, kind in _ATTRIBUTES.items()):
                 return None
-            arrays = {name: required_data(stored, name)[()] for name in (*_COLUMNS, *_names_of_texts())}
+            arrays = {name: require_hdf5_dataset(stored, name)[()] for name in (*_COLUMNS, *_text_arrays())}
     except UserError as error:
         log.warning("%s; dataset.json is parsed instead", error)
         return None
-    if not _fit_together(arrays):
-        log.warning("%s: its columns do not fit together; dataset.json is parsed instead", file)
+    if not _are_consistent(arrays):
+        log.warning("%s: the columns contradict each other; dataset.json is parsed instead", file)
         return None
-    texts = {name: Texts(arrays[name], arrays[f"{name}_ends"]) for name in _TEXTS}
+    texts = {name: TextColumn(arrays[name], arrays[f"{name}_ends"]) for name in _TEXTS}
     words = texts.pop("words")
-    columns = {**arrays, **texts, "words": [words[number] for number in range(len(words))]}
+    columns = {**arrays, **texts, "words": [words[index] for index in range(len(words))]}
     return ImageColumns(columns, np.arange(len(arrays["imgids"]))), attributes | {"pictures": bool(attributes["pictures"])}
 
 
-def _names_of_texts() -> list[str]:
+def _text_arrays() -> list[str]:
     return [name for text in _TEXTS for name in (text, f"{text}_ends")]
 
 
@@ -256,8 +262,8 @@ def _text_columns(name: str, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
     return {name: np.frombuffer(b"".join(encoded), np.uint8), f"{name}_ends": ends}
 
 
-def _fit_together(arrays: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether the columns are as long as each other, and nothing in them points beyond another one."""
+def _are_consistent(arrays: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether the lengths of the arrays match and all indices and ends lie inside the arrays that they refer to."""
     n_images, n_captions = len(arrays["imgids"]), len(arrays["sentids"])
     if any(values.ndim != 1 or values.dtype.kind not in "iu" for values in arrays.values()):
         return False
@@ -274,42 +280,39 @@ def _fit_together(arrays: Mapping[str, NDArray[Any]]) -> bool:
 
 
 def _are_ends(ends: NDArray[Any], total: int) -> bool:
-    """Whether these are where consecutive parts of so many items end."""
+    """Return whether ``ends`` are the ends of consecutive parts of an array of ``total`` items."""
     return bool(np.all(np.diff(ends, prepend=0) >= 0)) and (int(ends[-1]) if len(ends) else 0) == total
 
 
-Numbers = NDArray[np.int64]
-
-
-def image_ids(images: Sequence[Image]) -> Numbers:
-    """The ids of the images (n_images,)."""
+def image_ids(images: Sequence[Image]) -> Ids:
+    """Return the ids of the images, (n_images,)."""
     if isinstance(images, ImageColumns):
         return images.imgids
     return np.asarray([image.imgid for image in images], np.int64)
 
 
-def caption_ids(images: Sequence[Image]) -> Numbers:
-    """The ids of their captions (n_captions,), in their order."""
+def caption_ids(images: Sequence[Image]) -> Ids:
+    """Return the ids of all captions of the images, (n_captions,), in their order."""
     if isinstance(images, ImageColumns):
         return images.sentids
     return np.asarray([caption.sentid for image in images for caption in image.captions], np.int64)
 
 
-def caption_counts(images: Sequence[Image]) -> Numbers:
-    """How many captions each image has (n_images,)."""
+def caption_counts(images: Sequence[Image]) -> Ids:
+    """Return the number of captions of each image, (n_images,)."""
     if isinstance(images, ImageColumns):
         return images.caption_counts
     return np.asarray([len(image.captions) for image in images], np.int64)
 
 
-def coco_ids(images: Sequence[Image]) -> Numbers | None:
-    """The images' numbers in MS-COCO (n_images,), if all have one."""
+def coco_ids(images: Sequence[Image]) -> Ids | None:
+    """Return the ids of the images in MS-COCO, (n_images,); None if an image has none."""
     if isinstance(images, ImageColumns):
         return images.cocoids
-    numbers = [image.cocoid for image in images if image.cocoid is not None]
-    return np.asarray(numbers, np.int64) if len(numbers) == len(images) else None
+    cocoids = [image.cocoid for image in images if image.cocoid is not None]
+    return np.asarray(cocoids, np.int64) if len(cocoids) == len(images) else None
 
 
-def images_where(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[Image]:
-    """The images that ``keep`` (n_images,) is true of."""
-    return images.where(keep) if isinstance(images, ImageColumns) else list(compress(images, keep))
+def select_images(images: Sequence[Image], keep: NDArray[np.bool_]) -> Sequence[Image]:
+    """Return the images for which ``keep`` (n_images,) is true."""
+    return images.select(keep) if isinstance(images, ImageColumns) else list(compress(images, keep))

@@ -1,9 +1,8 @@
 """A data set: images, their captions and splits, in the layout of the Karpathy splits.
 
-``data/<name>/dataset.json`` lies beside the folder ``images``; an image's file is
-``images/<filepath>/<filename>``, where ``filepath`` may be missing.
-
-All phrases of a data set in one list, and their different texts.
+``data/<name>/dataset.json`` lies next to the folder ``images``. The file of an image is
+``images/<filepath>/<filename>``; ``filepath`` may be missing. ``load_dataset_file`` reads and checks ``dataset.json``;
+``mentions`` lists all phrases of its captions.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.pipeline.dataset.captions import UNNAMED, tokeniser_named
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import (
     SPLITS,
     Caption,
@@ -38,7 +37,7 @@ from vse.pipeline.dataset.columns import (
 )
 from vse.pipeline.dataset.phrases import Phrase, read_phrases
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, FileState, ReadOnce, is_name, is_path, reason_of
+from vse.pipeline.files.inputs import LONGEST_NAME, FileState, InputFile, error_reason, is_name, is_path
 from vse.pipeline.files.writing import parse_json
 
 __all__ = [
@@ -50,8 +49,8 @@ __all__ = [
     "load_dataset_file",
     "missing_images",
 ]
-_LARGE = 2**23  # bytes of a dataset.json, from which on its columns are kept beside it
-_HELD: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
+_LARGE = 2**23  # bytes; a larger dataset.json gets a file of columns
+_LOADED: WeakValueDictionary[tuple[Path, FileState], Dataset] = WeakValueDictionary()
 _Tokeniser = Callable[[str], list[str]]
 
 
@@ -59,24 +58,25 @@ _Tokeniser = Callable[[str], list[str]]
 class Dataset:
     """All images of ``dataset.json`` in file order; ``path`` is that file.
 
-    ``pictures`` is false if there are no image files, because the features were imported; ``sha256`` is that of the file's
-    bytes, if it was read from a file. ``tokeniser`` cuts captions without tokens, and new text, into words.
+    ``has_image_files`` is false for a data set without image files, whose features were imported. ``sha256`` is the SHA-256 of
+    the file, or empty if the data set was not read from a file. ``tokeniser`` names the tokeniser for captions without tokens
+    and for new text.
     """
 
     name: str
     path: Path
     images: Sequence[Image]
-    pictures: bool = True
+    has_image_files: bool = True
     sha256: str = ""
-    tokeniser: str = UNNAMED
+    tokeniser: str = DEFAULT_TOKENISER
 
     def image_path(self, image: Image) -> Path:
-        """Path of the image's file."""
+        """Return the path of the file of an image."""
         return self.path.parent / "images" / image.file
 
     @cached_property
     def splits(self) -> dict[str, Sequence[Image]]:
-        """Images by split, in file order; only splits that have images."""
+        """The images of each split in file order; splits without images are left out."""
         if isinstance(self.images, ImageColumns):
             return self.images.by_split()
         by_split: dict[str, list[Image]] = {}
@@ -84,21 +84,24 @@ class Dataset:
             by_split.setdefault(image.split, []).append(image)
         return {split: tuple(by_split[split]) for split in SPLITS if split in by_split}
 
-    def with_id(self, imgid: int) -> Image | None:
-        """The image of this id; None if there is none."""
+    def find_image(self, imgid: int) -> Image | None:
+        """Return the image with this id, or None if there is no such image."""
         row = int(self.image_rows(np.asarray([imgid]))[0])
         return None if row < 0 else self.images[row]
 
     def image_rows(self, imgids: Ids) -> NDArray[np.int64]:
-        """For each of some ids the row of its image (n,) among ``images``; -1 where there is none."""
-        return self._image_rows.of(imgids)
+        """Return the index in ``images`` of each image id, (n,); -1 if there is no such image."""
+        return self._image_rows.find(imgids)
 
     def caption_rows(self, sentids: Ids) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """For each of some caption ids the row of its image, -1 where there is no such caption, and its number there."""
-        rows = self._caption_rows.of(sentids)
+        """Return two indices for each caption id, (n,) each: of its image in ``images``, and of the caption in the image.
+
+        The index of the image is -1 if there is no such caption.
+        """
+        rows = self._caption_rows.find(sentids)
         images = np.searchsorted(self._caption_ends, rows, side="right")
-        numbers = rows - np.concatenate([[0], self._caption_ends])[images]
-        return np.where(rows < 0, -1, images), numbers
+        captions = rows - np.concatenate([[0], self._caption_ends])[images]
+        return np.where(rows < 0, -1, images), captions
 
     @cached_property
     def _image_rows(self) -> IdRows:
@@ -113,7 +116,7 @@ class Dataset:
         return np.cumsum(caption_counts(self.images))
 
     def split(self, name: str) -> Sequence[Image]:
-        """Images of one split; :class:`UserError` if there is none."""
+        """Return the images of one split. Raises UserError if it has none."""
         if name not in self.splits:
             hint = f'; give some of its images "split": "{name}"' if name in SPLITS else ""
             raise UserError(f"{self.path}: no images in split {name!r}{did_you_mean(name, self.splits)}{hint}")
@@ -121,37 +124,38 @@ class Dataset:
 
 
 def load_dataset_file(path: Path) -> Dataset:
-    """Read and check ``dataset.json``; of a large one that was read before, the columns that lie beside it since then.
+    """Read and check ``dataset.json``, or its columns if it is large and was read before.
 
-    As long as somebody holds what was read, and the file stays as it is, that is what is returned.
+    Returns the same object again while it is in use and the file has not changed.
 
-    Errors name the image or sentence: a duplicate id or file, a caption of another image or of none,
-    an empty caption, an unknown split or tokeniser, an image file outside the ``images`` folder, a phrase outside its caption.
+    Raises UserError if the content is invalid: duplicate ids or files, captions with the id of another image, empty captions,
+    unknown splits or tokenisers, image files outside the ``images`` folder, phrases outside their caption. The message names
+    the image or caption.
     """
-    file, now = ReadOnce(path), time.time_ns()
-    held = _HELD.get((path, file.state))
-    if held is not None:
-        return held
+    file, now = InputFile(path), time.time_ns()
+    loaded = _LOADED.get((path, file.state))
+    if loaded is not None:
+        return loaded
     dataset = _read(path, file)
     if file.state.is_settled(now) and not file.has_changed:
-        _HELD[path, file.state] = dataset
+        _LOADED[path, file.state] = dataset
     return dataset
 
 
-def _read(path: Path, file: ReadOnce) -> Dataset:
+def _read(path: Path, file: InputFile) -> Dataset:
     large = file.size >= _LARGE
     if large and (columns := read_columns(path, file.sha256)):
         images, attributes = columns
-        return Dataset(path=path, images=images, sha256=file.sha256, **attributes)
-    with _no_collection():
-        dataset = _parsed(path, file)
+        return Dataset(attributes["name"], path, images, attributes["pictures"], file.sha256, attributes["tokeniser"])
+    with _garbage_collection_off():
+        dataset = _parse(path, file)
     if large:
-        attributes = {"name": dataset.name, "pictures": dataset.pictures, "tokeniser": dataset.tokeniser}
+        attributes = {"name": dataset.name, "pictures": dataset.has_image_files, "tokeniser": dataset.tokeniser}
         write_columns(path, dataset.sha256, dataset.images, attributes)
     return dataset
 
 
-def _parsed(path: Path, file: ReadOnce) -> Dataset:
+def _parse(path: Path, file: InputFile) -> Dataset:
     try:
         content = parse_json(path, file.read(), _share_words)
     except OSError as error:
@@ -164,13 +168,13 @@ def _parsed(path: Path, file: ReadOnce) -> Dataset:
             f"{path}: 'dataset' must name the data set; the name becomes a part of file names: at most {LONGEST_NAME} bytes, "
             "without slashes, control characters or a dot in front"
         )
-    tokeniser = content.get("tokeniser", UNNAMED)
-    cut = tokeniser_named(tokeniser, path)
+    tokeniser = content.get("tokeniser", DEFAULT_TOKENISER)
+    tokenise = find_tokeniser(tokeniser, path)
     try:
         entries = content.pop("images")[::-1]
-        images = tuple(_image(path, entries.pop(), cut) for _ in range(len(entries)))  # each entry is freed once it is read
+        images = tuple(_image(path, entries.pop(), tokenise) for _ in range(len(entries)))  # frees each entry after use
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path}: an image or sentence lacks a field or has a wrong one: {reason_of(error)}") from None
+        raise UserError(f"{path}: a field of an image or sentence is missing or invalid: {error_reason(error)}") from None
     if not images:
         raise UserError(f"{path}: no images")
     _unique(path, "imgid", (image.imgid for image in images))
@@ -180,8 +184,8 @@ def _parsed(path: Path, file: ReadOnce) -> Dataset:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """No search for garbage: millions of objects that stay are made, and it would look at them again and again."""
+def _garbage_collection_off() -> Iterator[None]:
+    """Switch the garbage collector off: it would visit the millions of new objects, all of which stay, again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -192,55 +196,55 @@ def _no_collection() -> Iterator[None]:
 
 
 def count_splits(dataset: Dataset) -> str:
-    """A line per split: images, captions, captions per image."""
-    lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.pictures else ', without image files'}"]
+    """Return a report with a line per split: the number of images, of captions, and of captions per image."""
+    lines = [f"{dataset.path}: data set {dataset.name!r}{'' if dataset.has_image_files else ', without image files'}"]
     for split, images in dataset.splits.items():
         counts = sorted({len(image.captions) for image in images})
         n_captions = sum(len(image.captions) for image in images)
-        each = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
-        lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({each} per image)")
+        per_image = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        lines.append(f"  {split:8s} {len(images):7d} images {n_captions:7d} captions ({per_image} per image)")
     return "\n".join(lines)
 
 
 def missing_images(dataset: Dataset) -> list[Path]:
-    """Paths of the image files that do not exist; none are missing of a data set without image files."""
-    if not dataset.pictures:
+    """Return the paths of missing image files; an empty list for a data set without image files."""
+    if not dataset.has_image_files:
         return []
     return [path for image in dataset.images if not (path := dataset.image_path(image)).is_file()]
 
 
 def _share_words(content: dict[str, Any]) -> dict[str, Any]:
-    """Keep each distinct token once in memory: COCO has 6.5 million tokens and 30,000 words."""
+    """Store equal tokens once in memory: COCO has 6.5 million tokens but only 30,000 words."""
     tokens = content.get("tokens")
     if isinstance(tokens, list) and all(type(token) is str for token in tokens):
         content["tokens"] = [sys.intern(token) for token in tokens]
     return content
 
 
-def _image(path: Path, entry: Any, cut: _Tokeniser) -> Image:
+def _image(path: Path, entry: Any, tokenise: _Tokeniser) -> Image:
     imgid = _id(entry, "imgid")
     folder, name = entry.get("filepath") or "", entry["filename"]
     if not is_path(folder) or not is_path(name) or not name:
         raise UserError(f"{path}: image {imgid}: 'filename' and 'filepath' must name a file")
     file = Path(folder, name)
     if file.is_absolute() or ".." in file.parts:
-        raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is not inside the images folder")
+        raise UserError(f"{path}: image {imgid}: the file {str(file)!r} is outside the images folder")
     if entry["split"] not in SPLITS:
         raise UserError(f"{path}: image {imgid}: unknown split{did_you_mean(str(entry['split']), SPLITS)}")
-    captions = tuple(_caption(path, imgid, sentence, cut) for sentence in entry.get("sentences", ()))
+    captions = tuple(_caption(path, imgid, sentence, tokenise) for sentence in entry.get("sentences", ()))
     if "sentids" in entry and list(entry["sentids"]) != [c.sentid for c in captions]:
-        raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} are not its sentences' ids")
+        raise UserError(f"{path}: image {imgid}: 'sentids' {entry['sentids']} differ from the ids of its sentences")
     cocoid = _id(entry, "cocoid") if entry.get("cocoid") is not None else None
     return Image(imgid, file.as_posix(), entry["split"], captions, cocoid)
 
 
-def _caption(path: Path, imgid: int, sentence: Any, cut: _Tokeniser) -> Caption:
+def _caption(path: Path, imgid: int, sentence: Any, tokenise: _Tokeniser) -> Caption:
     sentid, raw = _id(sentence, "sentid"), sentence["raw"]
     if not isinstance(raw, str):
         raise UserError(f"{path}: caption {sentid}: 'raw' must be a text")
     if sentence.get("imgid", imgid) != imgid:
-        raise UserError(f"{path}: caption {sentid} lies under image {imgid} but says image {sentence['imgid']}")
-    tokens = sentence["tokens"] if "tokens" in sentence else cut(raw)
+        raise UserError(f"{path}: caption {sentid} belongs to image {imgid} but has 'imgid' {sentence['imgid']}")
+    tokens = sentence["tokens"] if "tokens" in sentence else tokenise(raw)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{path}: caption {sentid}: 'tokens' must be a list of words")
     if not tokens or not raw.strip():
@@ -265,13 +269,13 @@ def _unique(path: Path, what: str, values: Iterable[int | str]) -> None:
 
 
 class Mention(NamedTuple):
-    """A phrase where it stands: in which caption of which image.
+    """A phrase with its caption and image.
 
-    ``number`` is its place among all phrases of the data set in file order, from 0, and its id in every file. ``text`` is its
-    tokens in lower case with blanks between them.
+    ``phrase_id`` is the index of the phrase among all phrases of the data set in file order (from 0), and its id in all files.
+    ``text`` is its tokens in lower case, separated by blanks.
     """
 
-    number: int
+    phrase_id: int
     image: Image
     caption: Caption
     phrase: Phrase
@@ -279,17 +283,17 @@ class Mention(NamedTuple):
 
 
 def mentions(dataset: Dataset) -> list[Mention]:
-    """All phrases of a data set, in the order of ``dataset.json``."""
+    """Return all phrases of a data set, in the order of ``dataset.json``."""
     places = ((image, caption, phrase) for image in dataset.images for caption in image.captions for phrase in caption.phrases)
     return [
-        Mention(number, image, caption, phrase, " ".join(caption.tokens[phrase.start : phrase.stop]).lower())
-        for number, (image, caption, phrase) in enumerate(places)
+        Mention(phrase_id, image, caption, phrase, " ".join(caption.tokens[phrase.start : phrase.stop]).lower())
+        for phrase_id, (image, caption, phrase) in enumerate(places)
     ]
 
 
 def phrase_texts(dataset: Dataset) -> list[str]:
-    """The different texts of a data set's phrases, in the order of their first appearance.
+    """Return the distinct texts of the phrases of a data set, in the order of their first appearance.
 
-    The place of a text in this list is its id in a cache of phrases.
+    The index of a text in this list is its id in a cache of phrases.
     """
     return list(dict.fromkeys(mention.text for mention in mentions(dataset)))

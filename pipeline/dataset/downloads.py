@@ -1,6 +1,8 @@
-"""Download published files over HTTP: resumed after a break, checked by their SHA-256, unpacked, prepared.
+"""Download the published files of a data set over HTTP, check them, unpack them and prepare the data set.
 
-Answers of HTTP servers that may lie: redirects to other kinds of addresses, endless redirects, slow headers and bodies.
+``fetch_dataset`` does all of this for a data set. ``download`` resumes an interrupted download and checks the SHA-256 of the
+file; ``open_url`` streams a file without storing it. The functions at the end do not trust the server: they refuse redirects
+to other kinds of addresses and endless redirects, and give up on a server that sends its header or content too slowly.
 """
 
 from __future__ import annotations
@@ -21,110 +23,38 @@ import urllib3
 
 from vse.pipeline.dataset.sources import prepare_dataset
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.archives import clear_unpacked, unpack
-from vse.pipeline.files.outputs import OutputKind, check_out
-from vse.pipeline.files.writing import clear_temporaries, only_writer, sha256_file
+from vse.pipeline.files.archives import remove_partial_unpacking, unpack
+from vse.pipeline.files.outputs import OutputKind, check_output
+from vse.pipeline.files.writing import clear_temporaries, lock_for_writing, sha256_file
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
-SLOWEST = 1000  # bytes a second
-_MOST_REDIRECTS = 10
+ATTEMPTS = 5  # requests in a row that bring no new byte
+PAUSE = 1.0  # seconds after the first such request; the pause doubles after each
+TIMEOUT = 60.0  # seconds without a byte; also the interval in which the speed is measured
+MIN_SPEED = 1000  # bytes per second
+_MAX_REDIRECTS = 10
 _CHUNK = 1 << 16
-
-
-def answer_of(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
-    """Request a file; returns the answer, whose body is still to be read.
-
-    Redirects are followed to http:// and https:// addresses alone, and their bodies are not read.
-    Raises requests.RequestException if the server cannot be reached, or if no complete header arrives in twice ``seconds``.
-    """
-    until = time.monotonic() + 2 * seconds
-    for _ in range(_MOST_REDIRECTS):
-        answer = _answer_until(url, headers, seconds, until)
-        target = answer.headers.get("Location")
-        if not answer.is_redirect or target is None:
-            return answer
-        answer.close()
-        url = urljoin(url, target)
-        if not url.startswith(("http://", "https://")):
-            raise requests.exceptions.InvalidSchema(f"the server redirects to {url:.200}, not an http:// or https:// address")
-    raise requests.TooManyRedirects(f"the server redirects more than {_MOST_REDIRECTS} times")
-
-
-def chunks_of(answer: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
-    """Yield the bytes of an answer as they arrive, at most ``n_bytes``.
-
-    Raises requests.RequestException if the connection breaks, or if fewer than ``SLOWEST`` bytes a second arrive.
-    """
-    n_before, n_read, start = 0, 0, time.monotonic()
-    while n_bytes is None or n_read < n_bytes:
-        try:
-            chunk = answer.raw.read1(_CHUNK, decode_content=True)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise requests.ConnectionError(str(error)) from error
-        if not chunk:
-            return
-        n_read += len(chunk)
-        yield chunk
-        if time.monotonic() > start + seconds:
-            if n_read - n_before < SLOWEST * seconds:
-                raise requests.Timeout(f"the server sends fewer than {SLOWEST} bytes a second")
-            n_before, start = n_read, time.monotonic()
-
-
-def length_in(text: str) -> int | None:
-    """Return a length in a header as a number, or None if it is not one."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
-
-
-def _answer_until(url: str, headers: Mapping[str, str], seconds: float, until: float) -> requests.Response:
-    """Request one address; a thread waits for the header, because a server can send it byte by byte without end."""
-    results: list[requests.Response | Exception] = []
-    abandoned = threading.Event()
-
-    def request() -> None:
-        try:
-            answer = requests.get(url, headers=headers, stream=True, timeout=seconds, allow_redirects=False)
-            results.append(answer)
-            if abandoned.is_set():
-                answer.close()
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=request, daemon=True)
-    thread.start()
-    thread.join(max(0.0, until - time.monotonic()))
-    if not results:
-        abandoned.set()
-        raise requests.Timeout("timed out: the server does not end its header")
-    if isinstance(results[0], Exception):
-        raise results[0]
-    return results[0]
-
-
-ATTEMPTS = 5  # requests in a row without a new byte
-PAUSE = 1.0  # seconds after the first of them, doubled after each
-TIMEOUT = 60.0  # seconds without a byte, and for which the speed is measured
-_TRY_AGAIN = {408, 429, 500, 502, 503, 504}
+_TEMPORARY_ERRORS = {408, 429, 500, 502, 503, 504}
 log = logging.getLogger(__name__)
 
 
 def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None, images: bool = True) -> str:
     """Download the files of ``config`` into ``out``, unpack them there, and write ``out/dataset.json``.
 
-    Files that exist are kept, so a second call resumes where the first one stopped. ``base_url`` replaces
-    all of every URL but the file name; ``images=False`` leaves the images out. Returns the path of
-    ``dataset.json``, or, if the images are missing, a text that tells what to get and where.
+    Keeps files that exist, so a second call resumes where the first one stopped. ``base_url`` replaces everything in a URL
+    except the file name; ``images=False`` leaves the images out. Returns the path of ``dataset.json``, or, if the images are
+    missing, instructions for the user.
     """
-    if not config.published or not config.files:
+    if not config.is_published or not config.files:
         raise UserError(f"data set {config.name!r}: its preset names no files to download. {config.where}".strip())
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         for file in config.files:
             target = out / file.to
-            clear_unpacked(target)
-            of_images = PurePath(file.to).is_relative_to(config.images)
-            if target.exists() or (of_images and not images):
+            remove_partial_unpacking(target)
+            is_image = PurePath(file.to).is_relative_to(config.images)
+            if target.exists() or (is_image and not images):
                 continue
             name = file.url.rpartition("/")[2]
             url = f"{base_url.rstrip('/')}/{name}" if base_url else file.url
@@ -134,17 +64,17 @@ def fetch_dataset(config: DatasetConfig, out: Path, base_url: str | None = None,
             _check_archive(out / name, file.sha256, part_of=url)
             archive = download(url, out / name, file.sha256, file.bytes)
             unpack(archive, file.member, target, file.max_bytes)
-            log.info("%s: %s of %s, which is no longer needed", target, file.member, archive)
-        return _prepared(config, out)
+            log.info("%s: unpacked %s from %s; the archive is no longer needed", target, file.member, archive)
+        return _prepare(config, out)
 
 
 def _check_archive(path: Path, sha256: str, part_of: str) -> None:
-    """Raises UserError if a file that was not downloaded from there would be replaced."""
-    check_out(path, OutputKind(f"the archive at {part_of}", lambda there: sha256_file(there) == sha256))
+    """Raise UserError if the download would replace a file with another SHA-256, which came from elsewhere."""
+    check_output(path, OutputKind(f"the archive at {part_of}", lambda existing: sha256_file(existing) == sha256))
 
 
-def _prepared(config: DatasetConfig, out: Path) -> str:
-    """Make ``dataset.json`` if the images are there; else what to get and where to put it."""
+def _prepare(config: DatasetConfig, out: Path) -> str:
+    """Write ``dataset.json`` and return its path, or return instructions if the images are missing."""
     images_folder = out / config.images
     if not images_folder.is_dir():
         return (
@@ -155,11 +85,11 @@ def _prepared(config: DatasetConfig, out: Path) -> str:
 
 
 def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
-    """Download ``url`` to ``path`` unless a file with this SHA-256 is there; returns ``path``.
+    """Download ``url`` to ``path``, unless a file with this SHA-256 is already there, and return ``path``.
 
-    What has arrived is kept in ``<path>.part``, also when the process is killed, and the next call requests only
-    the rest. :class:`UserError` if the server cannot be reached or has another file; a partial file with
-    wrong bytes is removed.
+    The bytes that arrive are stored in ``<path>.part``. They stay there if the process is killed, and the next call requests
+    only the rest. Raises UserError if the server cannot be reached or has another file; a complete ``<path>.part`` with the
+    wrong SHA-256 is removed.
     """
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url}: not an http:// or https:// address")
@@ -182,10 +112,10 @@ def download(url: str, path: Path, sha256: str, n_bytes: int) -> Path:
     return path
 
 
-def download_whole(url: str, path: Path, n_bytes: int) -> Path:
-    """Download ``url``, whose content is checked elsewhere, to ``path``, unless a file of its size is there; returns ``path``.
+def download_unverified(url: str, path: Path, n_bytes: int) -> Path:
+    """Download ``url`` to ``path``, unless a file of this size is already there, and return ``path``.
 
-    What has arrived is kept, and the next call requests the rest, as of :func:`download`.
+    The content is not verified; the caller does that. An interrupted download is resumed as in :func:`download`.
     """
     if _size(path) != n_bytes:
         part = path.with_name(f"{path.name}.part")
@@ -200,57 +130,60 @@ def download_whole(url: str, path: Path, n_bytes: int) -> Path:
     return path
 
 
-def read_address(url: str, most_bytes: int) -> bytes:
-    """The content of a small file at an address; :class:`UserError` if it has more than ``most_bytes``."""
-    if (n_bytes := size_at(url)) > most_bytes:
-        raise UserError(f"{url}: {n_bytes} bytes, and no more than {most_bytes} are expected")
+def read_url(url: str, max_bytes: int) -> bytes:
+    """Return the content of a small file at ``url``. Raises UserError if it has more than ``max_bytes``."""
+    if (n_bytes := remote_size(url)) > max_bytes:
+        raise UserError(f"{url}: the file has {n_bytes} bytes; at most {max_bytes} are allowed")
     with TemporaryDirectory() as folder:
-        return download_whole(url, Path(folder, "content"), n_bytes).read_bytes()
+        return download_unverified(url, Path(folder, "content"), n_bytes).read_bytes()
 
 
-def size_at(url: str) -> int:
-    """How many bytes a file at an address has; :class:`UserError` if the server cannot be reached or does not say."""
-    with stream_of(url) as answer:
-        length = length_in(answer.headers.get("Content-Length", ""))
+def remote_size(url: str) -> int:
+    """Return the size in bytes of the file at ``url``. Raises UserError if the server cannot be reached or reports no size."""
+    with open_url(url) as stream:
+        length = parse_length(stream.headers.get("Content-Length", ""))
     if length is None:
-        raise UserError(f"{url}: the server does not say how large it is; download it, and give its path")
+        raise UserError(f"{url}: the server does not report the size of the file; download it, and give its path")
     return length
 
 
 @contextmanager
-def stream_of(url: str) -> Iterator[Answer]:
-    """A file at an address, to be read once; what breaks while it is read is a :class:`UserError`, too."""
+def open_url(url: str) -> Iterator[ResponseStream]:
+    """Open a file at ``url`` as a stream of bytes, and close it at the end.
+
+    Raises UserError if the server cannot be reached, or later if the connection breaks while the stream is read.
+    """
     reason = ""
     for attempt in range(ATTEMPTS):
         try:
-            answer = answer_of(url, {"Accept-Encoding": "identity"}, TIMEOUT)
+            response = request_url(url, {"Accept-Encoding": "identity"}, TIMEOUT)
         except (ValueError, requests.TooManyRedirects) as error:
             raise UserError(f"{url}: {printable(error)}") from None
         except requests.RequestException as error:
             reason = _reason(error)
         else:
-            if answer.status_code == 200:
-                with answer:
-                    yield Answer(url, answer)
+            if response.status_code == 200:
+                with response:
+                    yield ResponseStream(url, response)
                 return
-            answer.close()
-            reason = f"the server answers {answer.status_code} {printable(answer.reason)}"
-            if answer.status_code not in _TRY_AGAIN:
+            response.close()
+            reason = f"the server answers {response.status_code} {printable(response.reason)}"
+            if response.status_code not in _TEMPORARY_ERRORS:
                 break
         if attempt < ATTEMPTS - 1:
             time.sleep(PAUSE * 2**attempt)
     raise UserError(f"{url}: {reason}")
 
 
-class Answer:
-    """What a server sends, as a stream of bytes."""
+class ResponseStream:
+    """The body of a response as a readable stream."""
 
-    def __init__(self, url: str, answer: requests.Response) -> None:
-        self.headers = answer.headers
-        self._url, self._chunks = url, chunks_of(answer, TIMEOUT)
+    def __init__(self, url: str, response: requests.Response) -> None:
+        self.headers = response.headers
+        self._url, self._chunks = url, read_chunks(response, TIMEOUT)
 
     def read(self, _: int = -1) -> bytes:
-        """The next bytes; none at the end."""
+        """Return the next bytes, or no bytes at the end."""
         try:
             return next(self._chunks, b"")
         except requests.RequestException as error:
@@ -258,11 +191,11 @@ class Answer:
 
 
 def _resume(url: str, part: Path, n_bytes: int) -> None:
-    """Request what ``part`` lacks until it has all ``n_bytes``; ConnectionError after too many requests without progress."""
+    """Request the rest of ``part`` until it has ``n_bytes``. Raises ConnectionError after too many fruitless requests."""
     furthest, fruitless = _size(part), 0
     free = shutil.disk_usage(part.parent).free
     if n_bytes - furthest > free:
-        raise ConnectionError(f"{n_bytes - furthest} bytes are still to come, and {part.parent} has room for {free}")
+        raise ConnectionError(f"{n_bytes - furthest} bytes are missing, and {part.parent} has room for {free}")
     while _size(part) != n_bytes:
         try:
             _append(url, part, n_bytes)
@@ -273,7 +206,7 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
             raise ConnectionError(_reason(error)) from None
         except requests.RequestException as error:
             reason = _reason(error)
-        if _size(part) >= min(n_bytes, furthest + SLOWEST * TIMEOUT):
+        if _size(part) >= min(n_bytes, furthest + MIN_SPEED * TIMEOUT):
             furthest, fruitless = _size(part), 0
             continue
         furthest = max(furthest, _size(part))
@@ -285,28 +218,98 @@ def _resume(url: str, part: Path, n_bytes: int) -> None:
 
 
 def _append(url: str, part: Path, n_bytes: int) -> None:
-    """One request for the rest of ``part``; from the first byte if the server does not resume."""
+    """Request the rest of ``part`` once and append it; a server that cannot resume sends the file from its first byte."""
     offset = _size(part)
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={offset}-"} if offset else {})
-    with answer_of(url, headers, TIMEOUT) as answer:
-        status = f"the server answers {answer.status_code} {printable(answer.reason)}"
-        continues = answer.status_code == 206
-        extent = answer.headers.get("Content-Range" if continues else "Content-Length", "")
-        if answer.status_code == 416 or (continues and not extent.startswith(f"bytes {offset}-")):
+    with request_url(url, headers, TIMEOUT) as response:
+        status = f"the server answers {response.status_code} {printable(response.reason)}"
+        continues = response.status_code == 206
+        extent = response.headers.get("Content-Range" if continues else "Content-Length", "")
+        if response.status_code == 416 or (continues and not extent.startswith(f"bytes {offset}-")):
             part.unlink(missing_ok=True)
             raise requests.HTTPError(status)
-        if answer.status_code in _TRY_AGAIN:
+        if response.status_code in _TEMPORARY_ERRORS:
             raise requests.HTTPError(status)
-        if answer.status_code not in (200, 206):
+        if response.status_code not in (200, 206):
             raise ConnectionError(status)
-        total = length_in(extent.rpartition("/")[2])
+        total = parse_length(extent.rpartition("/")[2])
         if total not in (None, n_bytes):
             raise ConnectionError(f"the file there has {total} bytes instead of {n_bytes}")
         bar = progress_bar(desc=part.stem, total=n_bytes, initial=offset * continues, unit="B", unit_scale=True)
         with part.open("ab" if continues else "wb") as stream, bar:
-            for chunk in chunks_of(answer, TIMEOUT, n_bytes - stream.tell()):
+            for chunk in read_chunks(response, TIMEOUT, n_bytes - stream.tell()):
                 bar.update(stream.write(chunk[: n_bytes - stream.tell()]))
-                stream.flush()  # what has arrived is kept, also if this process is killed
+                stream.flush()  # keeps these bytes even if this process is killed
+
+
+def request_url(url: str, headers: Mapping[str, str], seconds: float) -> requests.Response:
+    """Send a GET request and return the response; its body has not been read yet.
+
+    Follows redirects to http:// and https:// addresses only. Raises requests.RequestException if the server cannot be reached,
+    or if it does not send a complete header within twice ``seconds``.
+    """
+    deadline = time.monotonic() + 2 * seconds
+    for _ in range(_MAX_REDIRECTS):
+        response = _request_once(url, headers, seconds, deadline)
+        target = response.headers.get("Location")
+        if not response.is_redirect or target is None:
+            return response
+        response.close()
+        url = urljoin(url, target)
+        if not url.startswith(("http://", "https://")):
+            raise requests.exceptions.InvalidSchema(f"the server redirects to {url:.200}, not an http:// or https:// address")
+    raise requests.TooManyRedirects(f"the server redirects more than {_MAX_REDIRECTS} times")
+
+
+def read_chunks(response: requests.Response, seconds: float, n_bytes: int | None = None) -> Iterator[bytes]:
+    """Yield the body of a response in chunks as they arrive; stop once ``n_bytes`` have arrived.
+
+    Raises requests.RequestException if the connection breaks, or if fewer than ``MIN_SPEED`` bytes per second arrive.
+    """
+    n_before, n_read, start = 0, 0, time.monotonic()
+    while n_bytes is None or n_read < n_bytes:
+        try:
+            chunk = response.raw.read1(_CHUNK, decode_content=True)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise requests.ConnectionError(str(error)) from error
+        if not chunk:
+            return
+        n_read += len(chunk)
+        yield chunk
+        if time.monotonic() > start + seconds:
+            if n_read - n_before < MIN_SPEED * seconds:
+                raise requests.Timeout(f"the server sends fewer than {MIN_SPEED} bytes a second")
+            n_before, start = n_read, time.monotonic()
+
+
+def parse_length(text: str) -> int | None:
+    """Return the length that a header states, or None if it is not a number."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
+def _request_once(url: str, headers: Mapping[str, str], seconds: float, deadline: float) -> requests.Response:
+    """Request one address; a thread waits for the header, because a server can send it byte by byte without end."""
+    results: list[requests.Response | Exception] = []
+    abandoned = threading.Event()
+
+    def request() -> None:
+        try:
+            response = requests.get(url, headers=headers, stream=True, timeout=seconds, allow_redirects=False)
+            results.append(response)
+            if abandoned.is_set():
+                response.close()
+        except Exception as error:
+            results.append(error)
+
+    thread = threading.Thread(target=request, daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if not results:
+        abandoned.set()
+        raise requests.Timeout("timed out: the server does not end its header")
+    if isinstance(results[0], Exception):
+        raise results[0]
+    return results[0]
 
 
 def _size(path: Path) -> int:
@@ -314,7 +317,7 @@ def _size(path: Path) -> int:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost cause of an error, e.g. 'Connection refused' inside three layers of libraries, on one line."""
+    """Return the innermost cause of an error on one line, e.g. 'Connection refused' below three layers of libraries."""
     while error.__context__ is not None:
         error = error.__context__
     return printable(error)

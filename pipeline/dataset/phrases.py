@@ -1,13 +1,7 @@
-"""Phrases of a caption: which of its tokens name what, and where that is in the image.
-
-How much boxes overlap.
-
-Noun phrases of captions that nobody annotated, by a spaCy pipeline; their boxes are not known.
-"""
+"""Phrases of captions: their tokens, coreference chains, types and boxes; and the overlap of boxes."""
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +9,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Num
 
-from vse.pipeline.dataset.captions import UNNAMED, tokeniser_named
-from vse.pipeline.errors import UserError, extra_package
-from vse.pipeline.progress import progress_bar
+from vse.pipeline.errors import UserError
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Phrase:
-    """Tokens ``start`` to ``stop`` (exclusive) of a caption, and what they name.
+    """Tokens ``start`` to ``stop`` (exclusive) of a caption that name something in the image.
 
-    Phrases of one image that name the same thing share a ``chain``, the id of their coreference chain; it is empty if the
-    phrase belongs to none. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2, y2) in pixels
-    of the original image, with x2 and y2 exclusive; a phrase such as a background may have none.
+    ``chain`` is the id of the coreference chain: all phrases of an image that name the same thing have the same chain. It is
+    empty for a phrase without a chain. ``types`` are categories such as ``people`` or ``scene``. ``boxes`` are (x1, y1, x2,
+    y2) in pixels of the original image, with x2 and y2 exclusive. A phrase may have no boxes, for example if it names the
+    background.
     """
 
     start: int
@@ -39,9 +32,9 @@ class Phrase:
 
     @property
     def truth(self) -> Box | None:
-        """The smallest box around all of the phrase's boxes, by which a localisation is judged; None if it has none.
+        """The ground truth of localisation: the smallest box around all boxes of the phrase, or None if it has no box.
 
-        A plural such as *two dogs* has several boxes, and the published evaluation of Flickr30K Entities takes their union.
+        A plural such as *two dogs* has several boxes; the published evaluation of Flickr30K Entities takes their union.
         """
         if not self.boxes:
             return None
@@ -50,15 +43,16 @@ class Phrase:
 
 
 def read_phrases(entries: Any, n_tokens: int, where: str) -> tuple[Phrase, ...]:
-    """The field ``phrases`` of a sentence of ``dataset.json``, checked; empty if ``entries`` is None.
+    """Check and convert the field ``phrases`` of a sentence of ``dataset.json``; None gives no phrases.
 
-    ``where`` names the file and the caption for the :class:`UserError`, which adds the number of the phrase, from 1.
+    Raises UserError if an entry is invalid. The message begins with ``where``, the file and caption, and names the phrase,
+    counted from 1.
     """
     if entries is None:
         return ()
     if not isinstance(entries, list):
         raise UserError(f"{where}: 'phrases' must be a list")
-    return tuple(_phrase(entry, n_tokens, f"{where}: phrase {number}") for number, entry in enumerate(entries, 1))
+    return tuple(_phrase(entry, n_tokens, f"{where}: phrase {position}") for position, entry in enumerate(entries, 1))
 
 
 def _phrase(entry: Any, n_tokens: int, where: str) -> Phrase:
@@ -81,7 +75,7 @@ def _integer(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def _chain(entry: dict[str, Any], where: str) -> str:
-    """The chain's id; where there is none, the phrases that name the same ``objects`` are one chain."""
+    """Return the id of the chain; without ``chain`` it is built from ``objects``, so that equal objects share a chain."""
     objects = entry.get("objects", [])
     if not isinstance(objects, list):
         raise UserError(f"{where}: 'objects' must be a list")
@@ -108,11 +102,11 @@ def _box(box: Any, where: str) -> Box:
 
 
 def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Float[np.ndarray, "n_boxes n_others"]:
-    """Intersection over union of every box of ``a`` with every box of ``b``, in float64.
+    """Return the intersection over union of every box of ``a`` with every box of ``b``, in float64.
 
-    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, so their area is (x2 - x1)(y2 - y1). Of boxes of whole pixels that is
-    the IoU of the published evaluations, which count x2 and y2 in and add 1 to each side. A box without area has an IoU of 0
-    with every box.
+    Boxes are (x1, y1, x2, y2) with x2 and y2 exclusive, so their area is (x2 - x1)(y2 - y1). For boxes of whole pixels the
+    result equals the IoU of the published evaluations; they take x2 and y2 as inclusive and add 1 to each side. A box without
+    area has an IoU of 0 with every box.
     """
     first, second = (np.asarray(boxes, np.float64) for boxes in (a, b))
     near = np.maximum(first[:, None, :2], second[None, :, :2])
@@ -125,50 +119,6 @@ def iou(a: Num[np.ndarray, "n_boxes 4"], b: Num[np.ndarray, "n_others 4"]) -> Fl
 
 
 def _areas(boxes: Float[np.ndarray, "n_boxes 4"]) -> Float[np.ndarray, " n_boxes"]:
-    """Area of each box, 0 where it is empty or upside down."""
+    """Return the area of each box; 0 if the box is empty or x2 < x1 or y2 < y1."""
     areas: Float[np.ndarray, " n_boxes"] = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None).prod(axis=1)
     return areas
-
-
-_BATCH = 1000  # captions that are parsed at once
-log = logging.getLogger(__name__)
-
-
-def with_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
-    """The content of a checked ``dataset.json`` whose captions mark their noun phrases, in place of the phrases they had.
-
-    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder, with a tagger and a parser. Of what
-    it calls noun chunks, *a black dog* and *the snow* in *a black dog in the snow*, pronouns are left out. The captions' own
-    tokens are parsed. :class:`UserError` if spaCy or the pipeline is not there, or if it parses no sentences.
-    """
-    nlp = _loaded(pipeline)
-    doc_of = extra_package("spacy.tokens", "--chunker", "chunker").Doc
-    sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
-    cut = tokeniser_named(content.get("tokeniser", UNNAMED), "dataset.json")
-    texts = [sentence["tokens"] if "tokens" in sentence else cut(sentence["raw"]) for sentence in sentences]
-    docs = nlp.pipe((doc_of(nlp.vocab, words=words) for words in texts), batch_size=_BATCH)
-    n_phrases = n_without = 0
-    parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
-    for sentence, doc in zip(sentences, parsed, strict=True):
-        spans = [(chunk.start, chunk.end) for chunk in doc.noun_chunks if chunk.root.pos_ != "PRON"]
-        sentence["phrases"] = [{"first_token": start, "n_tokens": stop - start} for start, stop in spans]
-        n_phrases, n_without = n_phrases + len(spans), n_without + (not spans)
-    log.info("%d noun phrases in %d captions by %s; %d captions have none", n_phrases, len(texts), pipeline, n_without)
-    rest = iter(sentences)
-    images = [{**entry, "sentences": [next(rest) for _ in entry.get("sentences", ())]} for entry in content["images"]]
-    return {**content, "images": images}
-
-
-def _loaded(pipeline: str) -> Any:
-    spacy = extra_package("spacy", "--chunker", "chunker")
-    try:
-        nlp = spacy.load(pipeline)
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{pipeline}: no spaCy pipeline that can be loaded ({reason}); python -m spacy download en_core_web_sm has one"
-        ) from None
-    parsed = next(iter(nlp.pipe(["a dog in the snow"])))
-    if not parsed.has_annotation("DEP") or not parsed.has_annotation("POS") or parsed.vocab.get_noun_chunks is None:
-        raise UserError(f"{pipeline}: marks no noun phrases, for which a spaCy pipeline needs a tagger and a parser")
-    return nlp

@@ -1,51 +1,57 @@
-"""Data sets on the user's disk: from the published files to ``data/<name>/dataset.json``.
+"""Write ``data/<name>/dataset.json``: from published files, from another data set, or from a folder of photos.
 
-A data set of photos that nobody has described, to be searched.
+``prepare_dataset`` converts the published files of a data set. ``add_phrases`` adds phrases to the captions of a data set:
+those of Flickr30K Entities, or noun phrases that a spaCy pipeline finds. ``create_album`` describes a folder of photos without
+captions. All of them link the folder of images to ``images`` next to ``dataset.json``.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.dataset.captions import tokeniser_named
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import Dataset, count_splits, load_dataset_file, missing_images
-from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, SIMILAR, entities_content, with_phrases
-from vse.pipeline.dataset.phrases import with_noun_phrases
-from vse.pipeline.errors import UserError
+from vse.pipeline.dataset.entities_dataset import ENTITIES_SPLITS, MIN_SIMILARITY, entities_content, mark_entities_phrases
+from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.inputs import is_name
-from vse.pipeline.files.outputs import OutputKind, check_out, json_object, may_replace_others
-from vse.pipeline.files.writing import PLACE, clear_temporaries, only_writer, read_json, write_json
+from vse.pipeline.files.outputs import OutputKind, check_output, may_replace_others, read_json_object
+from vse.pipeline.files.writing import MACHINE_ID, clear_temporaries, lock_for_writing, read_json, write_json
 from vse.pipeline.presets.presets import load_dataset
 from vse.pipeline.presets.schema import DatasetConfig
 from vse.pipeline.progress import progress_bar
 
+PHOTO_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+_BATCH = 1000  # captions that spaCy parses at once
+log = logging.getLogger(__name__)
 
-def published_dataset(name: str) -> DatasetConfig:
-    """The preset of a data set that others published; :class:`UserError` if it is one that is drawn."""
+
+def published_preset(name: str) -> DatasetConfig:
+    """Load the preset of a published data set. Raises UserError if the data set has no published files."""
     config = load_dataset(name)
-    if not config.published:
+    if not config.is_published:
         how = f"draw it with: vse-data demo --out data/{name}" if config.n_images else f"vse-data import writes data/{name}"
         raise UserError(f"{name!r} has no published files; {how}")
     return config
 
 
 def folder_variable(name: str) -> str:
-    """The environment variable that names the folder of a data set's published files, e.g. ``VSE_F8K_DIR``."""
+    """Return the name of the environment variable for the folder of published files, e.g. ``VSE_F8K_DIR``."""
     return f"VSE_{name.upper()}_DIR"
 
 
 def source_folder(name: str) -> Path:
-    """The folder of a data set's published files: its environment variable, else ``data/<name>``."""
+    """Return the folder of the published files of a data set: its environment variable, or ``data/<name>``."""
     return Path(os.environ.get(folder_variable(name)) or Path("data", name))
 
 
 def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]:
-    """The annotations of ``config`` in ``source``, files and folders, and the images folder.
+    """Return the paths of the annotations (files and folders) and of the images folder of a data set in ``source``.
 
-    :class:`UserError` says what is missing, where to put it and how to get it.
+    Raises UserError if a path does not exist; the message explains how to get the missing files and where to put them.
     """
     annotations, images = annotation_paths(config, source), source / config.images
     missing = [str(path) for path in annotations if not path.exists()] + [str(images)] * (not images.is_dir())
@@ -63,7 +69,7 @@ def source_files(config: DatasetConfig, source: Path) -> tuple[list[Path], Path]
 
 
 def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
-    """Where a data set's annotations have to be: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
+    """Return the paths of the annotations: a file of the Karpathy splits, files of Flickr30K Entities, or both."""
     paths = [] if config.annotations is None else [source / config.annotations]
     if config.entities is not None:
         lists = [] if config.annotations else [f"{split}.txt" for split in ENTITIES_SPLITS]
@@ -72,46 +78,48 @@ def annotation_paths(config: DatasetConfig, source: Path) -> list[Path]:
 
 
 def prepare_dataset(config: DatasetConfig, source: Path, out: Path) -> Path:
-    """Write ``out/dataset.json`` from the files in ``source``, with ``out/images`` a link to its images.
+    """Write ``out/dataset.json`` from the published files in ``source``, and link their images to ``out/images``.
 
-    Everything is checked before anything is written: the annotations, and that every image file exists.
-    Returns the path of ``dataset.json``.
+    Before it writes anything, it checks the annotations and that every image file exists. Returns the path of
+    ``dataset.json``.
     """
     annotations, images = source_files(config, source)
     check_dataset_out(out, config.name, annotations)
     if config.entities is None:
-        content = _karpathy(annotations[0], images)
+        content = _karpathy_content(annotations[0], images)
     elif config.annotations is None:
         content = entities_content(source / config.entities, images)
     else:
-        content = with_phrases(_karpathy(annotations[0], images), source / config.entities, images)
+        content = mark_entities_phrases(_karpathy_content(annotations[0], images), source / config.entities, images)
     if config.tokeniser is not None:
-        content = cut_again(content, config.tokeniser, f"data set {config.name!r}")
+        content = retokenise(content, config.tokeniser, f"data set {config.name!r}")
     return write_dataset({**content, "dataset": config.name}, out, images, annotations)
 
 
-def cut_again(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
-    """The content of a checked ``dataset.json`` with every caption cut into words by a tokeniser, which is recorded.
+def retokenise(content: dict[str, Any], tokeniser: str, where: str) -> dict[str, Any]:
+    """Return the content of a checked ``dataset.json`` with new tokens; it also records the name of the tokeniser.
 
-    :class:`UserError` if a caption marks phrases, which are spans of the tokens that it has, or has no word.
+    Raises UserError if a caption has no token, or if it has phrases, because phrases are spans of its old tokens.
     """
-    cut, images = tokeniser_named(tokeniser, where), []
-    for image in progress_bar(content["images"], desc="cut captions", unit="image"):
-        sentences = [{**sentence, "tokens": cut(sentence["raw"])} for sentence in image.get("sentences", ())]
+    tokenise, images = find_tokeniser(tokeniser, where), []
+    for image in progress_bar(content["images"], desc="tokenise captions", unit="image"):
+        sentences = [{**sentence, "tokens": tokenise(sentence["raw"])} for sentence in image.get("sentences", ())]
         for sentence in sentences:
             if not sentence["tokens"] or sentence.get("phrases"):
-                why = "marks phrases in the tokens that it has" if sentence.get("phrases") else "has no word"
+                why = "has phrases (spans of its old tokens)" if sentence.get("phrases") else "has no token"
                 raise UserError(f"{where}: tokeniser {tokeniser}: caption {sentence['sentid']} {why}")
         images.append({**image, "sentences": sentences})
     return {**content, "tokeniser": tokeniser, "images": images}
 
 
-def _karpathy(file: Path, images: Path) -> dict[str, Any]:
-    """The content of a file of the Karpathy splits, all of whose images are there."""
+def _karpathy_content(file: Path, images: Path) -> dict[str, Any]:
+    """Return the content of a file of the Karpathy splits. Raises UserError if an image file is missing."""
     dataset = load_dataset_file(file)
-    absent = [image.file for image in dataset.images if not (images / image.file).is_file()]
-    if absent:
-        raise UserError(f"{images}: {len(absent)} of {len(dataset.images)} image files are missing, the first is {absent[0]}")
+    missing = [image.file for image in dataset.images if not (images / image.file).is_file()]
+    if missing:
+        raise UserError(
+            f"{images}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}"
+        )
     content: dict[str, Any] = read_json(file)
     return content
 
@@ -121,35 +129,82 @@ def add_phrases(
     entities: Path | None,
     out: Path,
     name: str | None = None,
-    similar: float = SIMILAR,
+    similar: float = MIN_SIMILARITY,
     chunker: str | None = None,
 ) -> Path:
-    """Write ``out/dataset.json``, a data set with phrases in its captions, and link its images beside it.
+    """Write a copy of a data set with phrases in its captions to ``out/dataset.json``, and link its images to ``out/images``.
 
-    The phrases come from Flickr30K Entities, whose folder ``entities`` holds ``Annotations`` and ``Sentences``, or from a
-    ``chunker``, a spaCy pipeline (see :func:`vse.pipeline.dataset.phrases.with_noun_phrases`). How captions of Entities are
-    joined is described in :func:`vse.pipeline.dataset.entities_dataset.with_phrases`. Ids, splits and captions stay. The data
-    set gets ``name``, or the name of the folder ``out``. Returns the path of ``dataset.json``.
+    The phrases come from Flickr30K Entities, whose folder ``entities`` holds ``Annotations`` and ``Sentences``, or from the
+    spaCy pipeline ``chunker`` (see :func:`mark_noun_phrases`). The docstring of
+    :func:`vse.pipeline.dataset.entities_dataset.mark_entities_phrases` describes how captions of Entities are matched. Ids,
+    splits and captions do not change. The data set is called ``name``, or like the folder ``out``. Returns the path of
+    ``dataset.json``.
     """
     check_dataset(dataset_file)
     name = name or out.resolve().name
-    if not is_name(name):
-        raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
+    check_dataset_name(name)
     inputs = [dataset_file, *([] if entities is None else [entities])]
     check_dataset_out(out, name, inputs)
     content = read_json(dataset_file)
     images = dataset_file.parent / "images" if content.get("pictures", True) else None
     if entities is not None:
-        content = with_phrases(content, entities, images, similar)
+        content = mark_entities_phrases(content, entities, images, similar)
     elif chunker is not None:
-        content = with_noun_phrases(content, chunker)
+        content = mark_noun_phrases(content, chunker)
     return write_dataset({**content, "dataset": name}, out, images, inputs)
 
 
+def mark_noun_phrases(content: dict[str, Any], pipeline: str) -> dict[str, Any]:
+    """Return the content of a checked ``dataset.json`` with the noun phrases of each caption instead of its earlier phrases.
+
+    ``pipeline`` is an installed spaCy package, such as ``en_core_web_sm``, or a folder; it needs a tagger and a parser. The
+    phrases are its noun chunks without pronouns, such as *a black dog* and *the snow* in *a black dog in the snow*. It parses
+    the tokens of the data set. Raises UserError if spaCy or the pipeline is not installed, or if it lacks a tagger or parser.
+    """
+    nlp = _load_chunker(pipeline)
+    doc_type = import_extra("spacy.tokens", "--chunker", "chunker").Doc
+    sentences = [dict(sentence) for entry in content["images"] for sentence in entry.get("sentences", ())]
+    tokenise = find_tokeniser(content.get("tokeniser", DEFAULT_TOKENISER), "dataset.json")
+    texts = [sentence["tokens"] if "tokens" in sentence else tokenise(sentence["raw"]) for sentence in sentences]
+    docs = nlp.pipe((doc_type(nlp.vocab, words=words) for words in texts), batch_size=_BATCH)
+    n_phrases = n_without = 0
+    parsed = progress_bar(docs, desc="noun phrases", total=len(texts), unit="caption")
+    for sentence, doc in zip(sentences, parsed, strict=True):
+        spans = [(chunk.start, chunk.end) for chunk in doc.noun_chunks if chunk.root.pos_ != "PRON"]
+        sentence["phrases"] = [{"first_token": start, "n_tokens": stop - start} for start, stop in spans]
+        n_phrases += len(spans)
+        n_without += not spans
+    log.info("%d noun phrases in %d captions by %s; %d captions have none", n_phrases, len(texts), pipeline, n_without)
+    rest = iter(sentences)
+    images = [{**entry, "sentences": [next(rest) for _ in entry.get("sentences", ())]} for entry in content["images"]]
+    return {**content, "images": images}
+
+
+def _load_chunker(pipeline: str) -> Any:
+    spacy = import_extra("spacy", "--chunker", "chunker")
+    try:
+        nlp = spacy.load(pipeline)
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{pipeline}: spaCy cannot load this pipeline ({reason}); install one with python -m spacy download en_core_web_sm"
+        ) from None
+    parsed = next(iter(nlp.pipe(["a dog in the snow"])))
+    if not parsed.has_annotation("DEP") or not parsed.has_annotation("POS") or parsed.vocab.get_noun_chunks is None:
+        raise UserError(f"{pipeline}: finds no noun phrases; the spaCy pipeline needs a tagger and a parser")
+    return nlp
+
+
+def check_dataset_name(name: str) -> None:
+    """Raise UserError if ``name`` cannot be the name of a data set."""
+    if not is_name(name):
+        raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
+
+
 def check_dataset_out(out: Path, name: str, inputs: Iterable[Path] = ()) -> None:
-    """Check before any work that ``out`` may be written as the folder of the data set ``name``; raises UserError if not."""
-    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(json_object(path), name))
-    check_out(out / "dataset.json", kind, inputs)
+    """Raise UserError if the data set ``name`` may not be written to the folder ``out``; call it before any long work."""
+    kind = OutputKind(f"the data set {name!r}", lambda path: _is_dataset(read_json_object(path), name))
+    check_output(out / "dataset.json", kind, inputs)
 
 
 def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
@@ -157,10 +212,10 @@ def _is_dataset(content: Mapping[str, Any], name: str) -> bool:
 
 
 def write_dataset(content: dict[str, Any], out: Path, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``out/dataset.json``, and ``out/images`` as a link to a folder of images; returns the path of the file."""
+    """Write ``out/dataset.json``, link the folder ``images`` to ``out/images``, and return the path of the file."""
     folder = out / "images"
     check_dataset_out(out, content["dataset"], inputs)
-    with only_writer(out, folder=True):
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if images is not None and folder.resolve() != images.resolve():
             link_images(folder, images.resolve())
@@ -168,43 +223,40 @@ def write_dataset(content: dict[str, Any], out: Path, images: Path | None, input
 
 
 def check_dataset(path: Path) -> str:
-    """Counts per split of a data set file; :class:`UserError` if it is not valid or an image file is missing."""
-    return count_splits(checked_dataset(path))
+    """Check a data set file and return its counts per split. Raises UserError if it is invalid or an image file is missing."""
+    return count_splits(load_checked_dataset(path))
 
 
-def checked_dataset(path: Path) -> Dataset:
-    """A valid data set all of whose image files are there."""
+def load_checked_dataset(path: Path) -> Dataset:
+    """Load a data set. Raises UserError if it is invalid or an image file is missing."""
     dataset = load_dataset_file(path)
-    absent = missing_images(dataset)
-    if absent:
-        raise UserError(f"{path}: {len(absent)} of {len(dataset.images)} image files are missing, the first is {absent[0]}")
+    missing = missing_images(dataset)
+    if missing:
+        raise UserError(f"{path}: {len(missing)} of {len(dataset.images)} image files are missing, the first is {missing[0]}")
     return dataset
 
 
 def link_images(link: Path, target: Path) -> None:
-    """Make ``link`` a symbolic link to ``target``; an earlier link is replaced, a real folder is refused."""
+    """Create the symbolic link ``link`` to ``target``, or replace an earlier link. Raises UserError if it is a real folder."""
     if link.exists() and not link.is_symlink():
         raise UserError(f"{link} is a folder, not a link; move it away to use the images of {target}")
     link.parent.mkdir(parents=True, exist_ok=True)
-    temporary = link.with_name(f".{link.name}.{PLACE}-{os.getpid()}.link.tmp")
+    temporary = link.with_name(f".{link.name}.{MACHINE_ID}-{os.getpid()}.link.tmp")
     temporary.symlink_to(target, target_is_directory=True)
     os.replace(temporary, link)
 
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
+def create_album(photos: Path, out: Path, name: str | None = None) -> Path:
+    """Write ``out/dataset.json`` for a folder of photos without captions, and link the folder to ``out/images``.
 
-
-def make_album(photos: Path, out: Path, name: str | None = None) -> Path:
-    """Write ``out/dataset.json`` of all JPEG, PNG and WebP files in a folder and the folders in it, in the split ``test``.
-
-    They have no captions. ``out/images`` becomes a link to the folder. The data set is called as ``out`` is, unless it has a
-    ``name``. Numbers are given in the order of the files' names, so a photo that is added changes those after it. Returns
-    the path of ``dataset.json``.
+    All JPEG, PNG and WebP files in the folder and its subfolders become images of the split ``test``. Ids follow the order of
+    the file names, so a new photo changes the ids of those after it. The data set is called ``name``, or like the folder
+    ``out``. Returns the path of ``dataset.json``.
     """
     if not photos.is_dir():
         raise UserError(f"{photos}: no such folder of photos")
     files = sorted(
-        path.relative_to(photos) for path in photos.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+        path.relative_to(photos) for path in photos.rglob("*") if path.suffix.lower() in PHOTO_SUFFIXES and path.is_file()
     )
     if not files:
         raise UserError(f"{photos}: no JPEG, PNG or WebP file in it")
@@ -224,8 +276,8 @@ def make_album(photos: Path, out: Path, name: str | None = None) -> Path:
         earlier = read_json(file)
         captioned = not isinstance(earlier, dict) or any(image.get("sentences") for image in earlier.get("images", []))
         if captioned or earlier.get("dataset") != name:
-            raise UserError(f"{file}: describes another data set, which is not replaced; give another --out")
-    with only_writer(out, folder=True):
+            raise UserError(f"{file}: describes another data set and is not replaced; give another --out")
+    with lock_for_writing(out, folder=True):
         clear_temporaries(out)
         if (out / "images").resolve() != photos.resolve():
             link_images(out / "images", photos.resolve())

@@ -1,4 +1,4 @@
-"""Unpacking of archives that others made: zip and tar, every member checked before anything is written."""
+"""Read and unpack untrusted zip and tar archives. Every member is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip, decoded_stream
+from vse.pipeline.files.decoded_limit import check_zip, open_decoded
 from vse.pipeline.progress import progress_bar
 
 _CHUNK = 1 << 20
-BROKEN = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
+ARCHIVE_ERRORS = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveMember:
-    """One entry of an archive: its name, its size as the archive states it, and its kind."""
+    """A member of an archive.
+
+    ``size`` is the size that the archive states. ``open`` returns a stream of the content, or None for a member without one.
+    """
 
     name: str
     size: int
@@ -36,24 +39,25 @@ class ArchiveMember:
 
 
 def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
-    """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; returns ``target``.
+    """Unpack the file or folder ``member`` of a zip or tar archive as ``target``, which must not exist; return ``target``.
 
-    Before anything is written, every member is checked: it is a plain file or a folder, its path stays inside, no
-    path is a duplicate, and the files of ``member`` have no more than ``max_bytes`` together. They are written to a
-    hidden folder beside ``target`` and renamed to it when all are there; after an error nothing remains.
-    :class:`UserError` names the archive and its member.
+    Every member is checked before anything is written: it must be a plain file or a folder, its path must stay inside the
+    archive, and no path may occur twice. The files of ``member`` may have at most ``max_bytes`` together. They are written to
+    a hidden folder next to ``target`` and renamed to ``target`` when all are complete. After an error nothing remains.
+
+    Raises UserError, which names the archive and the member, if a check fails.
     """
-    temporary = _unpacking(target)
+    temporary = _hidden_folder(target)
     try:
-        clear_unpacked(target)
-        with opened_archive(archive) as members:
-            wanted = _checked(archive, members, PurePosixPath(member), max_bytes)
+        remove_partial_unpacking(target)
+        with open_archive(archive) as members:
+            wanted = _select_members(archive, members, PurePosixPath(member), max_bytes)
             for place, entry in progress_bar(wanted.items(), desc=f"unpack {archive.name}", unit="file"):
                 _copy(archive, entry, temporary / "content" / place)
         (temporary / "content").rename(target)
-    except BROKEN as error:
+    except ARCHIVE_ERRORS as error:
         raise UserError(
-            f"{archive}: a damaged archive, or not a zip or tar ({error}). Delete it and download it again"
+            f"{archive}: not a zip or tar archive, or damaged ({error}). Delete it and download it again"
         ) from None
     except OSError as error:
         raise UserError(f"cannot unpack {archive} as {target}: {error.strerror or error}") from error
@@ -62,40 +66,43 @@ def unpack(archive: Path, member: str, target: Path, max_bytes: int) -> Path:
     return target
 
 
-def clear_unpacked(target: Path) -> None:
-    """Remove what an unpacking of ``target`` that was killed has left."""
-    shutil.rmtree(_unpacking(target), ignore_errors=True)
+def remove_partial_unpacking(target: Path) -> None:
+    """Remove the hidden folder that a killed :func:`unpack` of ``target`` has left."""
+    shutil.rmtree(_hidden_folder(target), ignore_errors=True)
 
 
-def _unpacking(target: Path) -> Path:
+def _hidden_folder(target: Path) -> Path:
     return target.with_name(f".{target.name}.unpacking")
 
 
 @contextmanager
-def opened_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
-    """Open an archive and iterate over its members, in its order. Raises UserError if it decodes to more than it may."""
+def open_archive(path: Path) -> Iterator[Iterator[ArchiveMember]]:
+    """Open a zip or tar archive and yield an iterator over its members, in the order of the archive.
+
+    Raises UserError if the archive decodes to more bytes than :func:`~vse.pipeline.files.decoded_limit.decoded_limit` allows.
+    """
     if zipfile.is_zipfile(path):
         check_zip(path)
         with zipfile.ZipFile(path) as archive:
             yield (_zip_member(archive, info) for info in archive.infolist())
     else:
-        with decoded_stream(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
+        with open_decoded(path) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             yield (
                 ArchiveMember(info.name, info.size, info.isreg(), info.isdir(), partial(tar.extractfile, info)) for info in tar
             )
 
 
 def _zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> ArchiveMember:
-    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not made on Unix
+    kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the archive was not written on Unix
     is_folder = info.is_dir() and kind in (0, stat.S_IFDIR)
     is_file = not info.is_dir() and kind in (0, stat.S_IFREG)
     return ArchiveMember(info.orig_filename, info.file_size, is_file, is_folder, partial(archive.open, info))
 
 
-def _checked(
+def _select_members(
     archive: Path, members: Iterator[ArchiveMember], wanted: PurePosixPath, max_bytes: int
 ) -> dict[PurePosixPath, ArchiveMember]:
-    """The files at or below ``wanted`` by their path relative to it."""
+    """Check all members; return the files at or below ``wanted`` by their path relative to ``wanted``."""
     seen: set[PurePosixPath] = set()
     files: dict[PurePosixPath, ArchiveMember] = {}
     total = 0
@@ -108,17 +115,17 @@ def _checked(
             files[path.relative_to(wanted)] = member
             total += member.size
             if total > max_bytes:
-                fault = f"makes more than the {max_bytes} bytes that {str(wanted)!r} may have"
+                fault = f"exceeds the {max_bytes} bytes that {str(wanted)!r} may have"
         if fault is not None:
             raise UserError(f"{archive}: member {member.name!r} {fault}; nothing was unpacked")
         seen.add(path)
     if not files:
-        raise UserError(f"{archive}: has no file or folder {str(wanted)!r} with something in it")
+        raise UserError(f"{archive}: has no file {str(wanted)!r}, and no folder of that name with files in it")
     return files
 
 
 def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
-    """Why a member is refused, whatever else is in the archive; None if it is not."""
+    """Return why a member must not be unpacked, as the end of a message; None if it may be unpacked."""
     if not (member.is_file or member.is_folder):
         return "is neither a plain file nor a folder"
     if path.is_absolute() or ".." in path.parts or re.search(r"^[A-Za-z]:|[\\\0]", member.name):
@@ -127,7 +134,7 @@ def member_fault(member: ArchiveMember, path: PurePosixPath) -> str | None:
 
 
 def _copy(archive: Path, member: ArchiveMember, path: Path) -> None:
-    """Write a member's bytes to the new file ``path``, at most as many as the archive states."""
+    """Write the content of a member to the new file ``path``, up to the size that the archive states."""
     path.parent.mkdir(parents=True, exist_ok=True)
     source = member.open()
     assert source is not None, "a plain file can be read"

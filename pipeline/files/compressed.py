@@ -1,6 +1,7 @@
-"""Arrow streams that others wrote: how large their compressed buffers become, before a library reads them.
+"""Check compressed files against the limit on decoded bytes, before a library opens them itself.
 
-Compressed files that a library opens itself: checked against the limit on decoded bytes before that.
+:func:`check_compressed_file` recognises the format of a file. :func:`check_arrow` reads the headers of an Arrow stream; the
+checks of the other formats are in :mod:`~vse.pipeline.files.decoded_limit` and :mod:`~vse.pipeline.files.parquet`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.errors import extra_package
+from vse.pipeline.errors import import_extra
 from vse.pipeline.files.decoded_limit import check_decoded, check_stream, check_zip
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 from vse.pipeline.files.parquet import check_parquet
 
 _HEADER_TYPE, _HEADER = 1, 2  # fields of a message, as in Arrow's Message.fbs
-_DICTIONARY, _RECORDS = 2, 3  # types of messages with data
+_DICTIONARY, _RECORDS = 2, 3  # types of messages that hold data
 _BUFFERS, _COMPRESSION = 2, 3  # fields of a record batch
 _BATCH_OF_DICTIONARY = 1
 
 
 def check_arrow(path: Path) -> None:
-    """Raise UserError if the buffers of an Arrow stream decode to more bytes than they may."""
-    library = extra_package("pyarrow", str(path), "datasets")
-    with reading(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
+    """Raise UserError if the buffers of an Arrow stream decode to more bytes than the limit."""
+    library = import_extra("pyarrow", str(path), "datasets")
+    with wrap_read_errors(path, "an Arrow stream"), library.memory_map(str(check_input(path))) as stream:
         stream.seek(8 if stream.read(6) == b"ARROW1" else 0)
-        n_decoded = sum(map(_decoded, library.ipc.MessageReader.open_stream(stream)))
+        n_decoded = sum(map(_decoded_size, library.ipc.MessageReader.open_stream(stream)))
     check_decoded(path, n_decoded, path.stat().st_size)
 
 
-def _decoded(message: Any) -> int:
-    """Return the bytes of a message's buffers once they are decompressed; a compressed one begins with their number."""
+def _decoded_size(message: Any) -> int:
+    """Return the number of bytes of a message's decompressed buffers. A compressed one begins with its decompressed size."""
     head, body = memoryview(message.metadata), memoryview(message.body or b"")
     root = _Table(head, 0)
     (kind,) = struct.unpack_from("B", head, root.field(_HEADER_TYPE) or len(head))
@@ -52,19 +53,19 @@ def _decoded(message: Any) -> int:
 
 
 class _Table:
-    """A table of a flatbuffer; the offset at ``place`` leads to it."""
+    """A table of a flatbuffer. Its offset is stored at ``place``."""
 
     def __init__(self, content: memoryview, place: int) -> None:
         self._content = content
         self._start = place + struct.unpack_from("<I", content, place)[0]
-        self._names = self._start - struct.unpack_from("<i", content, self._start)[0]
+        self._vtable = self._start - struct.unpack_from("<i", content, self._start)[0]
 
-    def field(self, number: int) -> int:
-        """Return where a field lies; 0 if the table lacks it."""
-        (size,) = struct.unpack_from("<H", self._content, self._names)
-        if 4 + 2 * number >= size:
+    def field(self, index: int) -> int:
+        """Return the position of a field in the content; 0 if the table lacks the field."""
+        (size,) = struct.unpack_from("<H", self._content, self._vtable)
+        if 4 + 2 * index >= size:
             return 0
-        (offset,) = struct.unpack_from("<H", self._content, self._names + 4 + 2 * number)
+        (offset,) = struct.unpack_from("<H", self._content, self._vtable + 4 + 2 * index)
         return self._start + offset if offset else 0
 
 
@@ -79,11 +80,11 @@ _CHECKS: dict[bytes, Callable[[Path], None]] = {
 }
 
 
-def check_file(path: Path) -> None:
-    """Raise UserError if a file decodes to more bytes than it may; the beginning of its content says how it is compressed."""
+def check_compressed_file(path: Path) -> None:
+    """Raise UserError if a file decodes to more bytes than the limit. The first bytes tell how it is compressed."""
     with path.open("rb") as stream:
         start = stream.read(6)
     check = next((check for magic, check in _CHECKS.items() if start.startswith(magic)), None)
     if check is not None and (check is not check_zip or zipfile.is_zipfile(path)):
-        with reading(path, "a file that can be decoded"):
+        with wrap_read_errors(path, "a file that can be decoded"):
             check(path)

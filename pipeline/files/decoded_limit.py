@@ -1,4 +1,4 @@
-"""The limit on what a compressed file may decode to: the only place that knows it."""
+"""The limit on the size of a decoded file, and checks of zip files and of gzip, xz and bzip2 streams against it."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from typing import Any, BinaryIO
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import check_input
 
-VARIABLE = "VSE_MAX_DECODED_GB"
+LIMIT_VARIABLE = "VSE_MAX_DECODED_GB"
 _DEFAULT_GB = 1.0
-_RATIO = 100  # beyond which real data hardly compress
+_RATIO = 100  # real data hardly compress better
 _CHUNK = 1 << 20
 _OPENERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
 def decoded_limit(n_stored: int) -> int:
-    """Return to how many bytes ``n_stored`` bytes of a file may decode: 100 times as many, but at least 1 GB.
+    """Return the limit on decoded bytes for ``n_stored`` compressed bytes: 100 times as many, but at least 1 GB.
 
     The environment variable VSE_MAX_DECODED_GB replaces the 1 GB. Raises UserError if it is not a positive number.
     """
-    text = os.environ.get(VARIABLE, "")
+    text = os.environ.get(LIMIT_VARIABLE, "")
     try:
         n_gb = float(text) if text else _DEFAULT_GB
         if not 0 < n_gb < 1e9:
             raise ValueError
     except ValueError:
-        raise UserError(f"{VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
+        raise UserError(f"{LIMIT_VARIABLE}={text[:50]}: not a positive number of gigabytes") from None
     return max(int(n_gb * 1e9), _RATIO * n_stored)
 
 
 def check_decoded(path: Path | str, n_decoded: int, n_stored: int) -> None:
-    """Raise UserError if ``n_stored`` bytes of a file decode to more bytes, ``n_decoded``, than they may."""
+    """Raise UserError if ``n_decoded`` exceeds the limit on decoded bytes for ``n_stored`` bytes of the file ``path``."""
     limit = decoded_limit(n_stored)
     if n_decoded > limit:
         raise UserError(
             f"{path}: {n_stored:,} bytes decode to {n_decoded:,} or more, and the limit is {limit:,}; if you trust the file, "
-            f"set {VARIABLE} to the gigabytes that it may have"
+            f"set {LIMIT_VARIABLE} to a larger number of gigabytes"
         )
 
 
 @contextmanager
-def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a plain, gzip, xz or bzip2 file for reading; the beginning of its content says which one it is.
+def open_decoded(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a plain, gzip, xz or bzip2 file for reading, and decode it. The first bytes tell which of these it is.
 
-    Reading raises UserError once a compressed file has decoded to more than it may.
+    Reading raises UserError as soon as a compressed file has decoded to more bytes than the limit.
     """
     with ExitStack() as stack:
         stream = stack.enter_context(check_input(path).open("rb"))
@@ -61,26 +61,32 @@ def decoded_stream(path: Path) -> Iterator[io.BufferedReader]:
         opener = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
         if opener is not None:
             decoder = stack.enter_context(opener(stream))
-            stream = stack.enter_context(io.BufferedReader(_Limited(path, decoder), _CHUNK))
+            stream = stack.enter_context(io.BufferedReader(_LimitedStream(path, decoder), _CHUNK))
         yield stream
 
 
 def check_stream(path: Path) -> None:
-    """Raise UserError if a gzip, xz or bzip2 file decodes to more than it may; for libraries that open the file themselves."""
-    with decoded_stream(path) as stream:
-        if isinstance(stream.raw, _Limited):
+    """Raise UserError if a gzip, xz or bzip2 file decodes to more bytes than the limit.
+
+    Call this before a library opens the file itself.
+    """
+    with open_decoded(path) as stream:
+        if isinstance(stream.raw, _LimitedStream):
             while stream.read(_CHUNK):
                 pass
 
 
 def check_zip(path: Path) -> None:
-    """Raise UserError if the members of a zip file, of the sizes that it states and no reader exceeds, are too large."""
+    """Raise UserError if the members of a zip file are larger than the limit.
+
+    The sizes are those that the file states: no reader returns more bytes of a member.
+    """
     with zipfile.ZipFile(check_input(path)) as archive:
         check_decoded(path, sum(member.file_size for member in archive.infolist()), path.stat().st_size)
 
 
-class _Limited(io.RawIOBase):
-    """A decoded stream that is read up to the limit."""
+class _LimitedStream(io.RawIOBase):
+    """A decoded stream that raises UserError when it is read beyond the limit."""
 
     def __init__(self, path: Path, stream: io.BufferedIOBase) -> None:
         self._path, self._stream = path, stream

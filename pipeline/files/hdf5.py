@@ -1,4 +1,4 @@
-"""HDF5 files that others wrote: only what lies in the file itself is read, and no more than it can hold."""
+"""Open untrusted HDF5 files. Only data that lie in the file itself are read, and no more than the file can hold."""
 
 from __future__ import annotations
 
@@ -13,61 +13,66 @@ import h5py
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_decoded, decoded_limit
-from vse.pipeline.files.inputs import check_input, reading
+from vse.pipeline.files.inputs import check_input, wrap_read_errors
 
-_COMPRESSION = 2000  # more than any filter of HDF5 reaches
-_DEFLATE = 1032  # the most that one byte inflates to
+_COMPRESSION = 2000  # no filter of HDF5 reaches this ratio
+_DEFLATE = 1032  # the most bytes that one compressed byte inflates to
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 
 @contextmanager
 def open_hdf5(path: Path, what: str) -> Iterator[h5py.File]:
-    """An HDF5 file to read ``what`` from; whatever goes wrong in the block is a :class:`UserError` that says so.
+    """Open an HDF5 file for reading; ``what`` names the expected content in messages, e.g. ``a feature cache``.
 
-    No lock is asked for, so that read-only file systems will do.
+    Any error in the block becomes a UserError. HDF5 takes no lock on the file, so that read-only file systems work.
     """
     check_input(path)
-    with reading(path, what), h5py.File(path, "r", locking=False) as file:
+    with wrap_read_errors(path, what), h5py.File(path, "r", locking=False) as file:
         yield file
 
 
-def own_data(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
-    """The dataset ``name`` at the root of a file; None if there is nothing of that name, or a group.
+def find_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False, path: Path | None = None) -> h5py.Dataset | None:
+    """Return the dataset ``name`` at the root of a file; None if the file lacks it, or if it is a group.
 
-    :class:`UserError` if it is a link, lies in other files (external storage, or virtual sources unless ``virtual`` says that
-    they are not going to be read), or says that it is larger than what the file holds: of such a dataset HDF5 makes up the
-    rest. ``path`` is that of the file, where it was opened as a stream.
+    Parameters
+    ----------
+    virtual : accept a virtual dataset, whose sources lie in other files; the caller must not read them
+    path : the path of the file, if it was opened as a stream
+
+    Raises UserError if the dataset is a link, lies in other files, or states a larger size than the file holds (HDF5 would
+    make up the rest). Raises UserError if its compression is not accepted, or if it decodes to more bytes than the limit.
     """
     path = path or file.filename
     link = file.get(name, getlink=True)
     if link is None:
         return None
     if not isinstance(link, h5py.HardLink):
-        raise UserError(f"{path}: {name} is a link; what is read must lie in the file itself")
+        raise UserError(f"{path}: {name} is a link; the data must lie in the file itself")
     data = file[name]
     if not isinstance(data, h5py.Dataset):
         return None
     if data.external or (data.is_virtual and not virtual):
-        raise UserError(f"{path}: {name} lies in other files; what is read must lie in the file itself")
+        raise UserError(f"{path}: {name} lies in other files; the data must lie in the file itself")
     stored = data.id.get_storage_size() * (_COMPRESSION if data.chunks else 1)
     if not data.is_virtual and data.size and stored < data.nbytes:
-        raise UserError(f"{path}: {name} says that it has {data.shape} values, which the file does not hold")
+        raise UserError(f"{path}: {name} states a shape of {data.shape}, but the file does not hold that many values")
     if data.chunks and data.size:
         _check_filters(path, name, data)
     return data
 
 
 def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
-    """Raise UserError if a dataset decodes to more bytes than it may, or is compressed in a way that is not bounded.
+    """Raise UserError if a dataset decodes to more bytes than the limit, or uses a filter other than gzip or lzf.
 
-    HDF5 lets a chunk inflate to more than its stated size, so large chunks are inflated here first, up to that size.
+    HDF5 does not stop a chunk that inflates beyond its stated size. Large chunks are therefore inflated here first, up to
+    that size.
     """
     n_stored, chunk_bytes = data.id.get_storage_size(), math.prod(data.chunks) * data.dtype.itemsize
     check_decoded(f"{path}: {name}", max(data.nbytes, chunk_bytes), n_stored)
     properties = data.id.get_create_plist()
     filters = [properties.get_filter(index)[0] for index in range(properties.get_nfilters())]
     if not set(filters) <= _FILTERS or sum(each in (h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_LZF) for each in filters) > 1:
-        raise UserError(f"{path}: {name} is compressed by other filters than one of gzip and lzf; write it again")
+        raise UserError(f"{path}: {name} is compressed by other filters than one of gzip and lzf; write it with one of these")
     if h5py.h5z.FILTER_DEFLATE not in filters:
         return
     large: list[tuple[int, ...]] = []
@@ -83,9 +88,9 @@ def _check_filters(path: Path | str, name: str, data: h5py.Dataset) -> None:
             raise UserError(f"{path}: {name} has a chunk that inflates to more than its {chunk_bytes} bytes")
 
 
-def required_data(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
-    """As :func:`own_data`; :class:`KeyError` if there is no such dataset."""
-    data = own_data(file, name, virtual)
+def require_hdf5_dataset(file: h5py.File, name: str, virtual: bool = False) -> h5py.Dataset:
+    """Return the dataset as :func:`find_hdf5_dataset` does. Raises KeyError if the file lacks it."""
+    data = find_hdf5_dataset(file, name, virtual)
     if data is None:
         raise KeyError(name)
     return data

@@ -1,13 +1,9 @@
-"""From an image file to upright RGB.
+"""Decode untrusted image files to upright RGB, and reject files that lack a part of their pixels.
 
-Check that a PNG file holds all the rows that its header promises, undamaged.
-
-A decoder leaves missing rows black, and Pillow does not compare the checksums of the pixels.
-
-Whether a JPEG file holds all the data that its header promises.
-
-libjpeg fills what is missing with grey and says so in a warning alone, which Pillow does not pass on: a file that was cut and
-closed with an end marker, or whose header is of a larger image, is decoded as if it were whole.
+Pillow decodes incomplete files without an error. In a PNG file it leaves missing rows black and does not check the checksums
+of the pixel data (:func:`_is_png_incomplete` does). In a JPEG file libjpeg fills missing blocks with grey and only warns, and
+Pillow drops the warning. This happens when a file was cut and closed with an end marker, or when its header is that of a
+larger image. A second decoding with noise in the file finds such files (:func:`_insert_noise`).
 """
 
 from __future__ import annotations
@@ -15,6 +11,8 @@ from __future__ import annotations
 import random
 import re
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -24,22 +22,35 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from vse.pipeline.errors import UserError
 
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP")
+MAX_PIXELS = 80_000_000  # a larger image is rejected as a decompression bomb
+_SIDEWAYS = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))  # x, y, steps
 _BLOCK = 1 << 20
+_JPEG_START = b"\xff\xd8\xff"
+_MARKER = re.compile(rb"\xff+([^\x00\xff])")
+_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
+_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
+_EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
+_WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))  # markers that no length follows
+_HUFFMAN = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
+_PROGRESSIVE = 0xC2
+_N_COEFFICIENTS = 64
+_NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # without 0xff, which would begin a marker
 
 
-def lacks_rows(content: bytes) -> bool:
-    """Return whether the rows of a PNG file that Pillow decoded are incomplete, or do not have their checksum."""
-    stream, size, missing, place = zlib.decompressobj(), 0, 0, len(SIGNATURE)
+def _is_png_incomplete(content: bytes) -> bool:
+    """Return whether a PNG file that Pillow decodes lacks rows, or has a wrong checksum in its pixel data."""
+    stream, size, missing, place = zlib.decompressobj(), 0, 0, len(_PNG_SIGNATURE)
     while place + 8 <= len(content):
         length, kind = int.from_bytes(content[place : place + 4]), content[place + 4 : place + 8]
         data = content[place + 8 : place + 8 + length]
         checksum = content[place + 8 + length : place + 12 + length]
         place += length + 12
         if kind == b"IHDR":
-            missing = _raw_bytes(data)
+            missing = _raw_size(data)
         elif kind == b"IDAT":
             if zlib.crc32(kind + data) != int.from_bytes(checksum):
                 return True
@@ -51,8 +62,8 @@ def lacks_rows(content: bytes) -> bool:
     return size < missing
 
 
-def _raw_bytes(header: bytes) -> int:
-    """Size of all rows, each with the byte that names its filter."""
+def _raw_size(header: bytes) -> int:
+    """Return the size of all uncompressed rows. Each row begins with a byte that names its filter."""
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
     depth, colour, interlaced = header[8], header[9], header[12]
     bits, size = depth * _CHANNELS[colour], 0
@@ -63,21 +74,12 @@ def _raw_bytes(header: bytes) -> int:
     return size
 
 
-SOI = b"\xff\xd8\xff"
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
-_END_OF_SCAN = re.compile(rb"\xff+[^\x00\xff\xd0-\xd7]")
-_RESTART = re.compile(rb"\xff[\xd0-\xd7]")
-_EOI, _SOS, _DRI = 0xD9, 0xDA, 0xDD
-_ALONE = (0x01, *range(0xD0, 0xD9))  # markers without a length
-_HUFFMAN = (0xC0, 0xC1, 0xC2)  # sequential, extended sequential and progressive frames
-_PROGRESSIVE = 0xC2
-_N_COEFFICIENTS = 64
-_NOISE = bytes(random.Random(0).randrange(255) for _ in range(1024))  # no 0xff: it is data, not a marker
-
-
 @dataclass
 class _Frame:
-    """A frame header, and what its scans have refined so far: by component, the lowest bit known of each coefficient."""
+    """The frame header of a JPEG file, and the state of its coefficients.
+
+    ``lowest_bits`` has the lowest bit of each coefficient that the scans so far have set, by component.
+    """
 
     kind: int
     height: int
@@ -93,7 +95,7 @@ class _Frame:
         return cls(kind, height, width, sampling, {name: [None] * _N_COEFFICIENTS for name in sampling})
 
     def add_scan(self, segment: bytes) -> list[int]:
-        """Note what a scan with this header refines; returns its components."""
+        """Record which coefficients a scan with the header ``segment`` refines; return the components of the scan."""
         names = [segment[1 + 2 * k] for k in range(segment[0])]
         first, last, bits = segment[-3:]
         if self.kind != _PROGRESSIVE:
@@ -103,8 +105,8 @@ class _Frame:
             known[first : last + 1] = [bits & 15] * len(known[first : last + 1])
         return names
 
-    def restarts(self, names: list[int], interval: int) -> int:
-        """How many restart markers a scan of these components has."""
+    def count_restarts(self, names: list[int], interval: int) -> int:
+        """Return the number of restart markers that a complete scan of these components has."""
         across, down = (max(factors[axis] for factors in self.sampling.values()) for axis in (0, 1))
         width, height = 8 * across, 8 * down
         if len(names) == 1:  # a scan of one component has no more blocks than that component
@@ -113,17 +115,17 @@ class _Frame:
         return (-(-self.width // width) * -(-self.height // height) - 1) // interval
 
     @property
-    def complete(self) -> bool:
-        """Whether the scans bring every coefficient of every component to its last bit."""
+    def is_complete(self) -> bool:
+        """True if the scans set every coefficient of every component up to its last bit."""
         return not any(bit for known in self.lowest_bits.values() for bit in (1 if b is None else b for b in known))
 
 
-def with_noise(content: bytes) -> bytes | None:
-    """The file with noise after the data of each scan, or None if data are missing, which shows without decoding.
+def _insert_noise(content: bytes) -> bytes | None:
+    """Return a JPEG file with noise after the data of each scan; None if data are missing, as far as markers tell.
 
-    Of a whole file a decoder ignores the noise, because it has all blocks of the scan by then. A decoder that lacks data
-    takes the noise for them, where it would have filled the image: the two images differ. Files that are not coded as
-    Huffman's are returned as they are.
+    In a complete file a decoder has read all blocks of the scan before the noise, and ignores it. In an incomplete file the
+    decoder reads the noise as the missing data, so that the image differs from that of the original file. A file without
+    Huffman coding is returned unchanged.
     """
     frame, interval, place, parts = None, 0, 0, []
     copied = 0
@@ -131,7 +133,7 @@ def with_noise(content: bytes) -> bytes | None:
         kind, place = marker[1][0], marker.end()
         if kind == _EOI:
             break
-        if kind in _ALONE:
+        if kind in _WITHOUT_LENGTH:
             continue
         length = int.from_bytes(content[place : place + 2])
         segment, place = content[place + 2 : place + length], place + length
@@ -144,29 +146,24 @@ def with_noise(content: bytes) -> bytes | None:
         elif kind == _SOS and frame is not None:
             found = _END_OF_SCAN.search(content, place)
             if found is None and content.endswith(bytes(2)):
-                return None  # the end was never written: zeros are where the end marker belongs
+                return None  # zeros instead of the end marker: the end of the file was never written
             end = found.start() if found else len(content)
             names = frame.add_scan(segment)
-            if interval and len(_RESTART.findall(content, place, end)) < frame.restarts(names, interval):
+            if interval and len(_RESTART.findall(content, place, end)) < frame.count_restarts(names, interval):
                 return None
             parts += [content[copied:end], _NOISE]
             copied = place = end
-    if frame is None or not frame.complete:
+    if frame is None or not frame.is_complete:
         return None
     return b"".join([*parts, content[copied:]])
-
-
-FORMATS = ("JPEG", "PNG", "WEBP")
-MAX_PIXELS = 80_000_000  # an image with more is taken for a decompression bomb
-_LYING = (5, 6, 7, 8)  # orientations in EXIF data that exchange width and height
 
 
 class BadImage(UserError):
     """An image file that is missing or cannot be decoded."""
 
 
-def read_bytes(path: Path) -> bytes:
-    """Bytes of an image file; :class:`BadImage` if it is not there, or is not a plain file."""
+def read_image_bytes(path: Path) -> bytes:
+    """Return the bytes of an image file. Raises BadImage if the file is missing or is not a plain file."""
     try:
         if not path.is_file():
             raise BadImage(f"{path}: no such image file")
@@ -175,86 +172,86 @@ def read_bytes(path: Path) -> bytes:
         raise BadImage(f"{path}: {error.strerror}") from None
 
 
-def decode(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """An image file (or its bytes, read before) as RGB; :class:`BadImage` says why not.
+def decode_image(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode an image file to 8-bit RGB.
 
-    Only JPEG, PNG and WebP are opened, and nothing is decoded whose header promises more than ``max_pixels``. The
-    image is turned upright as its EXIF data say, transparent pixels are laid on white, and grey, palette, CMYK and
-    16-bit images become 8-bit RGB. A file that lacks data is refused, also one that was closed after a cut: a JPEG is decoded
-    twice for that (see :mod:`vse.pipeline.files.images`), which takes 2 ms more for an image of 500 x 375 pixels.
+    The image is turned upright according to its EXIF data. Transparent pixels are blended with white. Grey, palette, CMYK and
+    16-bit images are converted. A JPEG file is decoded twice to find missing data (see the module), which takes 2 ms more for
+    an image of 500 x 375 pixels.
+
+    Parameters
+    ----------
+    path : the file
+    content : the bytes of the file, if they were read before; ``path`` then only serves for messages
+    max_pixels : images whose header states more pixels are not decoded
+
+    Raises BadImage if the file is not a JPEG, PNG or WebP file, is damaged or incomplete, or has too many pixels.
     """
+    content = read_image_bytes(path) if content is None else content
+    with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
+        if image.width * image.height > max_pixels:
+            raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many (at most {max_pixels:,})")
+        image.load()
+        if _lacks_data(image, content):
+            reason = "it lacks data: cut off, damaged, or of another size than its header states"
+            raise BadImage(f"{path}: not a readable image ({reason})")
+        return convert_to_rgb(ImageOps.exif_transpose(image))
+
+
+def count_pixels(path: Path, content: bytes) -> int:
+    """Return the number of pixels that the header of an image file states, without decoding the image.
+
+    Raises BadImage if the header is not that of a JPEG, PNG or WebP file.
+    """
+    with _decode_errors(path), Image.open(BytesIO(content), formats=IMAGE_FORMATS) as image:
+        return image.width * image.height
+
+
+def read_image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
+    """Return the width and height of the upright image that the header of an image file describes.
+
+    ``content`` are the bytes of the file, if they were read before. Raises BadImage if the file is missing, is not a JPEG,
+    PNG or WebP file, or has more than ``MAX_PIXELS``.
+    """
+    if content is None and not path.is_file():
+        raise BadImage(f"{path}: no such image file")
+    source = path if content is None else BytesIO(content)
+    with _decode_errors(path), Image.open(source, formats=IMAGE_FORMATS) as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise BadImage(f"{path}: {width} x {height} pixels are too many (at most {MAX_PIXELS:,})")
+        return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _SIDEWAYS else (width, height)
+
+
+@contextmanager
+def _decode_errors(path: Path) -> Iterator[None]:
+    """Turn any error in the block into BadImage, except MemoryError."""
     try:
-        content = read_bytes(path) if content is None else content
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
-            if image.width * image.height > max_pixels:
-                raise BadImage(f"{path}: {image.width} x {image.height} pixels are too many, at most {max_pixels:,} are read")
-            image.load()
-            if _is_filled(image, content):
-                raise BadImage(
-                    f"{path}: not a readable image (it lacks data: cut off, damaged, or of another size than it says)"
-                )
-            return as_rgb(ImageOps.exif_transpose(image))
+        yield
     except (BadImage, MemoryError):
         raise
-    except UnidentifiedImageError:  # whose own message names an object in memory
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
+    except UnidentifiedImageError:  # its own message names an object in memory, not the file
+        raise BadImage(f"{path}: not a readable image (not {' or '.join(IMAGE_FORMATS)})") from None
     except Exception as error:  # a broken file can raise anything: struct.error from its EXIF, SyntaxError from its header
         raise BadImage(f"{path}: not a readable image ({error})") from None
 
 
-def pixel_count(path: Path, content: bytes) -> int:
-    """Return how many pixels the header of an image file promises; nothing is decoded.
-
-    Raises :class:`BadImage` if it is not the header of one.
-    """
-    try:
-        with Image.open(BytesIO(content), formats=FORMATS) as image:
-            return image.width * image.height
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
-    except Exception as error:  # as in decode
-        raise BadImage(f"{path}: not a readable image ({error})") from None
-
-
-def image_size(path: Path, content: bytes | None = None) -> tuple[int, int]:
-    """Width and height of an image file (or its bytes), turned upright, from its header; :class:`BadImage` says why not.
-
-    An image of more than ``MAX_PIXELS`` is refused as by :func:`decode`.
-    """
-    if content is None and not path.is_file():
-        raise BadImage(f"{path}: no such image file")
-    try:
-        with Image.open(path if content is None else BytesIO(content), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise BadImage(f"{path}: {width} x {height} pixels are too many")
-            return (height, width) if image.getexif().get(ExifTags.Base.Orientation, 1) in _LYING else (width, height)
-    except (BadImage, MemoryError):
-        raise
-    except UnidentifiedImageError:  # whose own message names an object in memory
-        raise BadImage(f"{path}: not a readable image (no {', '.join(FORMATS)})") from None
-    except Exception as error:  # as in decode
-        raise BadImage(f"{path}: not a readable image ({error})") from None
-
-
-def _is_filled(image: Image.Image, content: bytes) -> bool:
-    """Whether the decoder made up a part of ``image``, because the file lacks its data; of WebP it never does."""
-    if content.startswith(SIGNATURE):
-        return lacks_rows(content)
-    if not content.startswith(SOI):
+def _lacks_data(image: Image.Image, content: bytes) -> bool:
+    """Return whether the decoder filled a part of ``image`` because the file lacks its data. WebP decoders never do this."""
+    if content.startswith(_PNG_SIGNATURE):
+        return _is_png_incomplete(content)
+    if not content.startswith(_JPEG_START):
         return False
-    noisy = with_noise(content)
+    noisy = _insert_noise(content)
     if noisy is None or noisy is content:
         return noisy is None
-    with Image.open(BytesIO(noisy), formats=FORMATS) as again:
+    with Image.open(BytesIO(noisy), formats=IMAGE_FORMATS) as again:
         return again.tobytes() != image.tobytes()
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
-    """Return an image of any mode as 8-bit RGB: 16 bits are scaled, and transparent pixels are laid on white."""
-    if image.mode.startswith(("I", "F")):  # 16 bits of grey; Pillow's own conversion would clip them at 255
+def convert_to_rgb(image: Image.Image) -> Image.Image:
+    """Return an image of any mode as 8-bit RGB. 16-bit values are scaled, transparent pixels are blended with white."""
+    if image.mode.startswith(("I", "F")):  # 16-bit grey; Pillow's own conversion would clip the values at 255
         deep = np.asarray(image).astype(np.float64)
         return Image.fromarray((deep / 257).round().clip(0, 255).astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:

@@ -1,6 +1,10 @@
-"""Inputs whose SHA-256 is noted: the bytes that are hashed are those that were read, whatever happens meanwhile.
+"""Read untrusted input files, and detect files that change while they are read.
 
-Input files, which may be anything: what would hang is refused, and what cannot be read is said in one line.
+:func:`check_input` accepts only plain files: reading a FIFO or a device may never end. :func:`wrap_read_errors` turns the
+errors of a library into one line for the user.
+
+:class:`InputFile` keeps a file open, so that its SHA-256 is that of the bytes that were read. :class:`WatchedFile` is for
+libraries that open a file by its path.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from typing import NamedTuple, TypeGuard, TypeVar
 
 from vse.pipeline.errors import Interrupted, UserError, printable
 
-SETTLED = 2 * 10**9  # ns: the coarsest clock of a file system
-LONGEST_NAME = 100  # bytes of the name of a data set or a feature, which become parts of file names
+COARSEST_CLOCK = 2 * 10**9  # resolution in ns of the coarsest clock of a file system
+LONGEST_NAME = 100  # bytes; the names of data sets and features become parts of file names
 _LONGEST_FILE_NAME = 255
 _LONGEST_REASON = 200
 _KINDS = {
@@ -33,96 +37,97 @@ _KINDS = {
 
 
 class FileState(NamedTuple):
-    """What differs once a file was replaced or written to; times are in nanoseconds."""
+    """The state of a file on disk, which differs after the file was replaced or written to."""
 
     device: int
     inode: int
     size: int
-    written: int
-    changed: int
+    mtime_ns: int
+    ctime_ns: int
 
     @classmethod
-    def of(cls, status: os.stat_result) -> FileState:
+    def from_stat(cls, status: os.stat_result) -> FileState:
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
-    def is_settled(self, at: int) -> bool:
-        """Whether whoever writes to the file after the time ``at`` gives it another state, however coarse its clock is."""
-        return max(self.written, self.changed) < at - SETTLED
+    def is_settled(self, now: int) -> bool:
+        """Return whether any write after ``now`` (in ns) must change the state, even with a coarse clock."""
+        return max(self.mtime_ns, self.ctime_ns) < now - COARSEST_CLOCK
 
 
-def file_state(path: Path) -> FileState | None:
-    """The state of a file; None if it is not there."""
+def read_file_state(path: Path) -> FileState | None:
+    """Return the state of a file; None if the file is missing."""
     try:
-        return FileState.of(os.stat(path))
+        return FileState.from_stat(os.stat(path))
     except OSError:
         return None
 
 
-_noted: ContextVar[dict[Path, FileState]] = ContextVar("_noted")
+_checked: ContextVar[dict[Path, FileState]] = ContextVar("_checked")  # states of the inputs checked so far
 
 
 @contextmanager
-def changes_named() -> Iterator[None]:
-    """In this block an unexpected error is a :class:`UserError` if an input changed since it was checked.
+def report_changed_inputs() -> Iterator[None]:
+    """Turn an unexpected error in the block into a UserError if an input file has changed since it was checked.
 
-    Its state is compared with that of the first :func:`check_input`. A file that the program itself writes counts no longer.
+    The state of the file is compared with that of its first :func:`check_input`. Files that the program itself has written
+    since then do not count.
     """
-    token = _noted.set({})
+    token = _checked.set({})
     try:
         yield
     except (UserError, Interrupted):
         raise
     except Exception as error:
-        changed = next((path for path, state in _noted.get().items() if file_state(path) != state), None)
+        changed = next((path for path, state in _checked.get().items() if read_file_state(path) != state), None)
         if changed is None:
             raise
-        raise changed_while_read(changed) from error
+        raise changed_file_error(changed) from error
     finally:
-        _noted.reset(token)
+        _checked.reset(token)
 
 
-def changed_while_read(path: Path, how: str = "replaced or written to") -> UserError:
-    """Return the error that a file was written to, or perhaps replaced, while it was read."""
+def changed_file_error(path: Path, how: str = "replaced or written to") -> UserError:
+    """Return the error for a file that changed while it was read; ``how`` names the change."""
     return UserError(f"{path}: was {how} while it was read; run the command again")
 
 
 def forget_input(path: Path) -> None:
-    """Note that the program itself wrote a file that it had read."""
-    _noted.get({}).pop(path, None)
+    """Drop the recorded state of an input file, because the program itself has written the file."""
+    _checked.get({}).pop(path, None)
 
 
 def check_input(path: Path) -> Path:
-    """The path itself, if it is that of a plain file; :class:`UserError` if there is none, or what is there may never end."""
+    """Return ``path``. Raises UserError if it is missing or not a plain file: reading a FIFO or device may never end."""
     try:
         status = path.stat()
         mode = status.st_mode
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {reason_of(error)}") from None
+        raise UserError(f"{path}: {error_reason(error)}") from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is no file')}, and only plain files are read")
-    _noted.get({}).setdefault(path, FileState.of(status))
+        raise UserError(f"{path}: {_KINDS.get(stat.S_IFMT(mode), 'is not a file')}, and only plain files are read")
+    _checked.get({}).setdefault(path, FileState.from_stat(status))
     return path
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """In this block whatever a file's content raises is a :class:`UserError`: it is not ``what`` it was read as, or changed.
+def wrap_read_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn any error in the block into a UserError: the file is not ``what`` (e.g. ``valid JSON``), or changed meanwhile.
 
-    Libraries raise many kinds for a file that is something else, and a hostile one finds more.
+    Libraries raise many kinds of errors for a file of another format, and a hostile file can provoke more.
     """
-    before = file_state(path)
+    before = read_file_state(path)
     try:
         yield
     except (UserError, Interrupted):
         raise
     except Exception as error:
-        if file_state(path) != before:
-            raise changed_while_read(path) from None
-        raise UserError(f"{path}: not {what} ({reason_of(error)})") from None
+        if read_file_state(path) != before:
+            raise changed_file_error(path) from None
+        raise UserError(f"{path}: not {what} ({error_reason(error)})") from None
 
 
-def reason_of(error: Exception) -> str:
-    """Why something failed, in a few words on one line."""
+def error_reason(error: Exception) -> str:
+    """Return the reason of an error as a few words on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = printable(error) or type(error).__name__
@@ -134,7 +139,7 @@ def reason_of(error: Exception) -> str:
 
 
 def is_name(value: object) -> TypeGuard[str]:
-    """Whether ``value`` can be the name of a data set, a feature or an experiment, which becomes a part of file names."""
+    """Return whether ``value`` can name a data set, a feature or an experiment. Such names become parts of file names."""
     return (
         isinstance(value, str)
         and value.isprintable()
@@ -145,7 +150,7 @@ def is_name(value: object) -> TypeGuard[str]:
 
 
 def is_path(value: object) -> bool:
-    """Whether ``value`` can be a path in a file system."""
+    """Return whether ``value`` can be a path in a file system."""
     if not isinstance(value, str) or "\0" in value:
         return False
     parts = [os.fsencode(part) for part in Path(value).parts]
@@ -155,17 +160,15 @@ def is_path(value: object) -> bool:
 _Content = TypeVar("_Content")
 
 
-class ReadOnce:
-    """A plain file, opened once: whatever is renamed over its path later is another file and is not read.
+class InputFile:
+    """A plain file that is opened once. A file that is renamed to its path later is another file and is not read.
 
-    Parameters
-    ----------
-    path : the file; :class:`UserError` if it is missing, or a folder, a FIFO or a device
+    Raises UserError if the file is missing or not a plain file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = check_input(path)
-        try:  # without waiting: a FIFO would have it wait for a writer
+        try:  # O_NONBLOCK: opening a FIFO would wait for a writer
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         except (OSError, ValueError) as error:
             raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
@@ -173,84 +176,87 @@ class ReadOnce:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise UserError(f"{path}: not a plain file")
         self.stream: BufferedReader = os.fdopen(handle, "rb", closefd=False)
-        self.state = self._now()
+        self.state = self._current_state()
 
     @property
-    def name(self) -> Path:
-        """A name for libraries that open files themselves: of this very file, where the system has such names."""
-        opened = Path(f"/dev/fd/{self.stream.fileno()}")
-        return opened if opened.exists() else self.path
+    def descriptor_path(self) -> Path:
+        """A path by which libraries can open this very file (``/dev/fd/3``); ``path`` on systems without such paths."""
+        descriptor = Path(f"/dev/fd/{self.stream.fileno()}")
+        return descriptor if descriptor.exists() else self.path
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
-        return self._now().size
+        """The current size in bytes."""
+        return self._current_state().size
 
     def read(self) -> bytes:
-        """Return all its bytes, which from then on are those that :attr:`sha256` is of.
+        """Return all bytes of the file; from then on :attr:`sha256` is that of these bytes.
 
-        Raises UserError if they were written to since the file was opened.
+        Raises UserError if the file was written to since it was opened.
         """
         self.stream.seek(0)
         content = self.stream.read()
         if self.has_changed:
-            raise changed_while_read(self.path, "written to")
+            raise changed_file_error(self.path, "written to")
         self.__dict__["sha256"] = hashlib.sha256(content).hexdigest()
         return content
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of its bytes in hexadecimal; :class:`UserError` if they were written to since it was opened."""
+        """SHA-256 of the bytes in hexadecimal. Raises UserError if the file was written to since it was opened."""
         self.stream.seek(0)
         digest = hashlib.file_digest(self.stream, "sha256").hexdigest()
         if self.has_changed:
-            raise changed_while_read(self.path, "written to")
+            raise changed_file_error(self.path, "written to")
         return digest
 
     @property
     def has_changed(self) -> bool:
-        """Whether it was written to since it was opened."""
-        now, then = self._now(), self.state
-        return (now.size, now.written) != (then.size, then.written)
+        """True if the file was written to since it was opened."""
+        now, then = self._current_state(), self.state
+        return (now.size, now.mtime_ns) != (then.size, then.mtime_ns)
 
-    def _now(self) -> FileState:
-        return FileState.of(os.fstat(self.stream.fileno()))
+    def _current_state(self) -> FileState:
+        return FileState.from_stat(os.fstat(self.stream.fileno()))
 
 
-def read_recorded(file: Path, record: object) -> tuple[bytes, str]:
-    """Read a file of a run folder; returns its bytes and their SHA-256.
+def read_run_file(file: Path, record: object) -> tuple[bytes, str]:
+    """Read a file of a run folder; return its bytes and their SHA-256.
 
-    :class:`UserError` if ``record``, the content of ``run.json``, has another SHA-256 for it.
+    Raises UserError if ``record``, the content of ``run.json``, has another SHA-256 for the file.
     """
-    opened = ReadOnce(file)
-    content = opened.read()
-    sums = record.get("files") if isinstance(record, Mapping) else None
-    expected = sums.get(file.name) if isinstance(sums, Mapping) else None
-    if expected not in (None, opened.sha256):
+    source = InputFile(file)
+    content = source.read()
+    checksums = record.get("files") if isinstance(record, Mapping) else None
+    expected = checksums.get(file.name) if isinstance(checksums, Mapping) else None
+    if expected not in (None, source.sha256):
         raise UserError(
             f"{file}: not what the training wrote (its SHA-256 is not the one in run.json); restore it, or train again with "
             "--overwrite"
         )
-    return content, opened.sha256
+    return content, source.sha256
 
 
-class ReadFiles:
-    """Some plain files of a folder, each opened once; ``path`` is the folder."""
+class InputFolder:
+    """Some plain files of the folder ``path``, each of which is opened once."""
 
-    def __init__(self, path: Path, files: Sequence[ReadOnce]) -> None:
+    def __init__(self, path: Path, files: Sequence[InputFile]) -> None:
         self.path = path
         self._files = {file.path.name: file for file in files}
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of a line ``<sha256>  <name>`` for each file, by their names, as ``sha256sum`` writes them."""
+        """SHA-256 of the lines ``<sha256>  <name>`` of all files, sorted by name, as ``sha256sum`` prints them."""
         lines = (f"{file.sha256}  {name}\n" for name, file in sorted(self._files.items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
-    """What ``read`` makes of a file, and the file's SHA-256; :class:`UserError` if it was not the same file throughout."""
-    watched = Watched(path) if path.is_file() else None
+def read_and_hash(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content, str]:
+    """Return ``read(path)`` and the SHA-256 of the file.
+
+    Raises UserError if the file is missing, or was replaced or written to while ``read`` ran.
+    """
+    watched = WatchedFile(path) if path.is_file() else None
     content = read(path)
     if watched is None:
         raise UserError(f"{path}: no such file")
@@ -258,27 +264,28 @@ def read_by_name(path: Path, read: Callable[[Path], _Content]) -> tuple[_Content
     return content, watched.sha256
 
 
-class Watched:
-    """A file that a library reads by its name: :meth:`check` refuses it if it is no longer the file that was hashed.
+class WatchedFile:
+    """A file that a library opens by its path.
 
-    To be made before the file is read; :meth:`check` is called after that.
+    Create this object before the library reads the file, and call :meth:`check` afterwards: it raises an error if the library
+    may have read other bytes than those of :attr:`sha256`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened = ReadOnce(path)
-        self._place = self._named()
+        self._file = InputFile(path)
+        self._state = self._current_state()
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of its bytes."""
-        return self._opened.sha256
+        """SHA-256 of the bytes in hexadecimal."""
+        return self._file.sha256
 
     def check(self) -> None:
-        """:class:`UserError` if the file was replaced or written to since this object was made."""
-        if self._named() != self._place:
-            raise changed_while_read(self.path)
+        """Raise UserError if the file was replaced or written to since this object was created."""
+        if self._current_state() != self._state:
+            raise changed_file_error(self.path)
 
-    def _named(self) -> FileState | None:
-        state = file_state(self.path)
-        return state and state._replace(changed=0)  # another name or mode is no other content
+    def _current_state(self) -> FileState | None:
+        state = read_file_state(self.path)
+        return state and state._replace(ctime_ns=0)  # another name or mode does not change the content

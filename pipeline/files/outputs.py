@@ -1,4 +1,4 @@
-"""Outputs that are there already: the one function that decides whether a command may replace them."""
+"""Decide whether a command may replace an existing file, which :func:`check_output` does for all commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import target_of
+from vse.pipeline.files.writing import resolve_target
 
 if TYPE_CHECKING:
     import h5py
@@ -21,28 +21,28 @@ _force: ContextVar[bool] = ContextVar("_force", default=False)
 
 @dataclass(frozen=True)
 class OutputKind:
-    """A kind of output.
+    """A kind of output file.
 
     Attributes
     ----------
-    name : what messages call it, e.g. ``a result of vse-eval``
-    marks : whether a plain file has the marker of this format; whatever it raises means that the file has none
+    name : the name in messages, e.g. ``a result of vse-eval``
+    recognises : returns whether a plain file is of this kind; any error means that it is not
     """
 
     name: str
-    marks: Callable[[Path], bool]
+    recognises: Callable[[Path], bool]
 
     def is_at(self, path: Path) -> bool:
         """Return whether the file at ``path`` is an output of this kind."""
         try:
-            return path.is_file() and self.marks(path)
-        except Exception:  # libraries raise many kinds for a file of another format
+            return path.is_file() and self.recognises(path)
+        except Exception:  # libraries raise many kinds of errors for a file of another format
             return False
 
 
 @contextmanager
-def replacing_others(allowed: bool = True) -> Iterator[None]:
-    """Let outputs in this block replace files of other kinds (``--force``)."""
+def allow_replacing_others(allowed: bool = True) -> Iterator[None]:
+    """Allow outputs in the block to replace files of other kinds (``--force``)."""
     token = _force.set(allowed or _force.get())
     try:
         yield
@@ -55,24 +55,24 @@ def may_replace_others() -> bool:
     return _force.get()
 
 
-def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
-    """Check an output path before any work.
+def check_output(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
+    """Check whether a command may write the file ``out``, before the command starts to work.
 
-    An existing file is replaced only if it is an output of the same ``kind``, or with ``--force``.
+    An existing file may be replaced if it is of the same ``kind``, or with ``--force``.
 
     Parameters
     ----------
     out : the file to write
-    kind : what is written there
+    kind : the kind of the new file
     inputs : files that the same command reads, and folders with such files
 
     Raises
     ------
     UserError
-        if ``out`` is something else than a plain file; if it is one of the ``inputs``, also through a link, or lies in one,
-        even with ``--force``; or if it is a file of another kind and ``--force`` is not given
+        if ``out`` exists and is not a plain file; if it is one of the ``inputs`` (also through a link) or lies in one, even
+        with ``--force``; or if it is a file of another kind and ``--force`` is not given
     """
-    target = target_of(out)
+    target = resolve_target(out)
     if not target.exists():
         return
     for path in inputs:
@@ -80,49 +80,49 @@ def check_out(out: Path, kind: OutputKind, inputs: Iterable[Path] = ()) -> None:
             if path.samefile(target) or (path.is_dir() and target.resolve().is_relative_to(path.resolve())):
                 raise UserError(f"{out}: output is also an input; name another file to write")
     if not may_replace_others() and not kind.is_at(target):
-        raise UserError(f"{out}: is there and is not {kind.name}; name another file to write, or replace it with --force")
+        raise UserError(f"{out}: exists and is not {kind.name}; name another file to write, or replace it with --force")
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; ValueError or another error if the file is something else."""
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file. Raises ValueError or another error if the file is something else."""
     content = json.loads(path.read_bytes())
     if not isinstance(content, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return content
 
 
 def json_kind(name: str, *keys: str) -> OutputKind:
-    """Return the kind of JSON files with an object that has these keys."""
-    return OutputKind(name, lambda path: set(keys) <= json_object(path).keys())
+    """Return the kind of JSON files that hold an object with these keys."""
+    return OutputKind(name, lambda path: set(keys) <= read_json_object(path).keys())
 
 
-def hdf5_kind(name: str, marks: Callable[[h5py.File], bool]) -> OutputKind:
-    """Return the kind of HDF5 files that ``marks`` recognises."""
+def hdf5_kind(name: str, recognises: Callable[[h5py.File], bool]) -> OutputKind:
+    """Return the kind of HDF5 files for which ``recognises`` is true."""
 
-    def of_file(path: Path) -> bool:
-        import h5py  # which no command imports before it works
+    def recognises_path(path: Path) -> bool:
+        import h5py  # lazy, so that commands start quickly
 
         with h5py.File(path, "r", locking=False) as file:
-            return marks(file)
+            return recognises(file)
 
-    return OutputKind(name, of_file)
+    return OutputKind(name, recognises_path)
 
 
 def text_kind(name: str, marker: str, within: int = 4096) -> OutputKind:
-    """Return the kind of files with a ``marker`` in their first bytes."""
-    return OutputKind(name, lambda path: marker.encode() in first_bytes(path, within))
+    """Return the kind of files with the text ``marker`` in their first ``within`` bytes."""
+    return OutputKind(name, lambda path: marker.encode() in read_first_bytes(path, within))
 
 
 def csv_kind(name: str, *columns: str) -> OutputKind:
     """Return the kind of CSV files whose header has all these ``columns``."""
 
-    def marks(path: Path) -> bool:
-        return set(columns) <= set(first_bytes(path, 2**16).decode().splitlines()[0].split(","))
+    def recognises(path: Path) -> bool:
+        return set(columns) <= set(read_first_bytes(path, 2**16).decode().splitlines()[0].split(","))
 
-    return OutputKind(name, marks)
+    return OutputKind(name, recognises)
 
 
-def first_bytes(path: Path, n_bytes: int) -> bytes:
-    """Return the first bytes of a file."""
+def read_first_bytes(path: Path, n_bytes: int) -> bytes:
+    """Return the first ``n_bytes`` bytes of a file."""
     with path.open("rb") as stream:
         return stream.read(n_bytes)

@@ -1,9 +1,8 @@
-"""Parquet files that others wrote, read a batch of rows at a time within the limit on decoded bytes.
+"""Read untrusted parquet files batch by batch, within the limit on decoded bytes.
 
-Headers of the pages of parquet files, which say how much memory a reader allocates.
-
-The footer of a file says how large its columns are, but no reader relies on that; all obey the headers of the pages. These are
-structs of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/).
+A reader allocates as much memory as the headers of the pages state; the sizes in the footer of the file are not binding. So
+the headers of all pages of a row group are checked before the row group is read. They are structs of Thrift's compact protocol
+(https://parquet.apache.org/docs/file-format/).
 """
 
 from __future__ import annotations
@@ -13,59 +12,62 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from vse.pipeline.errors import extra_package
+from vse.pipeline.errors import import_extra
 from vse.pipeline.files.decoded_limit import check_decoded
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 
-_MOST_FIELDS = 1000  # of one header, nested ones counted
+_MOST_FIELDS = 1000  # fields of one header, nested fields included
 _INTEGERS, _DOUBLE, _BINARY, _LISTS, _STRUCT = (4, 5, 6), 7, 8, (9, 10), 12
 _SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
 _KINDS = (_DATA, _DICTIONARY, _DATA_V2)
+_BATCH, _SMALL_BATCH = 1024, 16  # rows
+_VALUE_BYTES = 8  # largest size of a number, or of a text's index in a dictionary
+_TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # not decimal numbers
 
 
-class Page(NamedTuple):
-    """A page: the bytes that it decompresses to, and the number of its values."""
+class _Page(NamedTuple):
+    """The size of a decompressed page in bytes, and its number of values."""
 
     n_bytes: int
     n_values: int
 
 
-def pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[Page]:
+def _pages(stream: BinaryIO, start: int, n_bytes: int) -> Iterator[_Page]:
     """Yield the pages of a column chunk that begins at ``start``. Raises ValueError if a header is malformed."""
     place, end = start, start + n_bytes
     while place < end:
         stream.seek(place)
-        header = _Reader(stream).struct()
+        header = _ThriftReader(stream).read_struct()
         kind = next((kind for kind in _KINDS if kind in header), None)
         inner = {} if kind is None else header[kind]
         size, compressed = header.get(_SIZE, -1), header.get(_COMPRESSED, -1)
         n_values = inner.get(1, 0)
         if min(size, compressed, n_values) < 0:
-            raise ValueError("a page of a negative size")
-        yield Page(size, n_values)
+            raise ValueError("a page with a negative size")
+        yield _Page(size, n_values)
         place = stream.tell() + compressed
 
 
-class _Reader:
-    """Reads a struct of integers and structs; other values are skipped."""
+class _ThriftReader:
+    """A reader of structs in Thrift's compact protocol. Texts and floating-point numbers are skipped."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._n_fields = 0
 
-    def struct(self) -> dict[int, Any]:
-        """Return the fields of the struct that begins here, by number."""
+    def read_struct(self) -> dict[int, Any]:
+        """Return the fields of the struct at the current position, by field id."""
         fields: dict[int, Any] = {}
-        number = 0
+        field_id = 0
         while head := self._byte():
-            number = number + (head >> 4) if head >> 4 else self._integer()
-            fields[number] = self._value(head & 15)
+            field_id = field_id + (head >> 4) if head >> 4 else self._integer()
+            fields[field_id] = self._value(head & 15)
         return fields
 
     def _value(self, kind: int) -> Any:
         self._n_fields += 1
         if self._n_fields > _MOST_FIELDS:
-            raise ValueError("a page header of too many fields")
+            raise ValueError("a page header with too many fields")
         if kind in (1, 2):
             return kind == 1
         if kind == 3:
@@ -79,13 +81,13 @@ class _Reader:
             count = head >> 4 if head >> 4 < 15 else self._varint()
             return [self._value(head & 15) for _ in range(min(count, _MOST_FIELDS + 1))]
         if kind == _STRUCT:
-            return self.struct()
-        raise ValueError(f"a page header with a field of the kind {kind}")
+            return self.read_struct()
+        raise ValueError(f"a page header with a field of the unknown type {kind}")
 
     def _byte(self) -> int:
         byte = self._stream.read(1)
         if not byte:
-            raise ValueError("a page header that is cut off")
+            raise ValueError("a page header that is incomplete")
         return byte[0]
 
     def _varint(self) -> int:
@@ -95,44 +97,42 @@ class _Reader:
             value |= (byte & 127) << shift
             if byte < 128:
                 return value
-        raise ValueError("a number of more than 64 bits")
+        raise ValueError("an integer of more than 64 bits")
 
     def _integer(self) -> int:
         value = self._varint()
         return (value >> 1) ^ -(value & 1)
 
 
-_BATCH, _SMALL_BATCH = 1024, 16  # rows
-_VALUE_BYTES = 8  # of a number, or of the index of a text, at most
-_TEXTS = {("BYTE_ARRAY", kind) for kind in ("NONE", "UTF8", "ENUM", "JSON", "BSON")}  # without decimal numbers
-
-
 def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[Any]:
     """Yield record batches (pyarrow) of a parquet file, row group by row group.
 
-    Texts come as dictionaries, so that a long text in many rows is in memory once. A file without rows yields an empty batch.
+    Texts are read as dictionaries, so that a long text in many rows is in memory once. A file without rows yields one empty
+    batch.
 
     Parameters
     ----------
-    choose : returns the columns to read, of the names that the file has
+    path : the name of the file in messages
+    stream : the open file
+    choose : takes the names of all columns and returns those of the columns to read
 
-    Raises UserError if the file is damaged, or if a row group or all texts together decode to more bytes than they may.
+    Raises UserError if the file is damaged, or if a row group or all texts together decode to more bytes than the limit.
     """
-    library = extra_package("pyarrow.parquet", str(path), "parquet")
-    arrow = extra_package("pyarrow", str(path), "parquet")
-    with reading(path, "a parquet file"):
+    library = import_extra("pyarrow.parquet", str(path), "parquet")
+    arrow = import_extra("pyarrow", str(path), "parquet")
+    with wrap_read_errors(path, "a parquet file"):
         n_stored = stream.seek(0, 2)
         parquet = library.ParquetFile(stream)
         columns = list(choose(parquet.schema_arrow.names))
-        leaves = _leaves(parquet.schema, columns)
-        texts = _dictionaries(parquet.metadata, leaves)
+        leaves = _select_leaves(parquet.schema, columns)
+        texts = _select_dictionaries(parquet.metadata, leaves)
         parquet = library.ParquetFile(stream, read_dictionary=texts)
         n_expanded, n_batches = 0, 0
         for group in range(parquet.num_row_groups):
-            n_decoded, n_rows = _decoded(parquet.metadata.row_group(group), leaves, texts, stream)
+            n_decoded, n_rows = _decoded_size(parquet.metadata.row_group(group), leaves, texts, stream)
             check_decoded(path, n_decoded, n_stored)
             for batch in parquet.iter_batches(n_rows, [group], columns, use_threads=False):
-                n_expanded += sum(map(_expanded, batch.columns))
+                n_expanded += sum(map(_expanded_size, batch.columns))
                 check_decoded(path, n_expanded, n_stored)
                 n_batches += 1
                 yield batch
@@ -141,25 +141,25 @@ def parquet_batches(path: Path, stream: BinaryIO, choose: Callable[[list[str]], 
 
 
 def check_parquet(path: Path) -> None:
-    """Raise UserError if a row group decodes to more bytes than it may; for libraries that open the file themselves.
+    """Raise UserError if a parquet file decodes to more bytes than the limit.
 
-    Texts count once for each row, because such a library copies them.
+    Call this before a library opens the file itself. Such a library copies a text for each row, so every row counts.
     """
     with path.open("rb") as stream:
         for _ in parquet_batches(path, stream, lambda names: names):
             pass
 
 
-def _leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
-    """Return the columns of a parquet schema that make up columns of the table, by their index."""
+def _select_leaves(schema: Any, columns: Sequence[str]) -> dict[int, Any]:
+    """Return the leaf columns of a parquet schema that belong to ``columns`` of the table, by their index."""
     starts = tuple(f"{name}." for name in columns)
     leaves = map(schema.column, range(len(schema)))
     return {index: leaf for index, leaf in enumerate(leaves) if f"{leaf.path}.".startswith(starts)}
 
 
-def _dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
-    """Return the paths of the texts that pyarrow reads as dictionaries, which it does not in the delta encodings."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+def _select_dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
+    """Return the paths of the text columns to read as dictionaries. Pyarrow cannot do that for the delta encodings."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return [
         leaf.path
         for index, leaf in leaves.items()
@@ -168,8 +168,8 @@ def _dictionaries(metadata: Any, leaves: Mapping[int, Any]) -> list[str]:
     ]
 
 
-def _decoded(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
-    """Return the most bytes that a reader allocates for a row group, and the number of rows to read at a time."""
+def _decoded_size(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream: BinaryIO) -> tuple[int, int]:
+    """Return the largest number of bytes that a reader allocates for a row group, and the number of rows to read at a time."""
     n_decoded, n_rows = 0, _BATCH
     for index, leaf in leaves.items():
         chunk = group.column(index)
@@ -177,23 +177,23 @@ def _decoded(group: Any, leaves: Mapping[int, Any], texts: Sequence[str], stream
         width = max(_VALUE_BYTES, leaf.length or 0)
         is_copied = leaf.physical_type == "BYTE_ARRAY" and leaf.path not in texts
         n_rows = _SMALL_BATCH if is_copied else n_rows
-        for page in pages(stream, min(starts), chunk.total_compressed_size):
+        for page in _pages(stream, min(starts), chunk.total_compressed_size):
             n_decoded += page.n_bytes + width * page.n_values
-            if is_copied:  # a value may be as long as the page
+            if is_copied:  # each value may be as long as the page
                 n_decoded += page.n_bytes * (page.n_values if leaf.max_repetition_level else _SMALL_BATCH)
     return n_decoded, n_rows
 
 
-def _expanded(array: Any) -> int:
-    """Return the bytes of an array's texts once each row has its own copy."""
+def _expanded_size(array: Any) -> int:
+    """Return the size in bytes of an array if each row has its own copy of its text."""
     kind, compute = import_module("pyarrow.types"), import_module("pyarrow.compute")
     if kind.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary).cast("int64")
         return int(compute.sum(lengths.take(array.indices)).as_py() or 0)
     if kind.is_struct(array.type):
-        return sum(map(_expanded, array.flatten()))
+        return sum(map(_expanded_size, array.flatten()))
     if kind.is_list(array.type) or kind.is_large_list(array.type) or kind.is_fixed_size_list(array.type):
-        return _expanded(array.flatten())
+        return _expanded_size(array.flatten())
     if kind.is_map(array.type):
-        return _expanded(array.keys) + _expanded(array.items)
+        return _expanded_size(array.keys) + _expanded_size(array.items)
     return int(array.nbytes)

@@ -1,6 +1,7 @@
-"""Files written atomically: the only functions by which this project writes anything.
+"""Write files atomically and lock them. This project writes all its files by these functions.
 
-One writer at a time: advisory locks that the system frees when their process ends, however it ends.
+:func:`open_atomic` writes a temporary file and renames it, so that no reader finds half a file. :func:`lock_for_writing`
+admits one writer at a time with advisory locks. The system frees a lock when its process ends for whatever reason.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, forget_input, reading
+from vse.pipeline.files.inputs import InputFile, forget_input, wrap_read_errors
 
 try:
     import fcntl
@@ -36,11 +37,22 @@ log = logging.getLogger(__name__)
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TAKEN = {errno.EAGAIN, errno.EACCES}
-_held: dict[Path, int] = {}  # how often this process has each lock file
+_LARGEST = 2**63 - 1
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_ABANDONED = 24 * 3600  # seconds without a change, for the temporary files of other machines
+_OTHER_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a FIFO",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+    stat.S_ISLNK: "a symbolic link that leads in a circle",
+}
+_locks_held: dict[Path, int] = {}  # how often this process has taken each lock file
 
 
-def _place() -> str:
-    """Where process ids have this process's meaning: the machine, since it was started, and its container."""
+def _machine_id() -> str:
+    """Return a name for the machine, its current boot and its container: the scope within which process ids are unique."""
     facts = [socket.gethostname()]
     with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
@@ -48,11 +60,14 @@ def _place() -> str:
     return f"{socket.gethostname()}.{sha256(' '.join(facts).encode()).hexdigest()[:8]}"
 
 
-PLACE = _place()
+MACHINE_ID = _machine_id()
 
 
-def lock(handle: int) -> bool:
-    """Lock an open file for this process alone; False if another one has it. Raises OSError if locks do not work there."""
+def try_lock(handle: int) -> bool:
+    """Lock an open file for this process; return False if another process has locked it.
+
+    Raises OSError if the file system has no locks.
+    """
     if fcntl is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     try:
@@ -64,11 +79,11 @@ def lock(handle: int) -> bool:
     return True
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a process has a file locked, as far as this file system tells."""
+def _is_locked(path: Path) -> bool:
+    """Return whether a process has locked a file; True if the file system cannot tell."""
     handle = os.open(path, os.O_RDWR)
     try:
-        return not lock(handle)
+        return not try_lock(handle)
     except OSError:
         return True
     finally:
@@ -76,41 +91,43 @@ def is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def only_writer(path: Path, folder: bool = False) -> Iterator[None]:
-    """In this block no other process that asks for it writes ``path``, a file, or a ``folder``.
+def lock_for_writing(path: Path, folder: bool = False) -> Iterator[None]:
+    """Lock the file ``path``, or the folder ``path`` if ``folder``, against other writers during the block.
 
-    :class:`UserError` names the machine and the process that does. The lock is one on the file ``.<name>.lock`` beside the
-    file, or ``.lock`` in the folder, which is removed at the end; after a kill it stays, and hinders nobody. Where the file
-    system has no locks a warning says so. A process may ask again for what it has.
+    The lock is taken on the file ``.<name>.lock`` next to ``path``, or on ``.lock`` in the folder. This file is removed at the
+    end. After a kill it remains, but it is not locked. A process may take a lock again that it holds. On a file system without
+    locks a warning is logged.
+
+    Raises UserError, which names the machine and the process, if another process holds the lock.
     """
     file = (path / ".lock" if folder else path.with_name(f".{path.name}.lock")).absolute()
-    if file in _held:
-        _held[file] += 1
+    if file in _locks_held:
+        _locks_held[file] += 1
         try:
             yield
         finally:
-            _held[file] -= 1
+            _locks_held[file] -= 1
         return
-    made = _made_folders(path, file.parent)
+    created = _create_folders(path, file.parent)
     handle = None
     try:
-        handle = _acquired(path, file)
+        handle = _acquire_lock(path, file)
         if handle is not None:
-            _held[file] = 1
+            _locks_held[file] = 1
         yield
     finally:
-        _held.pop(file, None)
+        _locks_held.pop(file, None)
         if handle is not None:
             with suppress(OSError):
                 file.unlink()
             os.close(handle)
-        for empty in made:
+        for empty in created:
             with suppress(OSError):
                 empty.rmdir()
 
 
-def _made_folders(path: Path, folder: Path) -> list[Path]:
-    """Make a folder; returns those that were not there, the innermost first, which are removed if they stay empty."""
+def _create_folders(path: Path, folder: Path) -> list[Path]:
+    """Create ``folder`` with its parents; return the new folders, the innermost first."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -119,21 +136,23 @@ def _made_folders(path: Path, folder: Path) -> list[Path]:
     return missing
 
 
-def _acquired(path: Path, file: Path) -> int | None:
-    """The open and locked lock file; None where there are no locks, or nothing can be written in any case."""
+def _acquire_lock(path: Path, file: Path) -> int | None:
+    """Open and lock the lock file; return None if the file system has no locks or is read-only."""
     while True:
         try:
             handle = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         except OSError as error:
-            if error.errno == errno.EACCES and _removed(path, file):
+            if error.errno == errno.EACCES and _remove_foreign_lock(path, file):
                 continue
-            if error.errno in _READ_ONLY:  # said by what cannot be written then
+            if error.errno in _READ_ONLY:  # the write itself will raise the error for the user
                 return None
             raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
         try:
-            if not lock(handle):
-                raise UserError(f"{path}: {_holder(handle)} is writing it; wait until that has ended, or name another place")
-            if _is_still(file, handle):
+            if not try_lock(handle):
+                raise UserError(
+                    f"{path}: {_read_holder(handle)} is writing it; wait until it has ended, or name another place"
+                )
+            if _is_same_file(file, handle):
                 os.ftruncate(handle, 0)
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} (since {started})\n".encode(), 0)
@@ -143,23 +162,23 @@ def _acquired(path: Path, file: Path) -> int | None:
             if error.errno not in _UNSUPPORTED:
                 raise UserError(f"cannot write {path}: {file.name}: {error.strerror or error}") from None
             file.unlink(missing_ok=True)
-            log.warning("%s: this file system has no locks; take care that nothing else writes there meanwhile", path)
+            log.warning("%s: this file system has no locks; make sure that no other process writes there meanwhile", path)
             return None
         except UserError:
             os.close(handle)
             raise
-        os.close(handle)  # it was removed by its last holder meanwhile
+        os.close(handle)  # the last holder has removed the lock file meanwhile
 
 
-def _removed(path: Path, file: Path) -> bool:
-    """Remove the lock file of a killed process of another user, which cannot be written; False if that is not possible."""
+def _remove_foreign_lock(path: Path, file: Path) -> bool:
+    """Remove the lock file of another user's killed process, which we may not write; return False if that fails."""
     try:
         handle = os.open(file, os.O_RDONLY)
     except OSError:
         return False
     try:
-        if not lock(handle):
-            raise UserError(f"{path}: {_holder(handle)} is writing it; wait until that has ended, or name another place")
+        if not try_lock(handle):
+            raise UserError(f"{path}: {_read_holder(handle)} is writing it; wait until it has ended, or name another place")
         file.unlink()
     except OSError:
         return False
@@ -168,51 +187,40 @@ def _removed(path: Path, file: Path) -> bool:
     return True
 
 
-def _is_still(file: Path, handle: int) -> bool:
+def _is_same_file(file: Path, handle: int) -> bool:
     try:
         return os.path.samestat(os.stat(file), os.fstat(handle))
     except FileNotFoundError:
         return False
 
 
-def _holder(handle: int) -> str:
-    """Who wrote into the lock file."""
+def _read_holder(handle: int) -> str:
+    """Return the process that holds the lock, as it has written into the lock file."""
     text = os.pread(handle, 300, 0).decode(errors="replace").strip()
     return text if text.startswith("process ") and text.isprintable() else "another process"
 
 
-_LARGEST = 2**63 - 1
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ABANDONED = 24 * 3600  # seconds without a change after which a temporary file of a writer elsewhere counts as abandoned
-_KINDS = {
-    stat.S_ISDIR: "a folder",
-    stat.S_ISFIFO: "a FIFO",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-    stat.S_ISLNK: "a symbolic link that leads in a circle",
-}
-
-
 @contextmanager
-def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """Write ``path`` atomically: yield a temporary file in its folder, which is flushed to disk and renamed at the end.
+def open_atomic(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+    """Write ``path`` atomically: yield a temporary file in the same folder, then flush it to disk and rename it.
 
-    On any error, a full disk among them, the temporary file is removed and ``path`` stays as it was. Only a plain file is
-    replaced; a symbolic link stays, and the file that it leads to is written.
-    ``sync=False`` leaves the flush to the system, for many small files that count only once a later file is written.
+    After any error, such as a full disk, the temporary file is removed and ``path`` is unchanged. Only a plain file is
+    replaced. If ``path`` is a symbolic link, the link stays and its target is written. ``sync=False`` leaves the flush to the
+    system, for many small files that only count once a later file is written.
+
+    Raises UserError if the file cannot be written.
     """
-    target = target_of(path)
+    target = resolve_target(path)
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if sync:
             _remove_orphans(target.parent, f".{glob.escape(target.name)}.*.tmp")
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{PLACE}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.{MACHINE_ID}-{os.getpid()}.", suffix=".tmp", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(handle, "wb") as stream:
-            with suppress(OSError):  # where there are no locks the name says who writes it
-                lock(handle)
+            with suppress(OSError):  # without locks, the name of the file names its writer
+                try_lock(handle)
             os.fchmod(handle, 0o666 & ~_umask())
             yield stream
             stream.flush()
@@ -231,52 +239,47 @@ def written(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def clear_temporaries(folder: Path, recursive: bool = False) -> None:
-    """Remove temporary files of killed writers from a folder, and from its sub-folders if ``recursive``.
+    """Remove the temporary files of killed writers from a folder, and from its sub-folders if ``recursive``.
 
-    Temporary files of living writers stay.
+    Temporary files of running writers stay.
     """
     _remove_orphans(folder, "**/.*.tmp" if recursive else ".*.tmp")
 
 
 def write_bytes(path: Path, content: bytes | memoryview, sync: bool = True) -> Path:
-    """Write ``content``, atomically, as :func:`written` does; returns ``path``."""
-    with written(path, sync) as stream:
+    """Write ``content`` atomically, as :func:`open_atomic` does; return ``path``."""
+    with open_atomic(path, sync) as stream:
         stream.write(content)
     return path
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write ``text`` as UTF-8, atomically; returns ``path``."""
+    """Write ``text`` as UTF-8 atomically; return ``path``."""
     return write_bytes(path, text.encode())
 
 
 def write_json(path: Path, content: object) -> Path:
-    """Write ``content`` as indented JSON, atomically; NaN is refused. Returns ``path``."""
+    """Write ``content`` as indented JSON atomically; return ``path``. Raises ValueError for NaN."""
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """Read a JSON file, each object through ``object_hook``; :class:`UserError` if it is missing or not JSON."""
-    return read_json_and_sha256(path, object_hook)[0]
-
-
-def read_json_and_sha256(path: Path, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> tuple[Any, str]:
-    """What :func:`read_json` reads, and the SHA-256 of the bytes that were read."""
-    file = ReadOnce(path)
+    """Read a JSON file as :func:`parse_json` does. Raises UserError if it is missing or not JSON."""
+    file = InputFile(path)
     try:
         content = file.read()
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from None
-    return parse_json(path, content, object_hook), file.sha256
+    return parse_json(path, content, object_hook)
 
 
 def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """The content of a JSON file that was read from ``path``; :class:`UserError` if it is not JSON.
+    """Parse the content of a JSON file; ``object_hook`` converts each object, and ``path`` names the file in messages.
 
-    Nor is what Python alone takes for JSON: NaN, infinities, numbers that become infinite, integers beyond 64 bits, and half a
-    surrogate pair, which is no text.
+    Raises UserError if the content is not JSON. Values that only Python accepts are errors too: NaN, infinities, numbers that
+    become infinite, integers beyond 64 bits, and single halves of a surrogate pair.
     """
-    with reading(path, "valid JSON"):
+    with wrap_read_errors(path, "valid JSON"):
         text = content.decode()
         parsed = json.loads(text, object_hook=object_hook, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
         if _SURROGATE.search(text):
@@ -285,7 +288,7 @@ def parse_json(path: Path, content: bytes, object_hook: Callable[[dict[str, Any]
 
 
 def _integer(text: str) -> int:
-    """An integer of JSON; :class:`ValueError` if no array could hold it."""
+    """Parse an integer of JSON. Raises ValueError if it is beyond 64 bits, so that no array can hold it."""
     number = int(text)
     if abs(number) > _LARGEST:
         raise ValueError(f"the integer {text} is beyond 64 bits")
@@ -293,7 +296,7 @@ def _integer(text: str) -> int:
 
 
 def _finite(text: str) -> float:
-    """A number of JSON; :class:`ValueError` if it is none, or too large."""
+    """Parse a number of JSON. Raises ValueError if it is NaN, infinite or too large for a float."""
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text} is not a finite number")
@@ -301,36 +304,36 @@ def _finite(text: str) -> float:
 
 
 def sha256_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of the bytes of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sha256_json(content: object) -> str:
-    """SHA-256 of ``content`` as canonical JSON (sorted keys, no blanks)."""
+    """Return the SHA-256 of ``content`` as canonical JSON (sorted keys, no spaces) in hexadecimal."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def target_of(path: Path) -> Path:
-    """Return the file that writing to ``path`` replaces, behind symbolic links.
+def resolve_target(path: Path) -> Path:
+    """Return the file that a write to ``path`` replaces: the target of ``path`` if it is a symbolic link.
 
-    Raises UserError if no plain file can be there.
+    Raises UserError if that is a folder, a device or anything else than a plain file.
     """
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         mode = os.lstat(target).st_mode
-    except OSError:  # there is nothing yet, or what is wrong is said when it is written
+    except OSError:  # nothing exists yet, or the write will raise the error
         return path if not path.is_symlink() else Path(os.path.realpath(path))
     except ValueError as error:
         raise UserError(f"cannot write {path}: {error}") from None
-    kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
+    kind = next((kind for is_kind, kind in _OTHER_KINDS.items() if is_kind(mode)), None)
     if kind is not None:
         raise UserError(f"cannot write {path}: it is {kind}; name another file to write")
     return target
 
 
 def _remove_orphans(folder: Path, pattern: str) -> None:
-    """Remove temporary files of killed processes; those of running ones stay, wherever these run."""
+    """Remove the temporary files of killed processes. Keep those of running processes, also on other machines."""
     for temporary in folder.glob(pattern):
         with suppress(OSError):
             if _is_abandoned(temporary):
@@ -338,11 +341,12 @@ def _remove_orphans(folder: Path, pattern: str) -> None:
 
 
 def _is_abandoned(temporary: Path) -> bool:
-    """Whether nobody writes a temporary file any more, which of a writer elsewhere (another machine, container) is only known
-    after a day without a change.
+    """Return whether no process writes a temporary file any more.
+
+    If another machine or container wrote it, this is only known after a day without a change.
     """
-    before, at, rest = temporary.name.partition(f".{PLACE}-")
-    if before and at:
+    name, separator, rest = temporary.name.partition(f".{MACHINE_ID}-")
+    if name and separator:
         try:
             os.kill(int(rest.partition(".")[0]), 0)
         except ProcessLookupError:
@@ -352,7 +356,7 @@ def _is_abandoned(temporary: Path) -> bool:
         return False
     is_ours = temporary.name.rpartition("-")[2].partition(".")[0].isdigit()
     idle = time.time() - temporary.lstat().st_mtime
-    return is_ours and temporary.is_file() and idle > _ABANDONED and not is_locked(temporary)
+    return is_ours and temporary.is_file() and idle > _ABANDONED and not _is_locked(temporary)
 
 
 def _fsync_folder(path: Path) -> None:

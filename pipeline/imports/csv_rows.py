@@ -1,4 +1,4 @@
-"""Rows of CSV files: a stray quotation mark hides no other row."""
+"""Read the rows of CSV files so that a stray quotation mark never hides another row."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import reading
+from vse.pipeline.files.inputs import wrap_read_errors
 from vse.pipeline.imports.rows import log
 
 QUOTING = ("minimal", "none")
 _DELIMITERS = ",;\t|"
-_PHOTOS = frozenset((".jpg", ".jpeg", ".png", ".webp"))
+_PHOTO_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp"))
 _SUFFIX = re.compile(r"\.\w{1,5}")
 _HINT = "--quoting none reads quotation marks as text"
 _Refuse = Callable[[str, object], None]
@@ -26,19 +26,19 @@ def csv_rows(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the place and the cells of each row of a CSV file; its first line has the names of the columns.
 
-    The delimiter is the one of comma, semicolon, tab and bar that the first line has most often. With the quoting "minimal" a
-    cell may be quoted, and a quoted cell may span several lines. With "none" quotation marks are text, and every line is a
-    row. Each line belongs to the header, to one row that is yielded or refused, or is blank.
+    The delimiter is the one of comma, semicolon, tab and bar that occurs most often in the first line. With the quoting
+    "minimal" a cell may be quoted, and a quoted cell may span several lines. With "none" quotation marks are text, and every
+    line is a row. Each line is blank, or belongs to the header or to one row that is yielded or refused.
 
     Parameters
     ----------
-    refuse : called with the place and the reason of a row that cannot be read. Where quotation marks are not in pairs, the
-        row is its first line, and reading goes on at the next line.
+    refuse : called with the place and the reason of a row that cannot be read. If its quotation marks are unbalanced, only
+        its first line is refused, and wrap_read_errors continues at the next line.
     file_column : returns the name of the column of image files, given the names of all columns
 
-    Raises UserError if the file has no proper header, or if it is unknown which lines are rows. That is so if a quoted
-    cell holds the image file of another row, or if the first line of a refused row has a quotation mark and names no image
-    file: the next line may then belong to this row.
+    Raises UserError if the file has no proper header, or if it is unclear which lines are rows. This is unclear if a quoted
+    cell contains the image file of another row. It is also unclear if the first line of a refused row has a quotation mark and
+    no image file, because the next line may then belong to this row.
     """
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as stream:
         first = stream.readline(100_000)
@@ -51,8 +51,8 @@ def csv_rows(
         bounds = _RowBounds(path, delimiter, header, header.index(file_column(dict.fromkeys(header))))
         n_rows = n_blank = 0
         while True:
-            number = lines.number + 1
-            place = f"{path}: line {number}"
+            line_number = lines.number + 1
+            place = f"{path}: line {line_number}"
             lines.taken.clear()
             try:
                 cells = next(cells_of_lines)
@@ -72,15 +72,15 @@ def csv_rows(
                 lines.put_back(lines.taken[1:])
                 refuse(place, fault)
                 continue
-            bounds.check_row(number, cells, lines.taken)
+            bounds.check_row(line_number, cells, lines.taken)
             yield place, dict(zip(header, cells, strict=True))
         log.info("%s: %d lines: 1 header, %d blank, %d rows", path, lines.number, n_blank, n_rows)
 
 
 class _Lines:
-    """Lines of a text file, some of which can be put back.
+    """The lines of a text file as an iterator; lines can be put back.
 
-    ``number`` counts the lines that were taken, and ``taken`` collects them.
+    ``number`` is the number of lines that were taken, and ``taken`` has the lines since the caller cleared it.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -99,19 +99,19 @@ class _Lines:
         return line
 
     def put_back(self, lines: Sequence[str]) -> None:
-        """Return the last lines that were taken; they come again next."""
+        """Put back the last lines that were taken; they are read next."""
         self._waiting.extendleft(reversed(lines))
         self.number -= len(lines)
 
 
 def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
-    """Return the names of the columns. Raises UserError if they are not names, once each, in the first line."""
-    with reading(path, "a CSV file with the names of its columns in the first line"):
+    """Return the names of the columns. Raises UserError if the first line does not have unique names."""
+    with wrap_read_errors(path, "a CSV file with the names of its columns in the first line"):
         header = [name.strip() for name in next(rows, [])]
         if lines.number > 1:
             raise ValueError(f"a quotation mark in line 1 is open until line {lines.number}; {_HINT}")
         if not any(header) or len(set(header)) < len(header):
-            raise ValueError("names that are missing or there twice")
+            raise ValueError("names are missing or occur twice")
         "".join(header).encode()
         marked = next((name for name in header if '"' in name), None)
         if marked is not None:
@@ -120,9 +120,9 @@ def _header(path: Path, rows: Iterator[list[str]], lines: _Lines) -> list[str]:
 
 
 def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None:
-    """Return why a row cannot be read; None if it can."""
+    """Return the reason why a row cannot be read, or None."""
     if len(cells) != n_columns:
-        fault = f"{len(cells)} cells, where the header has {n_columns}"
+        fault = f"{len(cells)} cells, but the header has {n_columns}"
         return fault if len(taken) == 1 else f"{fault}; a quotation mark is open for {len(taken)} lines; {_HINT}"
     try:
         "".join(cells).encode()
@@ -132,38 +132,38 @@ def _fault(cells: list[str], n_columns: int, taken: Sequence[str]) -> str | None
 
 
 class _RowBounds:
-    """Checks that a stray quotation mark has not moved the bounds of a row.
+    """Checks that a stray quotation mark has not merged two rows.
 
-    A quoted cell that takes in the end of one row and the beginning of another one holds the image file of one of them. A file
-    is known by the ending of its name: that of an image format, or one that another row has. Where the files have no
-    ending, a cell without blanks counts, at the place of a file in its line.
+    A quoted cell that contains the end of one row and the beginning of another one contains the image file of one of them. A
+    file is recognised by the suffix of its name: the suffix of an image format, or of a file in another row. If the names have
+    no suffix, a cell without blanks in the column of files counts as a file.
     """
 
     def __init__(self, path: Path, delimiter: str, header: Sequence[str], column: int) -> None:
         self._path, self._delimiter, self._names, self._column = path, delimiter, header, column
-        self._suffixes, self._is_bare = set(_PHOTOS), False
+        self._suffixes, self._has_bare_names = set(_PHOTO_SUFFIXES), False
 
     def check_line(self, place: str, line: str, fault: str) -> None:
-        """Raise UserError if the first line of a refused row, which has a quotation mark, names no image file."""
+        """Raise UserError if ``line``, the first line of a refused row with a quotation mark, has no image file."""
         if not self._names_file(line):
-            raise UserError(f"{place}: {fault}; the row may end in this line or later, so correct its quotation marks")
+            raise UserError(f"{place}: {fault}; it is unclear whether the row ends in this line; correct its quotation marks")
 
-    def check_row(self, number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
-        """Raise UserError if a cell of the row, whose lines begin at ``number``, holds a row of its own."""
+    def check_row(self, line_number: int, cells: Sequence[str], taken: Sequence[str]) -> None:
+        """Raise UserError if a cell of the row that begins at ``line_number`` contains another row."""
         suffix = PurePosixPath(cells[self._column].strip()).suffix.lower()
         if _SUFFIX.fullmatch(suffix):
             self._suffixes.add(suffix)
         else:
-            self._is_bare = True
+            self._has_bare_names = True
         if len(taken) == 1:
             return
         for column, cell in enumerate(cells):
             pieces = re.split(r"\r\n|\r|\n", cell)
             if len(pieces) > 1 and (column == self._column or self._has_file(pieces, column)):
                 raise UserError(
-                    f"{self._path}: line {number}: a quotation mark in the column {self._names[column]} is open until a later "
-                    f"line, up to line {number + len(taken) - 1}, and takes in other rows. Remove it, or double it inside a "
-                    f"quoted cell; {_HINT}"
+                    f"{self._path}: line {line_number}: a quotation mark in the column {self._names[column]} is open until a "
+                    f"later line, up to line {line_number + len(taken) - 1}, and hides other rows. Remove it, or double it "
+                    f"in a quoted cell; {_HINT}"
                 )
 
     def _names_file(self, line: str) -> bool:
@@ -171,13 +171,13 @@ class _RowBounds:
         return any(PurePosixPath(cell).suffix.lower() in self._suffixes for cell in cells)
 
     def _has_file(self, pieces: Sequence[str], column: int) -> bool:
-        for number, piece in enumerate(pieces):
+        for index, piece in enumerate(pieces):
             parts = [part.strip(' "') for part in piece.split(self._delimiter)]
             if self._names_file(piece):
                 return True
-            place = self._column if number else self._column - column
-            is_last = number == len(pieces) - 1
-            is_there = 0 <= place < len(parts) and not (is_last and self._column > column) and len(parts) > 1
-            if self._is_bare and is_there and parts[place] and " " not in parts[place]:
+            position = self._column if index else self._column - column
+            is_last = index == len(pieces) - 1
+            is_inside = 0 <= position < len(parts) and not (is_last and self._column > column) and len(parts) > 1
+            if self._has_bare_names and is_inside and parts[position] and " " not in parts[position]:
                 return True
         return False

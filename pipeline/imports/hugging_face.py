@@ -1,4 +1,4 @@
-"""A data set of Hugging Face, which its library ``datasets`` saved in a folder or finds by name, as one of ours."""
+"""Import a Hugging Face data set, from a folder or by its name on the hub, with the library ``datasets``."""
 
 from __future__ import annotations
 
@@ -6,53 +6,56 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vse.pipeline.errors import UserError, extra_package
-from vse.pipeline.files.compressed import check_arrow, check_file
-from vse.pipeline.files.images import BadImage, read_bytes
-from vse.pipeline.files.inputs import is_path, reading, reason_of
-from vse.pipeline.files.writing import only_writer, read_json
-from vse.pipeline.imports.photos import MOST_BYTES, ImageFolders, UnpackedPhotos
-from vse.pipeline.imports.rows import BadRow, GatheredRows, ImportSettings, check_name, write_imported_data
-from vse.pipeline.imports.tables import columns_read, row_of
+from vse.pipeline.dataset.sources import check_dataset_name
+from vse.pipeline.errors import UserError, import_extra
+from vse.pipeline.files.compressed import check_arrow, check_compressed_file
+from vse.pipeline.files.images import BadImage, read_image_bytes
+from vse.pipeline.files.inputs import error_reason, is_path, wrap_read_errors
+from vse.pipeline.files.writing import lock_for_writing, read_json
+from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, ImageFolders, PhotoWriter
+from vse.pipeline.imports.rows import BadRow, ImportSettings, RowCollector, write_imported_data
+from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
-_ENDINGS = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
+_SUFFIXES = {b"\xff\xd8\xff": ".jpg", b"\x89PNG": ".png", b"RIFF": ".webp"}
 
 
 def is_saved_dataset(folder: Path) -> bool:
-    """Whether ``save_to_disk`` of the library wrote a folder."""
+    """Return whether ``save_to_disk`` of the library wrote this folder."""
     return any((folder / name).is_file() for name in ("dataset_dict.json", "dataset_info.json"))
 
 
 def import_hugging_face(folder: Path, settings: ImportSettings, images: Path | None = None) -> Path:
-    """Write ``dataset.json`` and the photos of a data set; returns its path.
+    """Import a Hugging Face data set: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
-    ``folder`` is what ``save_to_disk`` wrote or else what ``load_dataset`` takes: another folder of a data set, or a name on
-    the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``, which is downloaded into the library's cache.
-    One column holds images, as files or as bytes, and another one a caption or a list of them. Its splits stay, where their
-    names are ours; of a data set without splits a column may give them. Nothing of it is run. An import that was stopped goes
-    on where it was. A row whose image is a path is taken if the file lies in ``folder``, in the folder ``images`` or where the
-    library unpacked the data set. :class:`UserError` if the library is not installed.
+    ``folder`` is a folder that ``save_to_disk`` wrote, or an argument of ``load_dataset``: another folder of a data set, or a
+    name on the hub, ``OWNER/NAME`` or ``OWNER/NAME:CONFIGURATION``. The library downloads the latter into its cache. No code
+    of the data set is run.
+
+    One column has images, as files or as bytes; another one has a caption or a list of captions. Splits are kept if their
+    names are known; a column may give the splits of a data set without any. An image that is given by a path must be inside
+    ``folder``, the folder ``images``, or the folders of the library. An import that was stopped continues where it ended.
+    Raises UserError if the library is not installed.
     """
-    check_name(settings.name)
-    library = extra_package("datasets", f"{folder}: a Hugging Face data set", "datasets")
-    loaded = _loaded(library, folder)
+    check_dataset_name(settings.name)
+    library = import_extra("datasets", f"{folder}: a Hugging Face data set", "datasets")
+    loaded = _load(library, folder)
     by_split = loaded if isinstance(loaded, library.DatasetDict) else {"": loaded}
-    gathered = GatheredRows(settings)
+    collector = RowCollector(settings)
     folders = ImageFolders(_folders(library, folder, images))
-    with only_writer(settings.out, folder=True):
-        photos = UnpackedPhotos(settings.out, gathered)
+    with lock_for_writing(settings.out, folder=True):
+        photos = PhotoWriter(settings.out, collector)
         for split, rows in by_split.items():
-            _add_split(folder, folders, str(split), rows, library.Image, gathered, photos, settings.columns)
-        content = gathered.content(format="hugging-face", files=[folder.name])
+            _add_split(folder, folders, str(split), rows, library.Image, collector, photos, settings.columns)
+        content = collector.content(format="hugging-face", files=[folder.name])
         return write_imported_data(content, settings, None, [])
 
 
 def _check_files(folder: Path) -> None:
-    """Raise UserError if a file in the folder, or one that a saved data set names, decodes to more bytes than it may."""
+    """Raise UserError if a file of the data set, in or outside the folder, decodes to more bytes than allowed."""
     for path in folder.rglob("*"):
         if path.is_file():
-            check_file(path)
+            check_compressed_file(path)
     for state in folder.rglob("state.json"):
         content = read_json(state)
         listed = content.get("_data_files") if isinstance(content, dict) else None
@@ -63,31 +66,31 @@ def _check_files(folder: Path) -> None:
 
 
 def _folders(library: Any, source: Path, images: Path | None) -> list[Path]:
-    """Return the folders that images may lie in: the data set's, that of --images, and the library's own copies."""
+    """Return the folders in which images are allowed: the data set, the folder of --images, and the caches of the library."""
     folders = [folder for folder in (source if source.exists() else None, images) if folder is not None]
     if not is_saved_dataset(source):
         folders += [Path(library.config.DOWNLOADED_DATASETS_PATH), Path(library.config.EXTRACTED_DATASETS_PATH)]
     if not source.exists():
-        hub = extra_package("huggingface_hub.constants", "a data set of the hub", "datasets")
+        hub = import_extra("huggingface_hub.constants", "a data set of the hub", "datasets")
         owner_and_name = str(source).partition(":")[0].replace("/", "--")
         folders.append(Path(hub.HF_HUB_CACHE, f"datasets--{owner_and_name}"))
     return folders
 
 
-def _loaded(library: Any, source: Path) -> Any:
-    """The data set, opened by the library; nothing of it is run."""
+def _load(library: Any, source: Path) -> Any:
+    """Load the data set with the library; no code of the data set is run."""
     if source.is_dir():
         _check_files(source)
     if is_saved_dataset(source):
-        with reading(source, "a data set that the library 'datasets' saved"):
+        with wrap_read_errors(source, "a data set that the library 'datasets' saved"):
             return library.load_from_disk(str(source))
     name, _, configuration = str(source).partition(":")
     try:
         return library.load_dataset(name, configuration or None)
-    except Exception as error:  # of the network, the hub and many formats
+    except Exception as error:  # the network, the hub and the formats raise many kinds
         hint = "" if source.exists() else "; where there is no network, import a folder that save_to_disk wrote elsewhere"
         where = "as a data set of Hugging Face" if source.exists() else "from the Hugging Face hub"
-        raise UserError(f"{source}: cannot be loaded {where} ({reason_of(error)}){hint}") from None
+        raise UserError(f"{source}: cannot be loaded {where} ({error_reason(error)}){hint}") from None
 
 
 def _add_split(
@@ -96,42 +99,44 @@ def _add_split(
     split: str,
     rows: Any,
     image_type: Any,
-    gathered: GatheredRows,
-    photos: UnpackedPhotos,
+    collector: RowCollector,
+    photos: PhotoWriter,
     columns: Mapping[str, tuple[str, ...]],
 ) -> None:
-    """Take the rows of one split; the images are taken as they are stored, undecoded."""
-    holding = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
-    (image,) = columns.get("file", tuple(holding[:1]) or ("",))
-    if image not in holding:
-        raise UserError(f"{folder}: no column {image!r} of images; those are {', '.join(holding) or 'none'}")
-    chosen = columns_read(folder, rows.features, {**columns, "file": (image,)})
+    """Add the rows of one split; images are copied without decoding."""
+    image_columns = [name for name, kind in rows.features.items() if isinstance(kind, image_type)]
+    (image,) = columns.get("file", tuple(image_columns[:1]) or ("",))
+    if image not in image_columns:
+        raise UserError(f"{folder}: no column {image!r} of images; columns of images: {', '.join(image_columns) or 'none'}")
+    chosen = choose_columns(folder, rows.features, {**columns, "file": (image,)})
     seen: set[str] = set()
     stored = rows.cast_column(image, image_type(decode=False))
-    for number, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):
-        place = f"{folder}: {split} row {number}".replace(":  ", ": ")
+    for index, row in enumerate(progress_bar(stored, desc=f"read {split or folder.name}", total=len(rows), unit="row")):
+        place = f"{folder}: {split} row {index}".replace(":  ", ": ")
         try:
-            name, content = _photo(row[image], number, folders)
+            name, content = _photo(row[image], index, folders)
             if name in seen:
-                name = f"{number:08d}_{name}"
-            photos.once(seen, name)
-            said = {what: [row[name] for name in names] for what, names in chosen.items()}
-            said = {**({"split": [split]} if split else {}), **said, "file": [f"{split}/{name}".lstrip("/")]}
-            photos.add(row_of(place, said), content)
+                name = f"{index:08d}_{name}"
+            if name in seen:
+                raise BadRow(f"an earlier photo is also called {name}")
+            seen.add(name)
+            values = {field: [row[name] for name in names] for field, names in chosen.items()}
+            values = {**({"split": [split]} if split else {}), **values, "file": [f"{split}/{name}".lstrip("/")]}
+            photos.add(build_row(place, values), content)
         except BadRow as reason:
-            gathered.refuse(place, reason)
+            collector.refuse(place, reason)
 
 
-def _photo(stored: Any, number: int, folders: ImageFolders) -> tuple[str, bytes]:
-    """Return name and bytes of a row's image. Raises BadRow if it has none, or only a path that leads elsewhere."""
+def _photo(stored: Any, index: int, folders: ImageFolders) -> tuple[str, bytes]:
+    """Return the name and the bytes of the image of a row. Raises BadRow if it is missing or its path is not allowed."""
     if not isinstance(stored, dict) or not (stored.get("bytes") or stored.get("path")):
         raise BadRow("no image")
     path = str(stored.get("path") or "")
     try:
-        content: bytes = stored.get("bytes") or read_bytes(folders.find(path))
+        content: bytes = stored.get("bytes") or read_image_bytes(folders.find(path))
     except BadImage as fault:
         raise BadRow(fault) from None
-    if len(content) > MOST_BYTES:
-        raise BadRow(f"an image of {len(content)} bytes, more than {MOST_BYTES}")
-    end = next((end for start, end in _ENDINGS.items() if content.startswith(start)), "")
-    return (Path(path).name if path else f"{number:08d}{end}"), content
+    if len(content) > MAX_PHOTO_BYTES:
+        raise BadRow(f"the image has {len(content)} bytes, more than {MAX_PHOTO_BYTES}")
+    suffix = next((suffix for start, suffix in _SUFFIXES.items() if content.startswith(start)), "")
+    return (Path(path).name if path else f"{index:08d}{suffix}"), content

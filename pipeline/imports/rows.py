@@ -1,6 +1,8 @@
-"""Rows of other people's data, one image each with some of its captions, gathered to the content of a ``dataset.json``.
+"""Collect rows of imported data, each an image with some of its captions, and write them as a ``dataset.json``.
 
-An imported data set is written, unless something else is there.
+The importers of tables, WebDataset archives and Hugging Face data sets create an ``ImportedRow`` for each row and add it to a
+``RowCollector``. The collector checks rows, groups them by image, and returns the content of ``dataset.json``.
+``write_imported_data`` writes the file, unless the folder has another data set.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vse.pipeline.dataset.captions import NEW, tokeniser_named
+from vse.pipeline.dataset.captions import IMPORT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.dataset import SPLITS
-from vse.pipeline.dataset.sources import check_dataset_out, write_dataset
+from vse.pipeline.dataset.sources import check_dataset_name, check_dataset_out, write_dataset
 from vse.pipeline.errors import UserError, printable
-from vse.pipeline.files.inputs import is_name, is_path
-from vse.pipeline.files.outputs import check_out, may_replace_others, text_kind
+from vse.pipeline.files.inputs import is_path
+from vse.pipeline.files.outputs import check_output, may_replace_others, text_kind
 from vse.pipeline.files.writing import read_json, write_text
 
 _SPLIT_NAMES = {split: split for split in SPLITS} | {
@@ -29,24 +31,24 @@ _SPLIT_NAMES = {split: split for split in SPLITS} | {
     "validation": "val",
     "testing": "test",
 }
-_SHOWN = 5  # bad rows that the log names; all are in the list of failures
+_MAX_LOGGED = 5  # bad rows in the log; import.failures.jsonl lists all of them
 log = logging.getLogger(__name__)
 
 
 class BadRow(Exception):
-    """Why a row cannot be taken."""
+    """A row is invalid; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class ImportSettings:
-    """How data are imported, whatever they come from.
+    """The settings of an import, for all formats.
 
-    name, out : what the data set is called, and the folder of its ``dataset.json``
-    val, test, seed : shares of the images that are drawn for these splits, where the source gives none; None is 0.1
-    tokeniser : what cuts captions into words
-    skip_bad : leave bad rows out, and list them
+    name, out : the name of the data set, and the folder of its ``dataset.json``
+    val, test, seed : the shares of images that are sampled for these splits if the source has no splits; None is 0.1
+    tokeniser : the name of the tokeniser for the captions
+    skip_bad : leave bad rows out and list them, instead of an error
+    columns : the columns of the source by field of a row; a missing field is read from a column with one of its usual names
     quoting : "minimal" or "none", for CSV files; None is "minimal"
-    columns : the source's name, or names, of a field of :class:`ImportedRow`, where it is not one of the usual ones
     """
 
     name: str
@@ -54,7 +56,7 @@ class ImportSettings:
     val: float | None = None
     test: float | None = None
     seed: int = 0
-    tokeniser: str = NEW
+    tokeniser: str = IMPORT_TOKENISER
     skip_bad: bool = False
     columns: dict[str, tuple[str, ...]] = field(default_factory=dict)
     quoting: str | None = None
@@ -71,16 +73,16 @@ def import_settings(
     columns: Iterable[str] = (),
     quoting: str | None = None,
 ) -> ImportSettings:
-    """The settings of an import as a command has them: the data set is called as its folder, unless a name is given."""
-    given = fields_of(columns)
-    return ImportSettings(name or out.resolve().name, out, val, test, seed, tokeniser or NEW, skip_bad, given, quoting)
+    """Return the settings of an import for the options of a command; the default name is that of the folder ``out``."""
+    name, tokeniser = name or out.resolve().name, tokeniser or IMPORT_TOKENISER
+    return ImportSettings(name, out, val, test, seed, tokeniser, skip_bad, parse_columns(columns), quoting)
 
 
 @dataclass(frozen=True)
 class ImportedRow:
-    """An image, by its file in the folder of images, and captions of it; ``place`` says where this stands.
+    """A row of imported data: an image, given by its file in the folder of images, and captions of it.
 
-    An image may have several rows. Ids are given by all rows or by none.
+    ``place`` is the file and line of the row for messages. An image may have several rows. Either all rows have ids or none.
     """
 
     place: str
@@ -94,23 +96,23 @@ class ImportedRow:
 
 @dataclass
 class BadRows:
-    """Rows that cannot be taken, with place and reason."""
+    """Rows that cannot be imported, each with its place and the reason; if ``skipped`` is true, they are left out."""
 
     skipped: bool
     rows: list[tuple[str, str]] = field(default_factory=list)
 
     def add(self, place: str, reason: object) -> None:
-        """Count a row, and name the first ones."""
+        """Add a row, and log it if it is one of the first."""
         self.rows.append((place, printable(reason)))
-        if len(self.rows) <= _SHOWN:
+        if len(self.rows) <= _MAX_LOGGED:
             log.warning("%s: %s", *self.rows[-1])
 
     def finish(self, file: Path, n_rows: int) -> None:
-        """List the bad rows in ``file`` if they are left out; else :class:`UserError` if there are any."""
+        """Write the bad rows to ``file`` if they are left out. Raises UserError if there are any and they are not left out."""
         if not self.rows:
             file.unlink(missing_ok=True)
             return
-        count = f"{len(self.rows)} of {n_rows} rows cannot be taken"
+        count = f"{len(self.rows)} of {n_rows} rows cannot be imported"
         if not self.skipped:
             place, reason = self.rows[0]
             raise UserError(f"{place}: {reason} ({count}; --skip-bad leaves them out)")
@@ -120,8 +122,8 @@ class BadRows:
 
 
 @dataclass
-class _Image:
-    """An image with the places of its rows; a caption is its id, if it has one, its text and its words."""
+class _CollectedImage:
+    """An image with the places of its rows; a caption is its id (or None), its text and its tokens."""
 
     places: list[str]
     imgid: int | None
@@ -130,48 +132,48 @@ class _Image:
     captions: list[tuple[int | None, str, list[str]]]
 
 
-class GatheredRows:
-    """Rows put together by image; ``check`` says by :class:`BadRow` what is wrong with the file of one."""
+class RowCollector:
+    """Collects rows by image; ``check`` raises :class:`BadRow` if the file of an image cannot be used."""
 
     def __init__(self, settings: ImportSettings, check: Callable[[str], None] = lambda file: None) -> None:
         self.bad = BadRows(settings.skip_bad)
         self.n_rows = 0
         self._settings, self._check = settings, check
-        self._cut = tokeniser_named(settings.tokeniser, "--tokeniser")
-        self._images: dict[str, _Image] = {}
+        self._tokenise = find_tokeniser(settings.tokeniser, "--tokeniser")
+        self._images: dict[str, _CollectedImage] = {}
         self._files: dict[int, str] = {}
         self._sentids: set[int] = set()
         self._faults: dict[str, str] = {}
 
     @property
-    def ok(self) -> bool:
-        """Whether something can still come of it."""
+    def can_succeed(self) -> bool:
+        """Whether the import can still succeed, because there is no bad row yet or bad rows are left out."""
         return self.bad.skipped or not self.bad.rows
 
     def add(self, row: ImportedRow) -> str | None:
-        """Take a row, or count it as bad; returns its file, relative to the folder of images, if it was taken."""
+        """Add a row and return its file, relative to the folder of images; count a bad row and return None."""
         self.n_rows += 1
         try:
-            return self._taken(row)
+            return self._add(row)
         except BadRow as reason:
             self.bad.add(row.place, reason)
             return None
 
     def refuse(self, place: str, reason: object) -> None:
-        """Count a row that cannot even be read."""
+        """Count a bad row that has not become an :class:`ImportedRow`."""
         self.n_rows += 1
         self.bad.add(place, reason)
 
     def files(self) -> list[str]:
-        """The files of the images, in the order in which they came."""
+        """Return the files of the images, in the order of their first rows."""
         return list(self._images)
 
-    def _taken(self, row: ImportedRow) -> str:
+    def _add(self, row: ImportedRow) -> str:
         file = image_file(row.file)
         split = _split(row.split)
-        captions = [(text.strip(), self._cut(text)) for text in row.captions]
-        for text, words in captions:
-            if not words:
+        captions = [(text.strip(), self._tokenise(text)) for text in row.captions]
+        for text, tokens in captions:
+            if not tokens:
                 raise BadRow(f"the caption {text[:50]!r} has no word" if text else "the caption is empty")
         if not captions:
             raise BadRow("has no caption")
@@ -179,7 +181,7 @@ class GatheredRows:
         if known is None:
             self._check_file(file)
         self._check_ids(row, file, known, split)
-        image = self._images.setdefault(file, _Image([], row.imgid, row.cocoid, split, []))
+        image = self._images.setdefault(file, _CollectedImage([], row.imgid, row.cocoid, split, []))
         image.places.append(row.place)
         sentids = row.sentids or (None,) * len(captions)
         image.captions += [(sentid, *caption) for sentid, caption in zip(sentids, captions, strict=True)]
@@ -197,80 +199,81 @@ class GatheredRows:
                 self._faults[file] = str(fault)
         raise BadRow(self._faults[file])
 
-    def _check_ids(self, row: ImportedRow, file: str, known: _Image | None, split: str | None) -> None:
-        """Ids are unique, and all rows of an image agree."""
+    def _check_ids(self, row: ImportedRow, file: str, known: _CollectedImage | None, split: str | None) -> None:
+        """Raise BadRow if an id is not unique, or if the split or id of an image differs from its earlier rows."""
         if known is not None:
-            for what, now, before in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
-                if now != before:
-                    raise BadRow(f"{file} has {what} {now}, and {what} {before} at {known.places[0]}")
+            for name, value, earlier in (("split", split, known.split), ("imgid", row.imgid, known.imgid)):
+                if value != earlier:
+                    raise BadRow(f"{file} has {name} {value}, but {name} {earlier} at {known.places[0]}")
         if row.imgid is not None and self._files.get(row.imgid, file) != file:
-            raise BadRow(f"imgid {row.imgid} is that of {self._files[row.imgid]}, too")
+            raise BadRow(f"{self._files[row.imgid]} also has imgid {row.imgid}")
         if row.sentids and len(row.sentids) != len(row.captions):
             raise BadRow(f"{len(row.sentids)} ids for {len(row.captions)} captions")
-        twice = [sentid for sentid in row.sentids if sentid in self._sentids]
-        if twice or len(set(row.sentids)) < len(row.sentids):
-            raise BadRow(f"sentid {(twice or row.sentids)[0]} is there already")
+        repeated = [sentid for sentid in row.sentids if sentid in self._sentids]
+        if repeated or len(set(row.sentids)) < len(row.sentids):
+            raise BadRow(f"an earlier caption also has sentid {(repeated or row.sentids)[0]}")
 
-    def content(self, **more: Any) -> dict[str, Any]:
-        """The content of ``dataset.json``, with ``more`` in its head; bad rows are listed, or an error.
+    def content(self, **record: Any) -> dict[str, Any]:
+        """Return the content of ``dataset.json``; ``record`` is stored in it under ``imported``.
 
-        Images and captions are numbered in their order if they have no ids, and splits drawn if there are none.
+        Images and captions without ids are numbered in their order. If the source has no splits, they are sampled. Bad rows
+        are listed in ``import.failures.jsonl`` if the settings leave them out. Otherwise raises UserError if there are any.
         """
-        self._check_given("split", [image.split for image in self._images.values()])
-        self._check_given("imgid", [image.imgid for image in self._images.values()])
-        self._check_given("sentid", [image.captions[0][0] for image in self._images.values()])
+        self._drop_incomplete("split", [image.split for image in self._images.values()])
+        self._drop_incomplete("imgid", [image.imgid for image in self._images.values()])
+        self._drop_incomplete("sentid", [image.captions[0][0] for image in self._images.values()])
         n_taken = sum(len(image.places) for image in self._images.values())
         n_refused = len(self.bad.rows)
         assert n_taken + n_refused == self.n_rows, "each row is taken or refused"
         self.bad.finish(self._settings.out / "import.failures.jsonl", self.n_rows)
         log.info("%d rows read: %d taken, %d refused", self.n_rows, n_taken, n_refused)
         if not self._images:
-            raise UserError(f"no image with a caption is left of {self.n_rows} rows")
-        given = next(iter(self._images.values())).split is not None
-        if given and (self._settings.val, self._settings.test) != (None, None):
-            raise UserError("the splits are given, so none is drawn; leave --val and --test out")
-        drawn = {} if given else self._drawn()
+            raise UserError(f"none of the {self.n_rows} rows has an image with a caption")
+        has_splits = next(iter(self._images.values())).split is not None
+        if has_splits and (self._settings.val, self._settings.test) != (None, None):
+            raise UserError("the source has splits, so none are sampled; leave --val and --test out")
+        sampled = {} if has_splits else self._sample_splits()
         entries: list[dict[str, Any]] = []
         n_captions = 0
-        for number, (file, image) in enumerate(self._images.items()):
-            entries.append(_entry(number if image.imgid is None else image.imgid, file, image, drawn, n_captions))
+        for index, (file, image) in enumerate(self._images.items()):
+            entries.append(_entry(index if image.imgid is None else image.imgid, file, image, sampled, n_captions))
             n_captions += len(image.captions)
-        how = "given" if given else {"val": self._share("val"), "test": self._share("test"), "seed": self._settings.seed}
-        imported = {**more, "splits": how, "bad_rows": len(self.bad.rows)}
+        shares = {"val": self._share("val"), "test": self._share("test"), "seed": self._settings.seed}
+        imported = {**record, "splits": "given" if has_splits else shares, "bad_rows": len(self.bad.rows)}
         head = {"dataset": self._settings.name, "tokeniser": self._settings.tokeniser, "imported": imported}
         return {**head, "images": entries}
 
-    def _check_given(self, what: str, values: list[Any]) -> None:
-        """Images without what others have are bad, and go."""
+    def _drop_incomplete(self, field_name: str, values: list[Any]) -> None:
+        """Count images without a value as bad and remove them, if other images have one; ``values`` has one per image."""
         if all(value is None for value in values):
             return
         for (file, image), value in zip(list(self._images.items()), values, strict=True):
             if value is None:
                 for place in image.places:
-                    self.bad.add(place, f"{file} has no {what}, which others have")
+                    self.bad.add(place, f"{file} has no {field_name}, although other images have one")
                 del self._images[file]
 
     def _share(self, split: str) -> float:
         share = {"val": self._settings.val, "test": self._settings.test}[split]
         return 0.1 if share is None else share
 
-    def _drawn(self) -> dict[str, str]:
-        """A split for each file, by its name and the seed alone: the order of the rows does not matter."""
+    def _sample_splits(self) -> dict[str, str]:
+        """Return a random split for each file; it depends on the file name and the seed but not on the order of the rows."""
         shares = {split: self._share(split) for split in ("val", "test")}
         if sum(shares.values()) >= 1:
-            raise UserError(f"--val {shares['val']} and --test {shares['test']} leave nothing to train on")
+            raise UserError(f"--val {shares['val']} and --test {shares['test']} leave no images for training")
         order = sorted(self._images, key=lambda file: hashlib.sha256(f"{self._settings.seed} {file}".encode()).digest())
         n_val, n_test = (round(shares[split] * len(order)) for split in ("val", "test"))
         return {file: "val" if k < n_val else "test" if k < n_val + n_test else "train" for k, file in enumerate(order)}
 
 
 def image_file(name: str) -> str:
-    """The path of an image in the folder of images, in its normal form; :class:`BadRow` if it leads elsewhere."""
+    """Return the normalised path of an image in the folder of images. Raises BadRow if it leads out of the folder."""
     path = PurePosixPath(name)
     if not is_path(name) or not path.name:
         raise BadRow("names no image file")
     if path.is_absolute() or ".." in path.parts:
-        raise BadRow(f"the file {name!r} is not inside the folder of images")
+        raise BadRow(f"the file {name!r} is outside the folder of images")
     return path.as_posix()
 
 
@@ -283,26 +286,29 @@ def _split(name: str | None) -> str | None:
     return split
 
 
-def _entry(imgid: int, file: str, image: _Image, drawn: dict[str, str], n_before: int) -> dict[str, Any]:
-    """An image of ``dataset.json``; its captions are numbered from ``n_before`` if they have no ids."""
+def _entry(imgid: int, file: str, image: _CollectedImage, sampled: dict[str, str], n_before: int) -> dict[str, Any]:
+    """Return an image of ``dataset.json``; captions without ids are numbered from ``n_before``."""
     path = PurePosixPath(file)
     sentences = [
-        {"sentid": n_before + k if sentid is None else sentid, "imgid": imgid, "raw": raw, "tokens": words}
-        for k, (sentid, raw, words) in enumerate(image.captions)
+        {"sentid": n_before + k if sentid is None else sentid, "imgid": imgid, "raw": raw, "tokens": tokens}
+        for k, (sentid, raw, tokens) in enumerate(image.captions)
     ]
     return {
         "imgid": imgid,
         **({} if path.parent == PurePosixPath() else {"filepath": path.parent.as_posix()}),
         "filename": path.name,
-        "split": image.split or drawn[file],
+        "split": image.split or sampled[file],
         **({} if image.cocoid is None else {"cocoid": image.cocoid}),
         "sentids": [sentence["sentid"] for sentence in sentences],
         "sentences": sentences,
     }
 
 
-def whole_number(value: object, what: str) -> int | None:
-    """An id as it stands in a row, a number or a text; :class:`BadRow` if it is neither."""
+def parse_id(value: object, field_name: str) -> int | None:
+    """Convert an id of a row, a number or a text, to an integer; None or an empty text is None.
+
+    Raises BadRow, which names the field, if it is not an integer.
+    """
     if value is None or value == "":
         return None
     try:
@@ -310,57 +316,51 @@ def whole_number(value: object, what: str) -> int | None:
     except ValueError:
         number = None
     if type(number) is not int or abs(number) >= 2**63:
-        raise BadRow(f"{what} {value!r} is no whole number")
+        raise BadRow(f"{field_name} {value!r} is not an integer")
     return number
 
 
-def texts(values: Iterable[object]) -> tuple[str, ...]:
-    """Captions that stand in a row as texts, or as lists of texts; :class:`BadRow` if something else is there."""
+def caption_texts(values: Iterable[object]) -> tuple[str, ...]:
+    """Return the captions of a row, whose values are texts or lists of texts. Raises BadRow for any other value."""
     flat = [text for value in values for text in (value if isinstance(value, list) else [value])]
     for text in flat:
         if text is not None and not isinstance(text, str):
-            raise BadRow(f"the caption {text!r:.50} is no text")
+            raise BadRow(f"the caption {text!r:.50} is not a text")
     return tuple(str(text or "") for text in flat)
 
 
-def fields_of(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Columns by field from texts ``FIELD=NAME``; :class:`UserError` if one is something else."""
+def parse_columns(options: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return the columns by field, parsed from texts ``FIELD=NAME``. Raises UserError if a text has another form."""
     columns: dict[str, tuple[str, ...]] = {}
-    for text in given:
-        what, is_pair, name = text.partition("=")
-        if not (what and is_pair and name):
+    for text in options:
+        field_name, is_pair, name = text.partition("=")
+        if not (field_name and is_pair and name):
             raise UserError(f"--column {text}: FIELD=NAME is needed, e.g. --column file=image_name")
-        columns[what] = (*columns.get(what, ()), name)
+        columns[field_name] = (*columns.get(field_name, ()), name)
     return columns
 
 
 _FAILURES = text_kind("a list of rows that were left out", '{"place": ', within=10)
 
 
-def check_name(name: str) -> None:
-    """:class:`UserError` if ``name`` cannot be that of a data set."""
-    if not is_name(name):
-        raise UserError(f"{name!r} cannot be the name of a data set, which becomes a part of file names; give another --name")
-
-
 def check_import_out(settings: ImportSettings) -> None:
-    """Check before any work that the folder ``settings.out`` may be written; raises UserError if not."""
+    """Raise UserError if the folder ``settings.out`` may not be written; call it before any long work."""
     check_dataset_out(settings.out, settings.name)
-    check_out(settings.out / "import.failures.jsonl", _FAILURES)
+    check_output(settings.out / "import.failures.jsonl", _FAILURES)
 
 
 def write_imported_data(content: dict[str, Any], settings: ImportSettings, images: Path | None, inputs: list[Path]) -> Path:
-    """Write ``dataset.json``, and a link to the folder of images; returns its path.
+    """Write ``dataset.json`` and link the folder of images, if there is one; return the path of ``dataset.json``.
 
-    :class:`UserError` if another data set is there.
+    Raises UserError if the folder has another data set.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     file = settings.out / "dataset.json"
     if file.exists() and read_json(file) != content and not may_replace_others():
-        raise UserError(f"{file} is there and holds something else; move it away, or give another --out or --force")
+        raise UserError(f"{file} already exists with other content; move it away, or give another --out or --force")
     counts = Counter(image["split"] for image in content["images"])
     n_captions = sum(len(image["sentences"]) for image in content["images"])
-    of_splits = ", ".join(f"{count} {split}" for split, count in counts.items())
+    split_counts = ", ".join(f"{count} {split}" for split, count in counts.items())
     written = write_dataset(content, settings.out, images, inputs)
-    log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), of_splits, n_captions)
+    log.info("%s: %d images (%s) with %d captions", file, len(content["images"]), split_counts, n_captions)
     return written

@@ -1,6 +1,7 @@
-"""Archives of the WebDataset layout as a data set: members ``<key>.jpg`` with ``<key>.txt`` or ``<key>.json`` beside them.
+"""Import WebDataset archives: tar files in which ``<key>.jpg`` is followed by its captions, ``<key>.txt`` or ``<key>.json``.
 
-The samples of a WebDataset archive: consecutive members whose names have one key.
+``SampleReader`` groups consecutive members with the same key into samples. ``import_webdataset`` converts the samples to
+images with captions and unpacks the photos.
 """
 
 from __future__ import annotations
@@ -11,38 +12,38 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vse.pipeline.dataset.sources import check_dataset_name
 from vse.pipeline.errors import UserError, did_you_mean, printable
-from vse.pipeline.files.archives import BROKEN, ArchiveMember, member_fault, opened_archive
-from vse.pipeline.files.inputs import check_input, reason_of
-from vse.pipeline.files.writing import only_writer, parse_json
-from vse.pipeline.imports.photos import MOST_BYTES, UnpackedPhotos
+from vse.pipeline.files.archives import ARCHIVE_ERRORS, ArchiveMember, member_fault, open_archive
+from vse.pipeline.files.inputs import check_input, error_reason
+from vse.pipeline.files.writing import lock_for_writing, parse_json
+from vse.pipeline.imports.photos import MAX_PHOTO_BYTES, PhotoWriter
 from vse.pipeline.imports.rows import (
     BadRow,
-    GatheredRows,
     ImportedRow,
     ImportSettings,
-    check_name,
+    RowCollector,
+    caption_texts,
     log,
-    texts,
     write_imported_data,
 )
-from vse.pipeline.imports.tables import columns_read, row_of
+from vse.pipeline.imports.tables import build_row, choose_columns
 from vse.pipeline.progress import progress_bar
 
 PHOTOS = ("jpg", "jpeg", "png", "webp")
 KEY_ENDS = ("first-dot", "last-dot")
 _CAPTIONS = ("txt", "json")
 _READ = (*PHOTOS, *_CAPTIONS)
-_MOST_TEXT = 1_000_000
-_SHOWN = 5  # kinds of members that are not read, in the log
+_MAX_TEXT_BYTES = 1_000_000
+_MAX_LOGGED = 5  # kinds of unread members in the log
 
 
 @dataclass
 class Sample:
-    """Consecutive members with one key.
+    """Consecutive members of an archive with the same key.
 
-    content, names : the bytes and the name of each member that is read, by its ending
-    longer : members that are not read because their ending has a dot, although its last part is that of a photo or caption,
+    content, names : the bytes and the name of each member that was read, by its extension
+    longer : members that were not read because their extension has a dot, although it ends like that of a photo or caption,
         such as ``a.b.jpg`` in the sample ``a``
     fault : the first fault of a member
     """
@@ -55,32 +56,32 @@ class Sample:
 
     @property
     def first_name(self) -> str:
-        """The name of a member."""
+        """The name of the first member, or the key if no member was read."""
         return next(iter(self.names.values()), str(next(iter(self.longer), self.key)))
 
     @property
-    def photo(self) -> str:
-        """The ending of the photo; :class:`BadRow` if there is none."""
-        for end in PHOTOS:
-            if end in self.content:
-                return end
-        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.not_read()}")
+    def photo_extension(self) -> str:
+        """The extension of the photo. Raises BadRow if there is no photo."""
+        for extension in PHOTOS:
+            if extension in self.content:
+                return extension
+        raise BadRow(f"no photo ({', '.join(PHOTOS)}){self.unread_hint()}")
 
-    def not_read(self) -> str:
-        """Return the end of a message that names a member with a longer ending."""
+    def unread_hint(self) -> str:
+        """Return the end of a message about the first member with a longer extension, or an empty text."""
         if not self.longer:
             return ""
         name = str(self.longer[0])
-        return f"; member {name!r} is the field {self.longer[0].name.partition('.')[2]!r} of this key, and is not read"
+        return f"; member {name!r} is the field {self.longer[0].name.partition('.')[2]!r} of this key and is not read"
 
     def check(self) -> None:
-        """Raise :class:`BadRow` if a member is faulty, or if the members would be several samples up to the last dot."""
+        """Raise BadRow if a member has a fault, or if keys up to the last dot would give several samples."""
         if self.fault:
             raise BadRow(self.fault)
-        ends: dict[PurePosixPath, set[str]] = {}
+        extensions: dict[PurePosixPath, set[str]] = {}
         for path in self.longer:
-            ends.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
-        pair = next((stem for stem, each in ends.items() if _is_pair(each)), None)
+            extensions.setdefault(path.with_suffix(""), set()).add(path.suffix[1:].lower())
+        pair = next((stem for stem, each in extensions.items() if _is_pair(each)), None)
         if pair is None:
             return
         first = next(str(path) for path in self.longer if path.with_suffix("") == pair)
@@ -91,72 +92,74 @@ class Sample:
 
 
 class SampleReader:
-    """Reads samples whose key ends at the first dot of a file name, as in WebDataset itself, or at the last one."""
+    """Reads samples; a key ends at the first dot of the file name, as in WebDataset itself, or at the last one."""
 
     def __init__(self, key_until: str) -> None:
         self._key_until = key_until
-        self._not_read: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
 
     def samples(self, members: Iterable[ArchiveMember]) -> Iterator[Sample]:
-        """Yield the samples of an archive in its order, without those of which no member would be read."""
+        """Yield the samples of an archive in its order; leave out samples without a member to read."""
         sample = Sample("")
         for member in members:
             path = PurePosixPath(member.name)
             fault = member_fault(member, path)
             if member.is_folder and fault is None:
                 continue
-            stem, dot, end = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
+            stem, dot, extension = path.name.partition(".") if self._key_until == "first-dot" else path.name.rpartition(".")
             if fault is None and (not dot or path.name.startswith(".")):
-                self._not_read["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
+                self._unread["without a key"] += 1  # also inside a sample: macOS puts "._a.txt" before "a.txt"
                 continue
             key = (path.parent / (stem or path.name)).as_posix()
             if key != sample.key:
-                yield from self._finished(sample)
+                yield from self._finish(sample)
                 sample = Sample(key)
-            self._add(sample, member, path, end.lower(), fault)
-        yield from self._finished(sample)
+            self._add(sample, member, path, extension.lower(), fault)
+        yield from self._finish(sample)
 
     @property
-    def n_not_read(self) -> int:
-        """The number of members that were not read so far."""
-        return self._not_read.total()
+    def n_unread(self) -> int:
+        """The number of members that have not been read so far."""
+        return self._unread.total()
 
-    def counts(self) -> str:
-        """Return the number of members that were not read, by their ending."""
-        counts = [f"{count} {end}" for end, count in self._not_read.most_common(_SHOWN)]
-        others = len(self._not_read) - len(counts)
+    def summary(self) -> str:
+        """Return a text with the number of unread members by their extension."""
+        counts = [f"{count} {extension}" for extension, count in self._unread.most_common(_MAX_LOGGED)]
+        others = len(self._unread) - len(counts)
         return printable(", ".join([*counts, *([f"{others} other kinds"] if others else [])]))
 
-    def _finished(self, sample: Sample) -> Iterator[Sample]:
-        self._not_read.update(f"*.{end}" for end in [end for end in sample.content if end in PHOTOS][1:])
+    def _finish(self, sample: Sample) -> Iterator[Sample]:
+        """Yield the sample if it has a member to read or a fault; count its second and later photos as unread."""
+        photos = [extension for extension in sample.content if extension in PHOTOS]
+        self._unread.update(f"*.{extension}" for extension in photos[1:])
         if sample.content or sample.longer or sample.fault:
             yield sample
 
-    def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, end: str, fault: str | None) -> None:
-        """Read a member into its sample, or note its fault, or count it as not read."""
-        if fault is None and end not in _READ:
-            self._not_read[f"*.{end}"] += 1
-            if end.rpartition(".")[2] in _READ:
+    def _add(self, sample: Sample, member: ArchiveMember, path: PurePosixPath, extension: str, fault: str | None) -> None:
+        """Read a member into its sample, or record its fault, or count it as unread."""
+        if fault is None and extension not in _READ:
+            self._unread[f"*.{extension}"] += 1
+            if extension.rpartition(".")[2] in _READ:
                 sample.longer.append(path)
             return
-        most = MOST_BYTES if end in PHOTOS else _MOST_TEXT
-        if fault is None and member.size > most:
-            fault = f"has {member.size} bytes, more than {most}"
-        if fault is None and end in sample.names:
-            before = sample.names[end]
-            fault = "is there twice" if before == member.name else f"has the key and the ending of member {before!r}"
+        max_bytes = MAX_PHOTO_BYTES if extension in PHOTOS else _MAX_TEXT_BYTES
+        if fault is None and member.size > max_bytes:
+            fault = f"has {member.size} bytes, more than {max_bytes}"
+        if fault is None and extension in sample.names:
+            before = sample.names[extension]
+            fault = "occurs twice" if before == member.name else f"has the same key and extension as member {before!r}"
         if fault is not None:
             sample.fault = sample.fault or f"member {member.name!r} {fault}"
             return
         stream = member.open()
         assert stream is not None, "a plain file can be read"
         with stream:
-            sample.content[end], sample.names[end] = stream.read(most), member.name
+            sample.content[extension], sample.names[extension] = stream.read(max_bytes), member.name
 
 
-def _is_pair(ends: Collection[str]) -> bool:
-    """Return whether endings are those of a photo and of its captions."""
-    return any(end in ends for end in PHOTOS) and any(end in ends for end in _CAPTIONS)
+def _is_pair(extensions: Collection[str]) -> bool:
+    """Return whether the extensions are those of a photo and of its captions."""
+    return any(extension in extensions for extension in PHOTOS) and any(extension in extensions for extension in _CAPTIONS)
 
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
@@ -164,57 +167,55 @@ _SPLITS = ("train", "val", "valid", "validation", "dev", "test")
 _BLOCK = 512
 
 
-def archives_in(source: Path) -> list[Path]:
-    """The archives in a folder and the folders in it, in the order of their names; a file is itself."""
+def find_archives(source: Path) -> list[Path]:
+    """Return the archives in a folder and its subfolders, sorted by name; for an archive file, the file itself."""
     paths = source.rglob("*") if source.is_dir() else [source]
     return sorted(path for path in paths if path.name.lower().endswith(ARCHIVES) and path.is_file())
 
 
 def import_webdataset(sources: Sequence[Path], settings: ImportSettings, key_until: str = "first-dot") -> Path:
-    """Write ``dataset.json`` and the photos of all samples of WebDataset archives; returns its path.
+    """Import WebDataset archives: write ``dataset.json`` and the photos, and return the path of ``dataset.json``.
 
-    A sample has a photo and its captions: the lines of its ``.txt``, or what its ``.json`` has, a list or an object. That may
-    also give split and ids; else an archive or its folder may be called after a split (``train-0001.tar``, ``test/0.tar``).
-    Nothing is written that an archive's member names outside of its folder. An import that was stopped goes on where it was:
-    photos that are there are compared, not written again.
+    A sample has a photo and its captions: the lines of its ``.txt``, or a list or object in its ``.json``. The object may also
+    have the split and ids; otherwise the name of the archive or its folder may name the split (``train-0001.tar``,
+    ``test/0.tar``). A member whose path leads out of the archive is refused. An import that was stopped continues where it
+    ended: photos that exist are compared and not written again.
 
-    As in WebDataset itself, a key ends at the first dot of a member's file name: ``a.b.jpg`` is the field ``b.jpg`` of the
-    sample ``a``. With ``key_until="last-dot"`` it ends at the last one. Two samples with one key are refused. Members that
+    As in WebDataset itself, a key ends at the first dot of a file name: ``a.b.jpg`` is the field ``b.jpg`` of the sample
+    ``a``. With ``key_until="last-dot"`` it ends at the last dot. A second sample with the same key is refused. Members that
     are not read are counted.
     """
-    check_name(settings.name)
+    check_dataset_name(settings.name)
     if key_until not in KEY_ENDS:
         raise UserError(f"--key-until {key_until}: unknown{did_you_mean(key_until, KEY_ENDS)}")
-    archives = [(source, path) for source in sources for path in archives_in(source)]
+    archives = [(source, path) for source in sources for path in find_archives(source)]
     if not archives:
-        raise UserError(f"{sources[0]}: no archive in it; {', '.join(ARCHIVES)} are read")
+        raise UserError(f"{sources[0]}: has no archive with a name in {', '.join(ARCHIVES)}")
     folders = [_folder(source, path) for source, path in archives]
     for folder, count in Counter(folders).items():
         if count > 1:
             same = " and ".join(str(path) for at, (_, path) in zip(folders, archives, strict=True) if at == folder)
-            raise UserError(
-                f"{same}: two archives have the same name; give the folder in which all of them lie, or rename one"
-            )
-    gathered = GatheredRows(settings)
+            raise UserError(f"{same}: two archives have the same name; give a folder that contains all of them, or rename one")
+    collector = RowCollector(settings)
     sizes = [check_input(path).stat().st_size for _, path in archives]
-    with only_writer(settings.out, folder=True), progress_bar(
+    with lock_for_writing(settings.out, folder=True), progress_bar(
         desc="unpack photos", total=sum(sizes), unit="B", unit_scale=True
     ) as bar:  # fmt: skip
-        photos = UnpackedPhotos(settings.out, gathered)
+        photos = PhotoWriter(settings.out, collector)
         reader = SampleReader(key_until)
         seen: dict[str, str] = {}
         for (_, archive), folder, size in zip(archives, folders, sizes, strict=True):
-            _add_archive(archive, folder, reader, seen, gathered, photos, settings)
+            _add_archive(archive, folder, reader, seen, collector, photos, settings)
             bar.update(size)
-        if reader.n_not_read:
-            log.warning("%d members are not read: %s", reader.n_not_read, reader.counts())
-        not_read = {"members_not_read": reader.n_not_read} if reader.n_not_read else {}
-        content = gathered.content(format="webdataset", files=[path.name for _, path in archives], **not_read)
+        if reader.n_unread:
+            log.warning("%d members are not read: %s", reader.n_unread, reader.summary())
+        unread = {"members_not_read": reader.n_unread} if reader.n_unread else {}
+        content = collector.content(format="webdataset", files=[path.name for _, path in archives], **unread)
         return write_imported_data(content, settings, None, [path for _, path in archives])
 
 
 def _folder(source: Path, archive: Path) -> str:
-    """Return the folder for the photos of an archive: its name, below the folders in which it lies in ``source``."""
+    """Return the folder for the photos of an archive: its path inside ``source`` without the extension."""
     relative = archive.relative_to(source) if source.is_dir() else Path(archive.name)
     ending = max((ending for ending in ARCHIVES if relative.name.lower().endswith(ending)), key=len)
     return relative.with_name(relative.name[: -len(ending)] or relative.name).as_posix()
@@ -225,41 +226,42 @@ def _add_archive(
     folder: str,
     reader: SampleReader,
     seen: dict[str, str],
-    gathered: GatheredRows,
-    photos: UnpackedPhotos,
+    collector: RowCollector,
+    photos: PhotoWriter,
     settings: ImportSettings,
 ) -> None:
-    """Take the samples of an archive; ``seen`` has a member of each sample that was taken or refused."""
+    """Add the samples of an archive; ``seen`` has the first member of each earlier sample."""
     split = _split_of(folder)
     try:
-        with opened_archive(archive) as members:
+        with open_archive(archive) as members:
             for sample in reader.samples(members):
                 place, file = f"{archive}: {sample.key}", f"{folder}/{sample.key}"
                 try:
                     sample.check()
                     if file in seen:
-                        raise BadRow(f"{sample.key} is there already (members {seen[file]!r} and {sample.first_name!r})")
+                        both = f"members {seen[file]!r} and {sample.first_name!r}"
+                        raise BadRow(f"an earlier sample also has the key {sample.key} ({both})")
                     seen[file] = sample.first_name
                     photos.add(*_row(place, file, sample, split, settings.columns))
                 except BadRow as reason:
-                    gathered.refuse(place, reason)
+                    collector.refuse(place, reason)
         if not _has_end(archive):
-            gathered.refuse(str(archive), "a damaged archive: it is cut off")
-    except (*BROKEN, OSError) as error:
-        gathered.refuse(str(archive), f"a damaged archive, or not one ({reason_of(error)})")
+            collector.refuse(str(archive), "a damaged archive: its end is missing")
+    except (*ARCHIVE_ERRORS, OSError) as error:
+        collector.refuse(str(archive), f"a damaged archive, or not one ({error_reason(error)})")
 
 
 def _has_end(archive: Path) -> bool:
-    """Whether a tar file ends with the zeros that all writers put there; without them a cut between members is silent."""
+    """Return whether a tar file ends with zeros, as all complete ones do; reading stops without an error where it is cut."""
     if archive.suffix != ".tar":
-        return True  # compressed: a cut is an error
+        return True  # decompression fails if a compressed file is cut
     with archive.open("rb") as stream:
         stream.seek(-min(_BLOCK, archive.stat().st_size), 2)
         return not any(stream.read(_BLOCK))
 
 
 def _split_of(folder: str) -> str | None:
-    """The split after which an archive, or the folder in which it lies, is called."""
+    """Return the split that the name of an archive or of one of its folders begins with, or None."""
     *parents, name = folder.lower().split("/")
     for part in (name, *parents[::-1]):
         for split in _SPLITS:
@@ -271,22 +273,22 @@ def _split_of(folder: str) -> str | None:
 def _row(
     place: str, file: str, sample: Sample, split: str | None, columns: Mapping[str, tuple[str, ...]]
 ) -> tuple[ImportedRow, bytes]:
-    """The row of a sample, and its photo; :class:`BadRow` if one of them is missing or cannot be read."""
-    end, parts = sample.photo, sample.content
-    said: dict[str, list[Any]] = {}
+    """Return the row and the photo of a sample. Raises BadRow if the photo or the captions are missing or invalid."""
+    extension, parts = sample.photo_extension, sample.content
+    values: dict[str, list[Any]] = {}
     if "json" in parts:
         try:
             parsed = parse_json(Path(place), parts["json"])
             content = parsed if isinstance(parsed, dict) else {"caption": parsed}
-            chosen = columns_read(Path(place), content, columns, ())
-            said = {what: [content[name] for name in names] for what, names in chosen.items()}
+            chosen = choose_columns(Path(place), content, columns, ())
+            values = {field: [content[name] for name in names] for field, names in chosen.items()}
         except UserError as error:
             raise BadRow(str(error).removeprefix(f"{Path(place)}: ")) from None
     if "txt" in parts:
         try:
-            said["caption"] = [line for line in parts["txt"].decode("utf-8-sig").splitlines() if line.strip()]
+            values["caption"] = [line for line in parts["txt"].decode("utf-8-sig").splitlines() if line.strip()]
         except UnicodeDecodeError:
             raise BadRow("its text is not UTF-8") from None
-    if not texts(said.get("caption", [])):
-        raise BadRow(f"no caption (txt, json){sample.not_read()}")
-    return row_of(place, {"split": [split], **said, "file": [f"{file}.{end}"]}), parts[end]
+    if not caption_texts(values.get("caption", [])):
+        raise BadRow(f"no caption (txt, json){sample.unread_hint()}")
+    return build_row(place, {"split": [split], **values, "file": [f"{file}.{extension}"]}), parts[extension]

@@ -1,8 +1,8 @@
-"""A user's own code, named by settings as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``: when it runs, and which bytes.
+"""Run a user's own code, which settings name as ``my_loss.py:MyLoss`` or ``package.module:MyLoss``, if it is allowed to run.
 
-Code runs if the command line names it by ``--set``, or if everything is allowed (``--allow-code``). What a file names, a
-preset or the settings of a run, is else refused: to open a run that somebody sent must not run what is in it. A run keeps
-copies of its code, and its settings their SHA-256, so that it is opened with these very bytes.
+Code may run if the command line names it by ``--set``, or if all code is allowed (``--allow-code``). Code that only a preset
+or the settings of a run name is rejected: opening a run that somebody has sent must not execute its code. A run folder keeps
+copies of its code, and its settings hold their SHA-256, so that a run is always opened with the same bytes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from types import ModuleType
 from typing import Any
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, reason_of
+from vse.pipeline.files.inputs import InputFile, error_reason
 
 _NAME = re.compile(r"(?P<place>[^:\n]+(?::\\[^:\n]*)?):(?P<member>[A-Za-z_]\w*)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 12  # hexadecimal digits of a SHA-256 in names and messages
+_SHORT = 12  # hexadecimal digits of a SHA-256 in names and messages
 
 
-class CodeRefused(UserError):
-    """Code that is not run: nobody allowed it, or it is not what it was."""
+class CodeNotAllowed(UserError):
+    """Code that must not run, because nobody has allowed it or its file has changed."""
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """A class or function of a user's own and the file that has it.
+    """A class or function of a user's own and the file that defines it.
 
-    name : as settings have it
+    name : the name in settings, e.g. ``my_loss.py:MyLoss``
     member : the class or function
-    file : where it was read
-    source, sha256 : the bytes of that file
+    file : the file that was read
+    source, sha256 : the bytes of that file and their SHA-256
     """
 
     name: str
@@ -49,13 +49,18 @@ class OwnCode:
 
     @property
     def copy_name(self) -> str:
-        """What a copy of the file is called in a run folder."""
-        return copy_name(self.name, self.sha256)
+        """The name of the file's copy in a run folder."""
+        return code_copy_name(self.name, self.sha256)
 
 
 @dataclass(frozen=True)
 class _Rules:
-    """What may run: everything, or what is ``named`` on a command line; ``copies`` is the folder of a run's own code."""
+    """The code that may run.
+
+    everything : whether all code may run
+    named : names of code that may run, because the command line has them
+    copies : the folder with the code of the run that is being opened, if any
+    """
 
     everything: bool = False
     named: frozenset[str] = frozenset()
@@ -64,128 +69,131 @@ class _Rules:
 
 _NOTHING = _Rules()
 _RULES = ContextVar("_RULES", default=_NOTHING)
-_RUN: dict[tuple[str, str], OwnCode] = {}  # what has been run in this process, by name and SHA-256
+_LOADED: dict[tuple[str, str], OwnCode] = {}  # code that this process has run, by name and SHA-256
 
 
 @contextmanager
-def code_allowed(allowed: bool = True) -> Iterator[None]:
-    """In this block code runs that presets or runs name, as after ``--allow-code``."""
-    with _changed(everything=_RULES.get().everything or allowed):
+def allow_own_code(allowed: bool = True) -> Iterator[None]:
+    """Allow all code in the block to run, as ``--allow-code`` does; change nothing if ``allowed`` is false."""
+    with _change_rules(everything=_RULES.get().everything or allowed):
         yield
 
 
 @contextmanager
-def code_named(values: Sequence[Any]) -> Iterator[None]:
-    """In this block code runs that is named in these values, which a user gave on the command line."""
-    with _changed(named=_RULES.get().named | frozenset(_names_in(values))):
+def allow_named_code(values: Sequence[Any]) -> Iterator[None]:
+    """Allow code in the block to run if ``values``, given by the user on the command line, name it."""
+    with _change_rules(named=_RULES.get().named | frozenset(_find_code_names(values))):
         yield
 
 
 @contextmanager
-def code_of_run(copies: Path) -> Iterator[None]:
-    """In this block the settings of a run are read, whose code lies in the folder ``copies``."""
-    with _changed(copies=copies):
+def use_code_of_run(copies: Path) -> Iterator[None]:
+    """Read the code in the block from ``copies``, the folder with the code of a run."""
+    with _change_rules(copies=copies):
         yield
 
 
-def is_code(name: object) -> bool:
-    """Whether a name is that of a user's own code."""
+def is_code_name(name: object) -> bool:
+    """Return whether ``name`` has the form of a user's own code, ``my_loss.py:MyLoss`` or ``package.module:MyLoss``."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
-def copy_name(name: str, sha256: str) -> str:
-    """What the copy of a file of code is called: the file's name and the beginning of its SHA-256."""
-    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHOWN]}.py"
+def code_copy_name(name: str, sha256: str) -> str:
+    """Return the file name of a copy of code: the name of the file and the first digits of its SHA-256."""
+    return f"{Path(name.rpartition(':')[0]).name.removesuffix('.py')}-{sha256[:_SHORT]}.py"
 
 
-def code_sums(settings: object) -> dict[str, str]:
-    """The SHA-256 of the files that settings name as code, as far as they are there; nothing is run."""
-    places = {name: Path(name.rpartition(":")[0]) for name in _names_in(settings)}
+def hash_code_files(settings: object) -> dict[str, str]:
+    """Return the SHA-256 of the existing ``.py`` files that settings name as code, by name. Nothing is run."""
+    places = {name: Path(name.rpartition(":")[0]) for name in _find_code_names(settings)}
     files = {name: place for name, place in places.items() if place.suffix == ".py" and place.is_file()}
-    return {name: ReadOnce(file).sha256 for name, file in files.items()}
+    return {name: InputFile(file).sha256 for name, file in files.items()}
 
 
 def load_code(name: str, sha256: str | None = None) -> OwnCode:
-    """Run the file or module of ``name`` and take its class or function; it runs once in a process.
+    """Run the file or module that ``name`` names, once in a process, and return its class or function.
 
-    A file is looked for from the working folder, a module where Python finds it; in the settings of a run it is the run's own
-    copy, for which ``sha256`` must be known. :class:`CodeRefused` if it may not run, or has another SHA-256 than the one
-    given; :class:`UserError` if it is not there, cannot be run, or has no such class or function.
+    The path of a file is relative to the working folder, and Python's search path finds a module. In :func:`use_code_of_run`
+    the copy in the run folder is run instead; ``sha256`` must then be given.
+
+    Raises CodeNotAllowed if the code may not run or has another SHA-256 than ``sha256``, and UserError if it is missing, fails
+    when it is run, or lacks the class or function.
     """
-    if sha256 is not None and (name, sha256) in _RUN:
-        return _RUN[name, sha256]
+    if sha256 is not None and (name, sha256) in _LOADED:
+        return _LOADED[name, sha256]
     if sha256 is not None and not _SHA256.fullmatch(sha256):
-        raise CodeRefused(f"{name}: {sha256!r} is no SHA-256")
+        raise CodeNotAllowed(f"{name}: {sha256!r} is not a SHA-256")
     rules = _RULES.get()
     place, member = name.rpartition(":")[::2]
     if rules.copies is None and not (rules.everything or name in rules.named):
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{name} is code outside of the package: look at it, and allow it to run with --allow-code (what --set names runs)"
         )
     if rules.copies is not None:
-        file = _copy(name, sha256, rules.copies, rules.everything)
+        file = _find_copy(name, sha256, rules.copies, rules.everything)
     else:
         file = Path(place) if place.endswith(".py") else _module_file(name, place)
-    opened = ReadOnce(file)
-    source = opened.read()
-    if sha256 not in (None, opened.sha256):
-        raise CodeRefused(
-            f"{file}: has changed since: its SHA-256 is {opened.sha256[:_SHOWN]}..., and that of {name} was "
-            f"{str(sha256)[:_SHOWN]}...; restore it, or train again"
+    code_file = InputFile(file)
+    source = code_file.read()
+    if sha256 not in (None, code_file.sha256):
+        raise CodeNotAllowed(
+            f"{file}: has changed since: its SHA-256 is {code_file.sha256[:_SHORT]}..., and that of {name} was "
+            f"{str(sha256)[:_SHORT]}...; restore it, or train again"
         )
-    key = name, opened.sha256
-    if key not in _RUN:
-        of_file = rules.copies is not None or place.endswith(".py")
-        module = _executed(file, source, opened.sha256, place) if of_file else _imported(name, place)
+    key = name, code_file.sha256
+    if key not in _LOADED:
+        is_file = rules.copies is not None or place.endswith(".py")
+        module = _execute(file, source, code_file.sha256, place) if is_file else _import(name, place)
         if not hasattr(module, member):
             raise UserError(f"{file}: has no class or function {member!r}")
-        _RUN[key] = OwnCode(name, getattr(module, member), file, source, opened.sha256)
-    return _RUN[key]
+        _LOADED[key] = OwnCode(name, getattr(module, member), file, source, code_file.sha256)
+    return _LOADED[key]
 
 
-def _copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
-    """The copy of a run's code, if it may run."""
+def _find_copy(name: str, sha256: str | None, copies: Path, allowed: bool) -> Path:
+    """Return the copy of the code ``name`` in the run folder. Raises CodeNotAllowed if it is missing or may not run."""
     if sha256 is None:
-        raise CodeRefused(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
-    file = copies / copy_name(name, sha256)
-    if not allowed and (known := next((mine for of, mine in _RUN if of == name), None)):
-        raise CodeRefused(
-            f"{name} has changed since {copies.parent} was made: its SHA-256 is {known[:_SHOWN]}..., that of the run "
-            f"{sha256[:_SHOWN]}... ({file}); restore it, give another --out, or --overwrite the run"
+        raise CodeNotAllowed(f"{copies.parent}: its settings name {name}, but not the SHA-256 of that code; train again")
+    file = copies / code_copy_name(name, sha256)
+    if not allowed and (known := next((loaded for code, loaded in _LOADED if code == name), None)):
+        raise CodeNotAllowed(
+            f"{name} has changed since {copies.parent} was made: its SHA-256 is {known[:_SHORT]}..., that of the run "
+            f"{sha256[:_SHORT]}... ({file}); restore it, give another --out, or --overwrite the run"
         )
     if not allowed:
-        raise CodeRefused(
+        raise CodeNotAllowed(
             f"{copies.parent} was made with code outside of the package, {name}: look at its copy, {file}, and allow "
             "it to run with --allow-code"
         )
     if not file.is_file():
-        raise CodeRefused(f"{file}: no such file, and this run was made with that code ({name}); restore it, or train again")
+        raise CodeNotAllowed(f"{file}: no such file, but this run uses that code ({name}); restore it, or train again")
     return file
 
 
 def _module_file(name: str, module: str) -> Path:
     try:
         found = importlib.util.find_spec(module)
-    except Exception as error:  # whatever the packages around it raise when they are imported
-        raise UserError(f"{name}: {module} cannot be imported ({reason_of(error)})") from None
+    except Exception as error:  # importing the parent packages can raise anything
+        raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
     if found is None or not found.has_location or not str(found.origin).endswith(".py"):
-        raise UserError(f"{name}: no module {module} is installed, and a file's name ends with .py")
+        raise UserError(f"{name}: no module {module} is installed (the name of a file would end with .py)")
     return Path(str(found.origin))
 
 
-def _imported(name: str, module: str) -> ModuleType:
+def _import(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        raise UserError(f"{name}: {module} cannot be imported ({reason_of(error)})") from None
+        raise UserError(f"{name}: {module} cannot be imported ({error_reason(error)})") from None
 
 
-def _executed(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
-    """A module made of these bytes; it is registered, so that the annotations of its classes can be resolved.
+def _execute(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
+    """Execute source code as a new module and return the module.
 
-    The copy of a module of a package imports its neighbours where that package is installed.
+    The module is registered in ``sys.modules``, so that the annotations of its classes can be resolved. The copy of a module
+    of a package imports its neighbours from the installed package.
     """
-    module = ModuleType(f"vse_own_code_{sha256[:_SHOWN]}")
+    module = ModuleType(f"vse_own_code_{sha256[:_SHORT]}")
     module.__file__ = str(file)
     if not place.endswith(".py"):
         module.__package__ = place.rpartition(".")[0]
@@ -195,24 +203,24 @@ def _executed(file: Path, source: bytes, sha256: str, place: str) -> ModuleType:
     except Exception as error:
         del sys.modules[module.__name__]
         line = _line(error, str(file))
-        raise UserError(f"{file}{line}: cannot be run ({type(error).__name__}: {reason_of(error)})") from None
+        raise UserError(f"{file}{line}: cannot be run ({type(error).__name__}: {error_reason(error)})") from None
     return module
 
 
 def _line(error: Exception, file: str) -> str:
-    """``:12``, the line of the file in which an error was raised, if it is known."""
+    """Return the line of ``file`` in which an error was raised, as ``:12``; an empty text if it is unknown."""
     if isinstance(error, SyntaxError):
         return f":{error.lineno}" if error.lineno else ""
-    number, trace = None, error.__traceback__
+    line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == file:
-            number = trace.tb_lineno
+            line = trace.tb_lineno
         trace = trace.tb_next
-    return f":{number}" if number else ""
+    return f":{line}" if line else ""
 
 
 @contextmanager
-def _changed(**changes: Any) -> Iterator[None]:
+def _change_rules(**changes: Any) -> Iterator[None]:
     token = _RULES.set(replace(_RULES.get(), **changes))
     try:
         yield
@@ -220,13 +228,13 @@ def _changed(**changes: Any) -> Iterator[None]:
         _RULES.reset(token)
 
 
-def _names_in(value: object) -> Iterator[str]:
-    """All names of code in nested values."""
+def _find_code_names(value: object) -> Iterator[str]:
+    """Yield all names of code in nested values."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, str):
-        if is_code(value):
+        if is_code_name(value):
             yield value
     elif isinstance(value, Sequence):
         for inner in value:
-            yield from _names_in(inner)
+            yield from _find_code_names(inner)

@@ -1,8 +1,8 @@
-"""Parts that an experiment or a feature is put together from, such as losses or extractors: a registry for each kind.
+"""Registries of parts. Experiments and features are composed of parts, such as losses or extractors.
 
-A part is a class of settings with the code that they describe, in a file of its own, and one line in the registry of its kind.
-Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A part of a user's own is named
-by its place, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
+A part is a class of settings together with the code that they configure. It has a file of its own and one line in the registry
+of its kind. Settings name it: ``similarity: { name: order, form: norm }``, or just ``similarity: order``. A user's own part is
+named by its file, ``loss: my_loss.py:MyLoss`` (:mod:`vse.pipeline.presets.own_code`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from pydantic import BaseModel, BeforeValidator, create_model
 from pydantic_core import PydanticUndefined
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.presets.own_code import OwnCode, is_code, load_code
+from vse.pipeline.presets.own_code import OwnCode, is_code_name, load_code
 from vse.pipeline.presets.schema import Settings
 
 _Part = TypeVar("_Part", bound=Settings)
 
 
-def imported(name: str) -> Any:
+def import_object(name: str) -> Any:
     """Import an object by its name, ``module:object``."""
-    module, _, own_name = name.partition(":")
-    return getattr(import_module(module), own_name)
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 class Registry(Generic[_Part]):
-    """The parts of one kind by name. A part is imported when it is asked for.
+    """The parts of one kind by name. A lazy part is imported on first use.
 
     Parameters
     ----------
-    kind : what they are, for messages, such as ``similarity``
+    kind : the kind of the parts in messages, such as ``similarity``
     parts : classes; each has its name as the default of the field ``key``
     key : the field that names a part
     lazy : classes by name, as ``module:Class``
-    base : what a part of a user's own derives from; without it there are none
-    of_function : what makes a class of a user's own function, where a function will do; :class:`TypeError` if it will not
+    base : the class from which a user's own parts derive; without it, users cannot add parts
+    from_function : turns a user's own function into a class; without it, only classes are accepted
     """
 
     def __init__(
@@ -47,107 +47,114 @@ class Registry(Generic[_Part]):
         key: str = "name",
         lazy: Mapping[str, str] | None = None,
         base: type[_Part] | None = None,
-        of_function: Callable[[Callable[..., Any]], type[_Part]] | None = None,
+        from_function: Callable[[Callable[..., Any]], type[_Part]] | None = None,
     ) -> None:
         self.kind, self.key = kind, key
-        self._base, self._of_function = base, of_function
+        self._base, self._from_function = base, from_function
         self._parts: dict[str, type[_Part] | str] = dict(lazy or {})
         self._own: dict[tuple[str, str], type[_Part]] = {}
         for part in parts:
             self.add(part)
 
     def add(self, part: type[_Part]) -> None:
-        """Register a part, under the default of its field ``key``."""
+        """Register a part under its name, the default of its field ``key``."""
         self._parts[part.model_fields[self.key].default] = part
 
     def remove(self, name: str) -> None:
-        """Forget a part."""
+        """Remove a part from the registry."""
         del self._parts[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._parts or (self._base is not None and is_code(name))
+        return name in self._parts or (self._base is not None and is_code_name(name))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._parts)
 
     def __getitem__(self, name: str) -> type[_Part]:
-        """The class of the part ``name``; :class:`ValueError` suggests the nearest name if there is none.
+        """Return the class of the part ``name``.
 
-        Of a user's own part, :class:`vse.pipeline.errors.UserError` says what is wrong with it, or that it may not run.
+        Raises ValueError, which suggests the nearest name, if no part has this name. For a user's own part, raises UserError
+        if it is not such a part or may not run.
         """
-        if self._base is not None and is_code(name):
+        if self._base is not None and is_code_name(name):
             return self._own_part(self._base, load_code(name))
         if name not in self._parts:
             raise ValueError(f"unknown {self.kind} {name!r}{did_you_mean(str(name), self._parts)}")
         part = self._parts[name]
         if isinstance(part, str):
-            part = self._parts[name] = cast(type[_Part], imported(part))
+            part = self._parts[name] = cast(type[_Part], import_object(part))
         return part
 
-    def read(self, value: Any) -> Any:
-        """A part from its name, or from a mapping of its settings with its name; a part itself, and None, stay as they are."""
+    def parse(self, value: Any) -> Any:
+        """Return the part that a name, or a mapping of settings with a name, describes; return a part or None unchanged.
+
+        Raises ValueError if the value describes no part.
+        """
         if value is None or isinstance(value, BaseModel):
             return value
-        settings = self.settings(value)
+        settings = self.as_settings(value)
         if settings is None or not isinstance(settings.get(self.key), str):
             raise ValueError(f"the {self.kind} is a name ({', '.join(self._parts)}), or settings with its {self.key}")
         name = settings[self.key]
-        if self._base is not None and is_code(name):
+        if self._base is not None and is_code_name(name):
             return self._own_part(self._base, load_code(name, settings.get("code_sha256"))).model_validate(settings)
         return self[name].model_validate(settings)
 
-    def settings(self, value: Any) -> dict[str, Any] | None:
-        """The settings of a part that is given as its name, as a mapping or as itself; None for anything else."""
+    def as_settings(self, value: Any) -> dict[str, Any] | None:
+        """Return the settings of a part that is given as a name, a mapping or a part; None for any other value."""
         if isinstance(value, BaseModel):
             return {**value.model_dump(exclude_unset=True), self.key: getattr(value, self.key)}
         if isinstance(value, str):
             return {self.key: value}
         return dict(value) if isinstance(value, Mapping) else None
 
-    def chosen(self, value: Any) -> type[_Part] | None:
-        """The class of a part that is given as its name, as a mapping or as itself; None if it names none of these parts."""
-        name = (self.settings(value) or {}).get(self.key)
+    def find_class(self, value: Any) -> type[_Part] | None:
+        """Return the class of a part that is given as a name, a mapping or a part; None if the registry lacks it."""
+        name = (self.as_settings(value) or {}).get(self.key)
         return self[name] if isinstance(name, str) and name in self else None
 
     def _own_part(self, base: type[_Part], code: OwnCode) -> type[_Part]:
-        """A user's own class, with its place as its name and the SHA-256 of its file among its settings."""
+        """Return a user's own class with two more settings: its name and the SHA-256 of its file.
+
+        Raises UserError if it does not derive from ``base``.
+        """
         if (code.name, code.sha256) not in self._own:
             part = code.member
-            if not isinstance(part, type) and callable(part) and self._of_function is not None:
-                part = self._of_function(part)
+            if not isinstance(part, type) and callable(part) and self._from_function is not None:
+                part = self._from_function(part)
             if not (isinstance(part, type) and issubclass(part, base)):
                 kinds = f"a class that derives from {base.__module__}.{base.__qualname__}"
-                function = ", or a function" if self._of_function is not None else ""
+                function = ", or a function" if self._from_function is not None else ""
                 raise UserError(f"{code.name}: a {self.kind} of your own is {kinds}{function}, and this is not")
             fields: dict[str, Any] = {name: (Literal[value], value) for name, value in _identity(self.key, code).items()}
-            made_by: Any = create_model  # which mypy would take for the definition of a class
-            own = made_by(part.__name__, __base__=part, __module__=part.__module__, **fields)
+            create: Any = create_model  # mypy would read a direct call as the definition of a class
+            own = create(part.__name__, __base__=part, __module__=part.__module__, **fields)
             own.__doc__ = part.__doc__
             own.own_code = code
             self._own[code.name, code.sha256] = own
         return self._own[code.name, code.sha256]
 
 
-def part_of(registry: Registry[Any]) -> BeforeValidator:
-    """The mark of a field that is a part.
+def part_field(registry: Registry[Any]) -> BeforeValidator:
+    """Return the annotation of a field that holds a part of a registry.
 
-    For example ``loss: Annotated[SerializeAsAny[Loss], part_of(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
+    For example ``loss: Annotated[SerializeAsAny[Loss], part_field(LOSSES)] = Max()``, or with ``SerializeAsAny[Loss] | None``.
     """
-    return BeforeValidator(registry.read)
+    return BeforeValidator(registry.parse)
 
 
-def registry_of(schema: type[BaseModel], field: str) -> Registry[Any] | None:
-    """The registry that a field of a schema takes its part from, if it is a part (or none)."""
+def find_registry(schema: type[BaseModel], field: str) -> Registry[Any] | None:
+    """Return the registry of the part that a field of a schema holds; None if the field holds something else."""
     info = schema.model_fields[field]
-    for mark in (*info.metadata, *_marks(info.annotation)):
-        owner = getattr(getattr(mark, "func", None), "__self__", None)
+    for item in (*info.metadata, *_annotation_metadata(info.annotation)):
+        owner = getattr(getattr(item, "func", None), "__self__", None)
         if isinstance(owner, Registry):
             return owner
     return None
 
 
-def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
-    """The class of settings that a field of a schema holds, if it is a group of them (or none)."""
+def find_group(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
+    """Return the class of the group of settings that a field of a schema holds; None if the field holds something else."""
     annotation = schema.model_fields[field].annotation
     for kind in (annotation, *get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -155,19 +162,19 @@ def group_of(schema: type[BaseModel], field: str) -> type[BaseModel] | None:
     return None
 
 
-def default_part(schema: type[BaseModel], field: str) -> Any:
-    """The part that a field of a schema has by default; None if there is none."""
+def find_default_part(schema: type[BaseModel], field: str) -> Any:
+    """Return the default part of a field of a schema; None if it has no default."""
     default = schema.model_fields[field].get_default(call_default_factory=True)
     return None if default is PydanticUndefined else default
 
 
-def own_codes(settings: BaseModel) -> list[OwnCode]:
-    """The files of a user's own that settings name, each once."""
+def find_own_code(settings: BaseModel) -> list[OwnCode]:
+    """Return the user's own code that settings use, once for each file."""
     codes: dict[str, OwnCode] = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
-            codes |= {code.copy_name: code for code in own_codes(value)}
+            codes |= {code.copy_name: code for code in find_own_code(value)}
     code = type(settings).__dict__.get("own_code")
     return [*codes.values(), *([code] if isinstance(code, OwnCode) and code.copy_name not in codes else [])]
 
@@ -176,8 +183,8 @@ def _identity(key: str, code: OwnCode) -> dict[str, str]:
     return {key: code.name, "code_sha256": code.sha256}
 
 
-def _marks(annotation: Any) -> Iterator[Any]:
-    """What ``Annotated`` says in an annotation, at any depth of a union."""
+def _annotation_metadata(annotation: Any) -> Iterator[Any]:
+    """Yield the metadata of every ``Annotated`` in an annotation, at any depth of a union."""
     yield from getattr(annotation, "__metadata__", ())
     for inner in get_args(annotation):
-        yield from _marks(inner)
+        yield from _annotation_metadata(inner)

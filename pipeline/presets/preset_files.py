@@ -1,7 +1,8 @@
-"""The YAML files of presets: one preset in a file of its name, or a family of them under the key ``presets``.
+"""Read the YAML files of presets.
 
-Presets ship with the package. A folder laid out like ``config/`` and named by the environment variable ``VSE_PRESETS`` is
-searched first, and a file with one preset can be given as its path.
+A file holds one preset of the same name, or a family of presets under the key ``presets``. Presets ship with the package. The
+environment variable ``VSE_PRESETS`` names a folder that is searched first; it is laid out like ``config/``. A file with one
+preset can also be given by its path.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from typing import Any
 import yaml
 
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.inputs import LONGEST_NAME, check_input, is_name, reading
+from vse.pipeline.files.inputs import LONGEST_NAME, check_input, is_name, wrap_read_errors
 
 try:
-    from yaml import CSafeLoader as SafeLoader  # of libyaml: ten times as fast
+    from yaml import CSafeLoader as SafeLoader  # from libyaml, ten times as fast
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
-_MOST_NODES = 100_000  # of a YAML text, those that aliases repeat counted each time
+_MOST_NODES = 100_000  # nodes of a YAML text, counted again for each alias
 _LARGEST = 2**63 - 1
 _DEEPEST = 50  # nested lists and mappings
 _MOST_LAYERS = 50  # presets that extend one another
-OF_ITS_OWN = ("about", "title", "rows")  # what a preset does not inherit: it is neither that row of a table nor called so
+NOT_INHERITED = ("about", "title", "rows")  # they describe the base preset, not the one that extends it
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,25 @@ class Preset:
 
 
 def known_presets(kind: str) -> list[str]:
-    """Names of the presets of a ``kind`` (``datasets``, ``features`` or ``experiments``)."""
-    return sorted({name for folder in _folders(kind) for name in _presets_in(folder)})
+    """Return the names of all presets of a ``kind`` (``datasets``, ``features``, ``experiments`` or ``ladders``), sorted."""
+    return sorted({name for folder in _folders(kind) for name in _read_folder(folder)})
 
 
-def described_presets(kind: str) -> list[tuple[str, str]]:
-    """Name and description (``about``) of every preset of a ``kind``: file by file, in the order in which they are written."""
-    described: dict[str, str] = {}
+def preset_descriptions(kind: str) -> list[tuple[str, str]]:
+    """Return the name and description (``about``) of every preset of a ``kind``, in the order of the files."""
+    descriptions: dict[str, str] = {}
     for folder in _folders(kind):
-        for preset in _presets_in(folder).values():
-            described.setdefault(preset.name, str(preset.settings.get("about", "")))
-    return list(described.items())
+        for preset in _read_folder(folder).values():
+            descriptions.setdefault(preset.name, str(preset.settings.get("about", "")))
+    return list(descriptions.items())
 
 
 def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) -> list[dict[str, Any]]:
-    """The settings of a preset as layers: first those of what it ``extends`` in the end, last its own."""
-    preset = _find(kind, name)
+    """Return the settings of a preset as layers: first those of the presets that it ``extends``, last its own.
+
+    ``extended_by`` are the presets that led to this one. Raises UserError if the preset is unknown, or extends itself.
+    """
+    preset = _find_preset(kind, name)
     if len(extended_by) > _MOST_LAYERS:
         raise UserError(f"{preset.path}: extends more than {_MOST_LAYERS} presets, one after the other")
     if any((preset.path, preset.name) == (upper.path, upper.name) for upper in extended_by):
@@ -67,49 +71,50 @@ def preset_layers(kind: str, name: str, extended_by: tuple[Preset, ...] = ()) ->
     if base is None:
         return [own]
     if not isinstance(base, str):
-        raise UserError(f"{preset.path}: extends: takes the name of a preset, not {base!r}")
+        raise UserError(f"{preset.path}: extends: must be the name of a preset, not {base!r}")
     inherited = preset_layers(kind, base, (*extended_by, preset))
-    return [*({key: layer[key] for key in layer if key not in OF_ITS_OWN} for layer in inherited), own]
+    return [*({key: layer[key] for key in layer if key not in NOT_INHERITED} for layer in inherited), own]
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; a key that is given twice in one mapping is an error."""
+    """Return the content of a YAML file. Raises UserError if it is not valid YAML, as :func:`parse_yaml` defines it."""
     check_input(path)
-    with reading(path, "valid YAML"):
+    with wrap_read_errors(path, "valid YAML"):
         return parse_yaml(path.read_text(encoding="utf-8"))
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of a YAML text; any :class:`Exception` says that there is none.
+    """Return the content of a YAML text.
 
-    Its size and depth are bounded before anything is built: aliases of aliases can stand for billions of nodes.
+    Size and depth are limited before anything is built, because aliases of aliases can stand for billions of nodes. A key may
+    occur once in a mapping. Raises an error of any class if the text is not valid.
     """
     _check_size(text)
     return yaml.load(text, _StrictSafeLoader)
 
 
 def _check_size(text: str) -> None:
-    sizes: dict[str, int] = {}  # of the nodes that aliases may name
-    opened: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}  # number of nodes below each anchor
+    open_collections: list[tuple[str | None, int]] = []
     total = 0
     for event in yaml.parse(text, _StrictSafeLoader):
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in sizes:
-                raise yaml.YAMLError(f"the alias {event.anchor!r} names nothing before it")
+                raise yaml.YAMLError(f"the alias {event.anchor!r} has no anchor before it")
             total += sizes[event.anchor]
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = opened.pop()
+            anchor, before = open_collections.pop()
             if anchor is not None:
                 sizes[anchor] = total - before
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.CollectionStartEvent):
-                opened.append((event.anchor, total))
+                open_collections.append((event.anchor, total))
             elif event.anchor is not None:
                 sizes[event.anchor] = 1
             total += 1
-        if total > _MOST_NODES or len(opened) > _DEEPEST:
+        if total > _MOST_NODES or len(open_collections) > _DEEPEST:
             limit = f"more than {_MOST_NODES} values" if total > _MOST_NODES else f"nested deeper than {_DEEPEST} levels"
-            raise yaml.YAMLError(f"{limit}, aliases counted as what they stand for")
+            raise yaml.YAMLError(f"{limit} (each alias counts as often as it is used)")
 
 
 class _StrictSafeLoader(SafeLoader):
@@ -123,7 +128,7 @@ class _StrictSafeLoader(SafeLoader):
         content = super().construct_mapping(node, deep)
         others = [key for key in content if not isinstance(key, str)]
         if others:
-            problem = f"the key {others[0]} is no text; put it in quotes"
+            problem = f"the key {others[0]} is not a text; put it in quotes"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         return content
 
@@ -144,56 +149,56 @@ def _folders(kind: str) -> list[Path]:
     return [Path(own, kind), packaged] if own else [packaged]
 
 
-def _find(kind: str, name: str) -> Preset:
+def _find_preset(kind: str, name: str) -> Preset:
     if name.endswith((".yaml", ".yml")):
-        return _preset_at(Path(name))
+        return _read_single_preset(Path(name))
     for folder in _folders(kind):
-        if preset := _presets_in(folder).get(name):
+        if preset := _read_folder(folder).get(name):
             return preset
     raise UserError(f"unknown {kind.removesuffix('s')} {name!r}{did_you_mean(name, known_presets(kind))}")
 
 
-def _preset_at(path: Path) -> Preset:
+def _read_single_preset(path: Path) -> Preset:
     if not path.is_file():
         raise UserError(f"{path}: no such preset file")
-    presets = _presets_of(path)
+    presets = _read_current(path)
     if list(presets) != [path.stem]:
         raise UserError(
-            f"{path}: is a family of presets ({', '.join(presets)}), and a path can only name a single one; put the file into "
+            f"{path}: is a family of presets ({', '.join(presets)}), but a path can only name one preset; put the file into "
             "a folder of VSE_PRESETS and give the name of a preset"
         )
     return presets[path.stem]
 
 
-def _presets_in(folder: Path) -> Mapping[str, Preset]:
-    """The presets of a folder by name; of none where there is no folder."""
+def _read_folder(folder: Path) -> Mapping[str, Preset]:
+    """Return the presets of a folder by name; none if the folder is missing."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".yaml")]
-    return _joined(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found)))
+    return _read_files(folder, tuple(sorted((name, status.st_mtime_ns, status.st_size) for name, status in found)))
 
 
 @lru_cache(maxsize=100)
-def _joined(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
-    """The presets of files by name, mtime and size."""
+def _read_files(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Mapping[str, Preset]:
+    """Return the presets of the files in a folder by name. ``states`` has the name, mtime and size of each file."""
     presets: dict[str, Preset] = {}
     for path, *state in ((folder / name, *state) for name, *state in states):
-        for name, preset in _read(path, *state).items():
+        for name, preset in _read_file(path, *state).items():
             if name in presets:
                 raise UserError(f"the preset {name!r} is in two files, {presets[name].path} and {path}; rename one of them")
             presets[name] = preset
     return presets
 
 
-def _presets_of(path: Path) -> Mapping[str, Preset]:
+def _read_current(path: Path) -> Mapping[str, Preset]:
     status = path.stat()
-    return _read(path, status.st_mtime_ns, status.st_size)
+    return _read_file(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=1000)
-def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
-    """The presets of a file by name; a changed file is read again."""
+def _read_file(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
+    """Return the presets of a file by name. A changed file is read again, because its mtime or size differs."""
     content = read_yaml(path) or {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: a preset is a YAML mapping")
@@ -202,11 +207,11 @@ def _read(path: Path, mtime_ns: int, size: int) -> Mapping[str, Preset]:
     family = content["presets"]
     if len(content) > 1:
         others = sorted(str(key) for key in content if key != "presets")
-        raise UserError(f"{path}: a file with presets: has nothing beside them, so {others} is wrong")
+        raise UserError(f"{path}: a file with presets: has no other keys, so {others} is wrong")
     if not isinstance(family, dict) or not all(isinstance(settings or {}, dict) for settings in family.values()):
         raise UserError(f"{path}: presets: is a YAML mapping of names to settings")
     wrong = [name for name in family if not is_name(name)]
     if wrong:
-        what = f"a text of at most {LONGEST_NAME} bytes, without slashes or a dot in front"
+        what = f"a text of at most {LONGEST_NAME} bytes, without slashes or a leading dot"
         raise UserError(f"{path}: {wrong[0]!r} is not the name of a preset: {what}")
     return {str(name): Preset(str(name), path, settings or {}) for name, settings in family.items()}

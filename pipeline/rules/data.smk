@@ -1,4 +1,4 @@
-# From nothing (the demo) or from published files to data/<dataset>/dataset.json.
+# Write data/<dataset>/dataset.json: draw the demo, or prepare published files.
 
 
 rule demo:

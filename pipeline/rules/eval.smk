@@ -1,4 +1,4 @@
-# From embeddings to results, and from results to tables.
+# Evaluate embeddings, and write tables and reports of the results.
 
 
 localrules:
@@ -16,7 +16,7 @@ rule evaluate:
             caption="captions/result.rst",
             category="{dataset}",
             subcategory="Results",
-            labels={"experiment": "{experiment}", "file": "figures (JSON)"},
+            labels={"experiment": "{experiment}", "file": "metrics (JSON)"},
         ),
     log:
         "logs/eval_{dataset}_{experiment}.log",
@@ -26,7 +26,7 @@ rule evaluate:
         "vse-eval {input.embeddings} {params.options} --device cpu --out {output} 2>&1 | tee {log}"
 
 
-# A page for people: figures, curves, and what queries find, in pictures.
+# An HTML page with metrics, training curves, and the images and captions that queries find.
 rule report:
     input:
         result="results/{dataset}_{experiment}.json",
@@ -61,7 +61,7 @@ rule summary:
         "vse-table summary {input} --out {output} 2>&1 | tee {log}"
 
 
-# Backbones x text encoders x experiments x seeds of a ladder (config/ladders), with what each cost.
+# A table and a chart of a ladder (config/ladders): image features x caption features x experiments x seeds, with their costs.
 rule ladder:
     input:
         ladder_results,
@@ -76,7 +76,7 @@ rule ladder:
             "results/tables/ladder_{dataset}.svg",
             caption="captions/table.rst",
             category="Tables",
-            labels={"table": "ladder of {dataset}", "file": "picture"},
+            labels={"table": "ladder of {dataset}", "file": "chart"},
         ),
     log:
         "logs/ladder_{dataset}.log",
@@ -84,7 +84,7 @@ rule ladder:
         "(vse-table ladder {input} --out {output.table} && vse-table ladder {input} --out {output.picture}) 2>&1 | tee {log}"
 
 
-# A published table with our figures beside the printed ones: results/tables/vsepp_4.csv, say.
+# A published table with our metrics next to the printed ones, e.g. results/tables/vsepp_4.csv.
 rule published_table:
     input:
         results_of_table,

@@ -1,5 +1,5 @@
-# From images or captions to features/<dataset>_<feature>.h5: for captions an encoder, then a job per shard, then one
-# that joins them.
+# Write features/<dataset>_<feature>.h5 from images or captions: fit an encoder of captions if needed, extract each shard in a
+# job of its own, and merge the shards.
 
 
 rule fit:

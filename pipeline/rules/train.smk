@@ -1,4 +1,4 @@
-# From a feature cache to a run, and from a run to the embeddings of the test split.
+# Train runs on feature caches, and write the embeddings of trained runs.
 
 
 rule train:
@@ -8,8 +8,8 @@ rule train:
         truth_features=truth_features,
         dataset="data/{dataset}/dataset.json",
         base=base_run,
-    # The record alone is declared, because Snakemake deletes the outputs of a job before it starts and when it fails:
-    # the checkpoint must outlive both. vse-train writes state = finished into it last.
+    # Only the record is declared as an output. Snakemake deletes the outputs of a job before it starts and when it fails, but
+    # the checkpoint must survive both. At the end vse-train writes "finished" into the record.
     output:
         "runs/{dataset}_{experiment}/seed-{seed}/run.json",
     log:
@@ -48,7 +48,8 @@ rule embed:
         "--threads {threads} 2>&1 | tee {log}"
 
 
-# How captions score images by their phrases, of a run that localises these, to be combined with an image-sentence model.
+# The scores of images by the phrases of captions, for a run that localises phrases. An ensemble combines them with an
+# image-sentence model.
 rule embed_sentences:
     input:
         features=evaluation_features,
@@ -71,7 +72,7 @@ rule embed_sentences:
         "--threads {threads} 2>&1 | tee {log}"
 
 
-# The embeddings of a run as features, on which an experiment trains whose preset names the run's as its backbone.
+# The embeddings of a run as features. An experiment trains on them if its preset has the run's experiment as its backbone.
 rule embed_as_features:
     input:
         features=evaluation_features,

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.docs.pages import ROOT, Block, console_scripts, patched
 from tests.forked import PYTEST, PYTHON, SNAKEMAKE, Scripts
 from tests.pipeline.entities_made import annotation, thing, write_entities, write_photo
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 
 ROOMS = ("pipeline", "features", "train", "eval")
 COPIED = (*ROOMS, "_vse", "config", "profiles", "tests", "Snakefile", "setup.cfg", "pyproject.toml")
@@ -68,7 +68,7 @@ class World:
             else:
                 shutil.copy(source, target)
         self._shrink()
-        self._draw(make_demo(work / "drawn", 66, seed=3))
+        self._draw(create_demo(work / "drawn", 66, seed=3))
         self.environment = self._environment(self.folder / "_vse")  # found before the installed package
         self._scripts = Scripts(console_scripts() | SNAKEMAKE | PYTEST | PYTHON, self.environment)
         self.environment["PATH"] = f"{self._scripts.bin}:{self.environment['PATH']}"

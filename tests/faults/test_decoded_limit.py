@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from tests.hostile import refused
-from tests.pipeline.imported_made import write_photos
+from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import imported
 from vse.features.data_cli import main
 from vse.features.extractors.words import read_words
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.decoded_limit import check_zip, decoded_stream
-from vse.pipeline.files.hdf5 import open_hdf5, required_data
+from vse.pipeline.files.decoded_limit import check_zip, open_decoded
+from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
 
 SMALL = "0.01"  # GB
 N_BYTES = 15_000_000
@@ -93,13 +93,13 @@ def test_texts_in_each_encoding_are_read(tmp_path: Path, encoding: str) -> None:
 def test_the_limit_is_raised_by_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "words.txt.gz"
     path.write_bytes(gzip.compress(b"a 1 2\n" + bytes(N_BYTES)))
-    with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"), decoded_stream(path) as stream:
+    with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"), open_decoded(path) as stream:
         stream.read()
     monkeypatch.setenv("VSE_MAX_DECODED_GB", "1")
-    with decoded_stream(path) as stream:
+    with open_decoded(path) as stream:
         assert len(stream.read()) == N_BYTES + 6
     monkeypatch.setenv("VSE_MAX_DECODED_GB", "much")
-    with pytest.raises(UserError, match="not a positive number"), decoded_stream(path) as stream:
+    with pytest.raises(UserError, match="not a positive number"), open_decoded(path) as stream:
         stream.read()
 
 
@@ -145,7 +145,7 @@ def test_a_compressed_array_of_hdf5_is_refused(tmp_path: Path) -> None:
         file.create_dataset("ids", (1000,), "i8", chunks=(1000,), scaleoffset=0)[:] = 1
     for name, message in (("large", "VSE_MAX_DECODED_GB"), ("chunk", "inflates to more"), ("filters", "other filters")):
         with pytest.raises(UserError, match=message), open_hdf5(tmp_path / f"{name}.h5", "ids") as file:
-            required_data(file, "ids")
+            require_hdf5_dataset(file, "ids")
 
 
 @pytest.mark.usefixtures("_low_limit")

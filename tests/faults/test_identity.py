@@ -20,7 +20,7 @@ from vse.features.data_cli import main as data_main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.feature_job import FeatureRequest, extract_feature
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.experiment import load_experiment
 from vse.train.serve.cli import serve_main
@@ -68,13 +68,13 @@ def made(dataset: Path) -> Data:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Data:
-    return made(make_demo(tmp_path_factory.mktemp("ours") / "data", 12, seed=0))
+    return made(create_demo(tmp_path_factory.mktemp("ours") / "data", 12, seed=0))
 
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Data:
     """A data set of the same name and ids, of other photographs and captions."""
-    return made(make_demo(tmp_path_factory.mktemp("theirs") / "data", 12, seed=1))
+    return made(create_demo(tmp_path_factory.mktemp("theirs") / "data", 12, seed=1))
 
 
 def with_captions(ours: Data, theirs: Data, folder: Path) -> Path:

@@ -15,12 +15,12 @@ from PIL import Image
 from tests.conftest import TINY_FEATURE
 from tests.faults.suite import Suite
 from tests.hostile import hanging_is_an_error, refused
-from tests.pipeline.imported_made import write_table
+from tests.pipeline.import_files import write_table
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.duplicates import perceptual_hash
-from vse.pipeline.files.images import BadImage, decode, image_size
+from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
 Start = Callable[[str, int], Suite]
 LONG = 30_000
@@ -103,7 +103,7 @@ def outcome(path: Path, content: bytes) -> Image.Image | str | None:
     """Return the image, or None if it is refused; a text says what else happens."""
     path.write_bytes(content)
     results: list[Image.Image | str | None] = []
-    for read in (decode, image_size, perceptual_hash):
+    for read in (decode_image, read_image_size, perceptual_hash):
         try:
             with hanging_is_an_error():
                 results.append(read(path))
@@ -134,7 +134,7 @@ def test_damage_that_can_be_seen_is_refused(suite_of_faults: Start, tmp_path: Pa
         elif found is None:
             suite.record("refused", detail)
         else:
-            same = np.array_equal(np.asarray(found), np.asarray(decode(Path("x"), content)))
+            same = np.array_equal(np.asarray(found), np.asarray(decode_image(Path("x"), content)))
             suite.record("harmless" if same else "silent", detail)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.faults.suite import Suite
-from tests.pipeline.imported_made import photo_bytes
+from tests.pipeline.import_files import photo_bytes
 from vse.eval.search.index import Indexed, build_index, ids_sha256, note_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file

@@ -17,7 +17,7 @@ import pytest
 from tests.faults.kills import Forks
 from tests.faults.suite import Suite
 from tests.features.test_import_clip import vectors, write_part
-from tests.pipeline.imported_made import photo_bytes, write_tar
+from tests.pipeline.import_files import photo_bytes, write_tar
 from tests.pipeline.saved_datasets import save
 from tests.test_killed import files
 

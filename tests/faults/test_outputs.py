@@ -20,7 +20,7 @@ import vse
 from tests.docs.pages import console_scripts
 from tests.eval.protocols.test_evaluate import made
 from tests.faults.suite import Suite
-from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from tests.train.conftest import experiment
 from vse.eval.files.embeddings import write_embeddings
 from vse.eval.protocols.evaluate import evaluate

@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.suite import Outcome, Suite
 from tests.hostile import refused_or_done
-from tests.pipeline.imported_made import write_photos
+from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import failures
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file

@@ -291,7 +291,7 @@ def test_a_compressed_archive_that_grows_is_refused(source: Path, tmp_path: Path
     grown = hostile(source, "grown.tar", (tarfile.TarInfo("bundle/more"), bytes(50_000_000)))
     packed = tmp_path / "packed.tar"
     packed.write_bytes(gzip.compress(grown.read_bytes()))
-    assert "makes more than the" in fails(main, "fetch-features", packed, "--out", tmp_path / "new")
+    assert "packed.tar: member" in fails(main, "fetch-features", packed, "--out", tmp_path / "new")
 
 
 def test_a_place_without_a_bundle_is_one_line(source: Path, server: Server, tmp_path: Path, fails: Callable[..., str]) -> None:
@@ -319,7 +319,7 @@ def test_a_place_without_a_bundle_is_one_line(source: Path, server: Server, tmp_
 
 def test_a_server_that_says_no_length_is_not_trusted_with_an_archive(server: Server, tmp_path: Path) -> None:
     server.length = False
-    with pytest.raises(UserError, match="does not say how large it is"):
+    with pytest.raises(UserError, match="does not report the size"):
         fetch_features(f"{server.url}there/bundle.tar", tmp_path / "new")
 
 
@@ -327,7 +327,7 @@ def test_a_list_of_gigabytes_is_not_read(server: Server, tmp_path: Path, monkeyp
     from vse.features.exchange import bundle_fetch
 
     monkeypatch.setattr(bundle_fetch, "_MOST_BYTES", 100)
-    with pytest.raises(UserError, match="bytes, and no more than 100 are expected"):
+    with pytest.raises(UserError, match="at most 100 "):
         fetch_features(f"{server.url}there", tmp_path / "new")
 
 

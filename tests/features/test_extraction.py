@@ -265,7 +265,7 @@ def test_shards_of_several_devices_are_joined_with_a_line_and_the_cache_knows_th
 def test_a_log_says_which_shard_of_how_many_and_how_far_it_is(
     few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     settings = ["model=squeezenet1_1", "layer=features.2", "weights=random", "resize=32", "crop=32", "batch_size=2"]
     options = [text for setting in settings for text in ("--set", setting)]
     with pytest.raises(SystemExit, match="0"):
@@ -280,7 +280,7 @@ def test_a_log_says_which_shard_of_how_many_and_how_far_it_is(
 def test_an_extraction_reads_the_data_set_once(
     options: list[str], own_demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(input_files, "SETTLED", 0)  # as if the file had been written long ago
+    monkeypatch.setattr(input_files, "COARSEST_CLOCK", 0)  # as if the file had been written long ago
     command = ["tfidf", "--dataset", str(own_demo), "--set", "min_count=1", "--shards", "3", "--out", str(tmp_path / "x.h5")]
     if options:
         with pytest.raises(SystemExit):

@@ -11,7 +11,7 @@ import pytest
 
 import vse
 from vse.arguments import as_paths, as_sets, in_python
-from vse.pipeline.presets.presets import with_sets
+from vse.pipeline.presets.presets import apply_overrides
 from vse.train.experiment import ExperimentConfig
 
 
@@ -31,7 +31,7 @@ def test_options_in_errors_are_named_as_arguments(message: str, said: str) -> No
 
 def test_settings_of_python_are_those_of_the_shell() -> None:
     values = {"train.epochs": 3, "train.learning_rate": np.float64(1e-05), "loss.name": "sum", "train.restval": False}
-    content = with_sets(ExperimentConfig, {}, as_sets(values))
+    content = apply_overrides(ExperimentConfig, {}, as_sets(values))
     assert content["train"] == {"epochs": 3, "learning_rate": 1e-05, "restval": False}
     assert as_sets(["a=1", "b=2"]) == ["a=1", "b=2"]
     assert as_sets({"rows": ["1", None]}) == ["rows=['1', null]"]

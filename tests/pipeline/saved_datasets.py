@@ -1,4 +1,4 @@
-"""Data sets as the library ``datasets`` saves them; where it is not installed, a small one that reads what is saved here."""
+"""Save data sets like the library ``datasets``; a small replacement reads them where it is not installed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Row = Mapping[str, Any]
 
 
 class Image:
-    """The type of a column of images."""
+    """The type of an image column."""
 
     def __init__(self, decode: bool = True) -> None:
         self.decode = decode
 
 
 class Dataset:
-    """Rows, of which images are given as they are stored once their column is cast so."""
+    """Rows whose images are returned undecoded once their column is cast to undecoded images."""
 
     def __init__(self, rows: Sequence[Row], image: str) -> None:
         names = rows[0].keys()
@@ -50,7 +50,7 @@ class DatasetDict(dict[str, Dataset]):
 
 
 def load_from_disk(path: str) -> Dataset | DatasetDict:
-    """What :func:`save` has written."""
+    """Load a data set that :func:`save` wrote."""
     content = json.loads(next(Path(path).glob("dataset_*.json")).read_text())
     image, rows_of = content["image"], content["rows"]
     splits = DatasetDict({name: Dataset([_read(row) for row in rows], image) for name, rows in rows_of.items()})
@@ -75,7 +75,7 @@ def _written(row: Row) -> Row:
 
 
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """See to it that ``datasets`` can be imported."""
+    """Make ``datasets`` importable, by the replacement if it is not installed."""
     if not INSTALLED:
         module = ModuleType("datasets")
         vars(module).update(Image=Image, Dataset=Dataset, DatasetDict=DatasetDict, load_from_disk=load_from_disk)
@@ -83,7 +83,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def save(path: Path, splits: Mapping[str, Sequence[Row]], image: str = "image") -> Path:
-    """Save rows by split; under the name "" a data set without splits."""
+    """Save rows by split; the only name "" gives a data set without splits."""
     if INSTALLED:
         import datasets
 

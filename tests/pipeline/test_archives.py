@@ -113,7 +113,7 @@ def test_folders_of_an_archive_may_be_members(tmp_path: Path) -> None:
     assert os.listdir(unpack(tar, "pictures", tmp_path / "tar", 10)) == ["a.jpg"]
 
 
-OUTSIDE, KIND, BROKEN = "leads out of the archive", "neither a plain file nor a folder", "a damaged archive, or not a zip"
+OUTSIDE, KIND, BROKEN = "leads out of the archive", "neither a plain file nor a folder", "not a zip or tar"
 EVIL: dict[str, tuple[Callable[[Path], Path], str]] = {
     "zip, parent": (lambda p: make_zip(p, {**GOOD, "../evil": b"x"}), f"member '../evil' .*{OUTSIDE}"),
     "zip, parent inside": (lambda p: make_zip(p, {"pictures/../../evil": b"x"}), OUTSIDE),
@@ -124,8 +124,8 @@ EVIL: dict[str, tuple[Callable[[Path], Path], str]] = {
     "zip, link": (lambda p: make_zip(p, {**GOOD, zip_entry("l", stat.S_IFLNK | 0o777): b"/etc"}), f"member 'l' .*{KIND}"),
     "zip, fifo": (lambda p: make_zip(p, {zip_entry("f", stat.S_IFIFO | 0o600): b""}), KIND),
     "zip, duplicate": (twice, "member 'pictures/a.jpg' is a duplicate"),
-    "zip, bomb": (lambda p: make_zip(p, {"pictures/a": b"\0" * 10**6}), "makes more than the 1500 bytes"),
-    "zip, sum too large": (lambda p: make_zip(p, {**GOOD, "pictures/c": b"x"}), "'pictures/c' makes more than the 1500"),
+    "zip, bomb": (lambda p: make_zip(p, {"pictures/a": b"\0" * 10**6}), "the 1500 bytes"),
+    "zip, sum too large": (lambda p: make_zip(p, {**GOOD, "pictures/c": b"x"}), "'pictures/c' .*1500"),
     "zip, larger than it says": (lambda p: declaring(p, 10), BROKEN),
     "zip, smaller than it says": (lambda p: declaring(p, 1200), "ends 200 bytes too early"),
     "zip, wrong bytes": (lambda p: patched(make_zip(p, GOOD, zipfile.ZIP_STORED), b"aaa", b"abc"), BROKEN),
@@ -138,11 +138,11 @@ EVIL: dict[str, tuple[Callable[[Path], Path], str]] = {
     "tar, device": (lambda p: make_tar(p, {tar_entry("d", tarfile.CHRTYPE): b""}), KIND),
     "tar, fifo": (lambda p: make_tar(p, {tar_entry("f", tarfile.FIFOTYPE): b""}), KIND),
     "tar, duplicate": (lambda p: make_tar(p, {"pictures/a": b"x", "./pictures//a": b"y"}), "is a duplicate"),
-    "tar, bomb": (lambda p: make_tar(p, {"pictures/a": b"\0" * 10**6}), "makes more than the 1500 bytes"),
+    "tar, bomb": (lambda p: make_tar(p, {"pictures/a": b"\0" * 10**6}), "the 1500 bytes"),
     "no archive": (lambda p: (p.write_bytes(b"<html>"), p)[1], BROKEN),
     "empty": (lambda p: (p.write_bytes(b""), p)[1], BROKEN),
     "cut": (lambda p: (make_tar(p, GOOD), p.write_bytes(p.read_bytes()[:60]), p)[2], BROKEN),
-    "nothing wanted": (lambda p: make_zip(p, {"pictures2/a": b"x"}), "no file or folder 'pictures'"),
+    "nothing wanted": (lambda p: make_zip(p, {"pictures2/a": b"x"}), "no file 'pictures'"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What two data sets, or two splits, have in common, through ``vse-data audit``."""
+"""``vse-data audit`` reports the images that two data sets, or two splits, share."""
 
 from __future__ import annotations
 
@@ -30,14 +30,12 @@ from vse.pipeline.dataset.duplicates import published_id
         ("100026820x.jpg", None, None),
     ],
 )
-def test_an_image_is_known_by_the_name_under_which_it_was_published(
-    file: str, cocoid: int | None, published: str | None
-) -> None:
+def test_the_published_id_is_read_from_the_file_name(file: str, cocoid: int | None, published: str | None) -> None:
     assert published_id(Image(0, file, "test", (), cocoid)) == published
 
 
 def data(folder: Path, name: str, splits: Mapping[str, str], seeds: Mapping[str, int] | None = None) -> Path:
-    """A data set of images by name, each in its split; each is a photo of its own unless it has the seed of another one."""
+    """Write a data set of images in these splits; two photos are the same if they have the same seed."""
     (folder / "images").mkdir(parents=True)
     entries = []
     for imgid, (file, split) in enumerate(splits.items()):
@@ -62,7 +60,7 @@ def test_shared_images_are_counted_by_pairs_of_splits(tmp_path: Path, audited: C
     ]
 
 
-def test_photos_of_other_names_are_known_by_their_bytes(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
+def test_photos_with_other_names_are_found_by_their_bytes(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "mine", {"holiday.png": "val", "dog.png": "train"}, {"holiday.png": 7})
     two = data(tmp_path / "b", "mine", {"DSC_1.png": "test", "dog.png": "train"}, {"DSC_1.png": 7})
     (tmp_path / "b" / "images" / "dog.png").write_bytes((tmp_path / "a" / "images" / "dog.png").read_bytes() + b"\0")
@@ -100,7 +98,7 @@ def test_photos_that_look_alike_are_counted_across_splits(tmp_path: Path, audite
     ]
 
 
-def test_of_a_data_set_without_image_files_no_photos_are_compared(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
+def test_a_data_set_without_image_files_is_audited_without_photos(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     one = data(tmp_path / "a", "one", {"a.jpg": "train"})
     one.write_text(json.dumps({**json.loads(one.read_text()), "pictures": False}))
     assert audited(one)[-1] == f"{one} has no image files, so no photos are compared"

@@ -10,12 +10,12 @@ corners = st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=4)
 
 
 def pixels(box: tuple[int, ...]) -> set[tuple[int, int]]:
-    """The pixels of a box, one by one."""
+    """Return the pixels of a box, one by one."""
     return {(x, y) for x in range(box[0], box[2]) for y in range(box[1], box[3])}
 
 
 @given(corners, corners)
-def test_it_is_the_share_of_pixels_that_two_boxes_have_in_common(a: list[tuple[int, ...]], b: list[tuple[int, ...]]) -> None:
+def test_iou_is_the_share_of_pixels_that_two_boxes_have_in_common(a: list[tuple[int, ...]], b: list[tuple[int, ...]]) -> None:
     expected = [[len(pixels(x) & pixels(y)) / max(1, len(pixels(x) | pixels(y))) for y in b] for x in a]
     overlap = iou(np.array(a), np.array(b, np.float32))
     assert overlap.dtype == np.float64
@@ -23,7 +23,7 @@ def test_it_is_the_share_of_pixels_that_two_boxes_have_in_common(a: list[tuple[i
 
 
 @given(st.tuples(*[st.integers(1, 9)] * 4), st.tuples(*[st.integers(1, 9)] * 4))
-def test_of_whole_pixels_it_is_the_published_one_of_inclusive_corners(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+def test_iou_of_whole_pixels_equals_the_published_iou_of_inclusive_corners(a: tuple[int, ...], b: tuple[int, ...]) -> None:
     (left, top, right, bottom), (x1, y1, x2, y2) = (  # 1-based and inclusive, as in Flickr30K Entities
         (min(box[0], box[2]), min(box[1], box[3]), max(box[0], box[2]), max(box[1], box[3])) for box in (a, b)
     )

@@ -1,4 +1,4 @@
-"""Noun phrases of captions by a small spaCy pipeline, trained here on the sentences that it then parses."""
+"""Noun phrases of captions, found by a small spaCy pipeline that is trained here on the sentences it parses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spacy.training import Example
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import load_dataset_file
 
-# Words with their parts of speech, the number of each word's head, and how it depends on it.
+# Words, their parts of speech, the index of the head of each word, and the dependency labels.
 PARSED = [
     (
         ["a", "black", "dog", "runs", "in", "the", "snow"],
@@ -34,7 +34,7 @@ PARSED = [
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tagger and a parser that know three sentences. Read only."""
+    """A tagger and a parser trained on three sentences. Read only."""
     nlp = spacy.blank("en")
     nlp.add_pipe("morphologizer")
     nlp.add_pipe("parser", config={"min_action_freq": 1})
@@ -52,7 +52,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def captions(tmp_path: Path) -> Path:
-    """A data set of two images without pictures, with these sentences and one that says nothing new."""
+    """A data set of two images without image files, captioned with these sentences."""
     raws = [" ".join(words) for words, *_ in PARSED]
     images: list[dict[str, Any]] = []
     for imgid, own in enumerate((raws[:2], raws[2:])):
@@ -98,15 +98,13 @@ def test_noun_phrases_are_marked_and_pronouns_are_not(
     assert before == after
 
 
-def test_what_cannot_mark_phrases_is_a_line(captions: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_a_pipeline_that_finds_no_noun_phrases_is_refused(captions: Path, tmp_path: Path, fails: Callable[..., str]) -> None:
     out = tmp_path / "marked"
     spacy.blank("en").to_disk(tmp_path / "blank")
-    assert "no_such_pipeline: no spaCy pipeline that can be loaded" in fails(
-        main, "add-phrases", captions, "--chunker", "no_such_pipeline", "--out", out
-    )
-    assert "marks no noun phrases, for which a spaCy pipeline needs a tagger and a parser" in fails(
-        main, "add-phrases", captions, "--chunker", tmp_path / "blank", "--out", out
-    )
+    missing = fails(main, "add-phrases", captions, "--chunker", "no_such_pipeline", "--out", out)
+    assert "no_such_pipeline: " in missing
+    assert "spacy download" in missing
+    assert f"{tmp_path / 'blank'}: " in fails(main, "add-phrases", captions, "--chunker", tmp_path / "blank", "--out", out)
     for both in ([], ["--chunker", "x", "--entities", tmp_path]):
         assert "phrases come from --entities FOLDER or from --chunker PIPELINE: give one of them" in fails(
             main, "add-phrases", captions, *both, "--out", out

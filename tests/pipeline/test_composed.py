@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
-from vse.pipeline.presets.schema import Composed, composed_of
+from vse.pipeline.presets.schema import ComposedName, parse_composed_name
 
 WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
 
@@ -19,8 +19,8 @@ WORD = st.text("abcXYZ019_-", min_size=1, max_size=12)
 def test_a_name_is_made_of_its_parts_and_read_back(
     experiment: str, captions: str | None, feature: str, ladder: str | None
 ) -> None:
-    made = Composed(experiment, captions, feature, ladder)
-    assert composed_of(made.name) == made
+    made = ComposedName(experiment, captions, feature, ladder)
+    assert parse_composed_name(made.name) == made
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_a_name_is_made_of_its_parts_and_read_back(
     ["vsepp", "", "+", "++", "vsepp+words", "vsepp+words+fc7+x", "vsepp@+words+fc7", "@a+b+c", "a/b+words+c", "a+b+c.yaml"],
 )
 def test_what_has_no_three_parts_is_composed_of_nothing(name: str) -> None:
-    assert composed_of(name) is None
+    assert parse_composed_name(name) is None
     assert is_experiment(name) == (name == "vsepp")
 
 

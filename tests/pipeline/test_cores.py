@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.cores import affinity, all_idle, allowed_cores, cgroup_quota, set_up_openmp
+from vse.pipeline.cores import all_idle, allowed_cores, cgroup_quota, core_affinity, set_up_openmp
 
-several_cores = pytest.mark.skipif(len(affinity()) < 2, reason="one core has no neighbours")
+several_cores = pytest.mark.skipif(len(core_affinity()) < 2, reason="one core has no neighbours")
 
 
 @pytest.fixture
@@ -110,7 +110,9 @@ def test_without_cgroups_there_is_no_quota(proc: Path, cgroups: Path) -> None:
     assert cgroup_quota(proc, cgroups) == math.inf
 
 
-@pytest.mark.parametrize(("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(affinity()))])
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("50000 100000", 1), ("199000 100000", 1), ("6400000 100000", len(core_affinity()))]
+)
 def test_a_quota_allows_its_whole_cores_and_at_least_one(
     limit: str, cores: int, set_quota: Callable[..., None], proc: Path, cgroups: Path
 ) -> None:
@@ -118,7 +120,7 @@ def test_a_quota_allows_its_whole_cores_and_at_least_one(
     assert allowed_cores({}, proc, cgroups) == cores
 
 
-@pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(affinity())), ("", len(affinity()))])
+@pytest.mark.parametrize(("job", "cores"), [("1", 1), ("4096", len(core_affinity())), ("", len(core_affinity()))])
 def test_a_job_of_slurm_allows_its_cores(job: str, cores: int, proc: Path, cgroups: Path) -> None:
     assert allowed_cores({"SLURM_CPUS_PER_TASK": job}, proc, cgroups) == cores
 
@@ -166,7 +168,7 @@ def test_cores_of_which_the_kernel_says_nothing_count_as_busy(proc: Path, passes
 def test_threads_spin_on_idle_cores_and_sleep_on_busy_ones(
     proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]
 ) -> None:
-    cores = affinity()
+    cores = core_affinity()
     for busy, environment in ((0, {}), (2, {"OMP_WAIT_POLICY": "PASSIVE"})):
         made: dict[str, str] = {}
         set_up_openmp(made, proc, cgroups, passes(*[0] * (len(cores) - 1), busy, cores=cores))
@@ -177,7 +179,7 @@ def test_a_program_that_waits_for_others_sleeps_on_idle_cores_too(
     proc: Path, cgroups: Path, passes: Callable[..., Callable[[], None]]
 ) -> None:
     made: dict[str, str] = {}
-    set_up_openmp(made, proc, cgroups, passes(*[0] * len(affinity()), cores=affinity()), may_spin=False)
+    set_up_openmp(made, proc, cgroups, passes(*[0] * len(core_affinity()), cores=core_affinity()), may_spin=False)
     assert made == {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
@@ -187,7 +189,7 @@ def test_threads_are_as_many_as_a_quota_allows_and_sleep_below_it(
 ) -> None:
     set_quota("0::/", **{"cpu.max": "150000 100000"})
     made: dict[str, str] = {}
-    set_up_openmp(made, proc, cgroups, passes(*[0] * len(affinity()), cores=affinity()))
+    set_up_openmp(made, proc, cgroups, passes(*[0] * len(core_affinity()), cores=core_affinity()))
     assert made == {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 

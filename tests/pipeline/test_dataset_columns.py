@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,18 @@ from vse.pipeline.dataset.columns import (
     coco_ids,
     columns_file,
     image_ids,
-    images_where,
     read_columns,
+    select_images,
     write_columns,
 )
-from vse.pipeline.dataset.dataset import SPLITS, Dataset, load_dataset_file
+from vse.pipeline.dataset.dataset import SPLITS, load_dataset_file
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9).filter(lambda text: bool(text.strip()))
 
 
 @st.composite
 def contents(draw: st.DrawFn) -> dict[str, Any]:
-    """A ``dataset.json`` with any number of captions of any words."""
+    """Draw a ``dataset.json`` with any number of captions of any words."""
     images, sentid = [], 0
     for imgid in draw(st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=5, unique=True)):
         sentences = []
@@ -45,7 +46,7 @@ def contents(draw: st.DrawFn) -> dict[str, Any]:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every ``dataset.json`` counts as a large one."""
+    """Treat every ``dataset.json`` as a large one."""
     monkeypatch.setattr(module, "_LARGE", 0)
 
 
@@ -65,29 +66,30 @@ def test_columns_hold_what_was_parsed(content: dict[str, Any], tmp_path_factory:
     path = written(tmp_path_factory.mktemp("data"), content)
     parsed = load_dataset_file(path)
     assert not columns_file(path).exists()  # it is small
-    kept = {"name": parsed.name, "pictures": parsed.pictures, "tokeniser": parsed.tokeniser}
+    kept = {"name": parsed.name, "pictures": parsed.has_image_files, "tokeniser": parsed.tokeniser}
     assert write_columns(path, parsed.sha256, parsed.images, kept) == columns_file(path)
     read = read_columns(path, parsed.sha256)
     assert read is not None
     images, attributes = read
-    again = Dataset(path=path, images=images, sha256=parsed.sha256, **attributes)
+    assert attributes == kept
+    again = replace(parsed, images=images)
     assert again == parsed
-    assert tuple(images) == tuple(parsed.images) == tuple(images[number] for number in range(len(images)))
+    assert tuple(images) == tuple(parsed.images) == tuple(images[index] for index in range(len(images)))
     assert (images[-1], tuple(images[1:])) == (parsed.images[-1], tuple(parsed.images[1:]))
     assert {name: tuple(some) for name, some in again.splits.items()} == parsed.splits
     keep = np.arange(len(images)) % 2 == 0
     for arrays in (image_ids, caption_ids, caption_counts, coco_ids):
-        for some, same in ((parsed.images, images), (images_where(parsed.images, keep), images_where(images, keep))):
+        for some, same in ((parsed.images, images), (select_images(parsed.images, keep), select_images(images, keep))):
             np.testing.assert_array_equal(arrays(some), arrays(same), strict=True)
-    assert tuple(images_where(images, keep)) == parsed.images[::2]
+    assert tuple(select_images(images, keep)) == parsed.images[::2]
     sentids = [caption.sentid for image in parsed.images for caption in image.captions]
     for dataset in (parsed, again):
-        rows, numbers = dataset.caption_rows(np.asarray([*sentids, -1]))
-        places = list(zip(rows.tolist(), numbers.tolist(), strict=True))
+        rows, indices = dataset.caption_rows(np.asarray([*sentids, -1]))
+        places = list(zip(rows.tolist(), indices.tolist(), strict=True))
         assert places.pop()[0] == -1
-        assert [dataset.images[row].captions[number].sentid for row, number in places] == sentids
-        assert [dataset.with_id(image.imgid) for image in parsed.images] == list(parsed.images)
-        assert dataset.with_id(-1) is None or any(image.imgid == -1 for image in parsed.images)
+        assert [dataset.images[row].captions[index].sentid for row, index in places] == sentids
+        assert [dataset.find_image(image.imgid) for image in parsed.images] == list(parsed.images)
+        assert dataset.find_image(-1) is None or any(image.imgid == -1 for image in parsed.images)
 
 
 @pytest.mark.usefixtures("large")

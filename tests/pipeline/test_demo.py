@@ -11,7 +11,7 @@ from PIL import Image
 
 from vse.pipeline.cli import demo_command
 from vse.pipeline.dataset.captions import tokenize
-from vse.pipeline.demo import DEFAULT_IMAGES, SYNONYMS, make_demo, write_captions
+from vse.pipeline.demo import DEFAULT_IMAGES, SYNONYMS, compose_captions, create_demo
 from vse.pipeline.demo_scenes import IMAGE_SIZE, compose_scene, draw_scene
 
 SEEDS = st.integers(0, 2**32)
@@ -19,7 +19,7 @@ SEEDS = st.integers(0, 2**32)
 
 def test_the_same_seed_draws_the_same_files_and_another_seed_does_not(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        make_demo(tmp_path / name, 12, seed)
+        create_demo(tmp_path / name, 12, seed)
     files = [p.relative_to(tmp_path / "a") for p in sorted((tmp_path / "a").rglob("*")) if p.is_file()]
     assert len(files) == 13
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
@@ -30,8 +30,8 @@ def test_help_gives_the_number_of_images_that_is_drawn_by_default() -> None:
     assert f"[default: {DEFAULT_IMAGES}]" in " ".join(demo_command.get_help(click.Context(demo_command)).split())
 
 
-def test_an_image_does_not_depend_on_how_many_are_made(tmp_path: Path) -> None:
-    few, many = make_demo(tmp_path / "few", 6), make_demo(tmp_path / "many", 12)
+def test_an_image_does_not_depend_on_the_number_of_images(tmp_path: Path) -> None:
+    few, many = create_demo(tmp_path / "few", 6), create_demo(tmp_path / "many", 12)
     name = "images/demo_000005.jpg"
     assert (few.parent / name).read_bytes() == (many.parent / name).read_bytes()
 
@@ -53,7 +53,7 @@ def test_objects_lie_in_the_image_and_do_not_overlap(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_a_box_holds_all_that_its_object_draws(seed: int) -> None:
+def test_a_box_contains_all_pixels_of_its_object(seed: int) -> None:
     scene = compose_scene(np.random.default_rng(seed))
     bare = draw_scene(type(scene)(scene.background, ()), np.random.default_rng(1))
     full = draw_scene(scene, np.random.default_rng(1))
@@ -65,18 +65,18 @@ def test_a_box_holds_all_that_its_object_draws(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_five_captions_tell_five_different_things(seed: int) -> None:
+def test_five_captions_state_different_facts(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    captions = write_captions(compose_scene(rng), rng)
+    captions = compose_captions(compose_scene(rng), rng)
     assert len({caption.raw for caption in captions}) == 5
     assert len({caption.facts for caption in captions}) == 5
 
 
 @given(SEEDS)
-def test_a_phrase_names_what_it_points_to(seed: int) -> None:
+def test_a_phrase_names_its_objects(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scene = compose_scene(rng)
-    for caption in write_captions(scene, rng):
+    for caption in compose_captions(scene, rng):
         tokens = tokenize(caption.raw)
         for phrase in caption.phrases:
             assert phrase.n_tokens > 0

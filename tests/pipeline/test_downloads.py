@@ -1,4 +1,4 @@
-"""Downloads from a real HTTP server on loopback that does what servers and networks do."""
+"""Downloads from a real HTTP server on loopback that fails as servers and networks do."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.pipeline.entities_made import annotation, thing, write_photo
+from tests.pipeline.entities_files import annotation, thing, write_photo
 from tests.served import Server, served
 from vse.pipeline.cli import main
 from vse.pipeline.dataset import downloads
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.dataset.downloads import download
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import PLACE
+from vse.pipeline.files.writing import MACHINE_ID
 from vse.pipeline.presets.presets import load_dataset
 
 CHUNK = 1 << 16
 CONTENT = random.Random(0).randbytes(10 * CHUNK + 17)
-SUM = hashlib.sha256(CONTENT).hexdigest()
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A server with one file; retries do not wait."""
+    """Start a server with one file; retries do not wait."""
     with served(monkeypatch, {"file.zip": CONTENT}) as state:
         yield state
 
 
 def fetched(server: Server, folder: Path) -> Path:
-    return download(f"{server.url}file.zip", folder / "file.zip", SUM, len(CONTENT))
+    return download(f"{server.url}file.zip", folder / "file.zip", SHA256, len(CONTENT))
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -64,7 +64,7 @@ def test_a_cut_connection_goes_on_where_it_was(server: Server, tmp_path: Path) -
     assert server.sent < len(CONTENT) + 3 * CHUNK
 
 
-def test_a_cut_without_a_length_is_seen(server: Server, tmp_path: Path) -> None:
+def test_a_cut_without_a_length_is_noticed(server: Server, tmp_path: Path) -> None:
     server.length, server.cuts = False, [2 * CHUNK]
     assert fetched(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == [("file.zip", None), ("file.zip", f"bytes={2 * CHUNK}-")]
@@ -89,13 +89,13 @@ def test_a_part_that_is_too_long_is_thrown_away(server: Server, tmp_path: Path) 
     assert [wanted for _, wanted in server.asked] == [f"bytes={len(CONTENT) + 4}-", None]
 
 
-def test_a_part_that_is_whole_is_not_asked_for(server: Server, tmp_path: Path) -> None:
+def test_a_complete_part_is_not_requested_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.zip.part").write_bytes(CONTENT)
     assert fetched(server, tmp_path).read_bytes() == CONTENT
     assert server.asked == []
 
 
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+def test_a_busy_server_gets_another_request(server: Server, tmp_path: Path) -> None:
     server.codes = [503, 429, 500]
     assert fetched(server, tmp_path).read_bytes() == CONTENT
 
@@ -109,7 +109,7 @@ def test_wrong_bytes_are_named_and_removed(server: Server, tmp_path: Path) -> No
     server.files["file.zip"] = wrong = CONTENT[:-1] + bytes([CONTENT[-1] ^ 1])
     found = hashlib.sha256(wrong).hexdigest()
     with pytest.raises(
-        UserError, match=f"{server.url}file.zip: .*expected {SUM} but got {found}.*put it at {tmp_path}/file.zip"
+        UserError, match=f"{server.url}file.zip: .*expected {SHA256} but got {found}.*put it at {tmp_path}/file.zip"
     ):
         fetched(server, tmp_path)
     assert os.listdir(tmp_path) == []
@@ -117,7 +117,7 @@ def test_wrong_bytes_are_named_and_removed(server: Server, tmp_path: Path) -> No
 
 def test_a_part_of_other_bytes_does_not_pass(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.zip.part").write_bytes(b"x" * CHUNK)
-    with pytest.raises(UserError, match=f"expected {SUM}"):
+    with pytest.raises(UserError, match=f"expected {SHA256}"):
         fetched(server, tmp_path)
     assert fetched(server, tmp_path).read_bytes() == CONTENT
 
@@ -125,7 +125,7 @@ def test_a_part_of_other_bytes_does_not_pass(server: Server, tmp_path: Path) -> 
 def test_an_old_file_outlives_wrong_bytes(server: Server, tmp_path: Path) -> None:
     server.files["file.zip"] = CONTENT[::-1]
     (tmp_path / "file.zip").write_bytes(b"old")
-    with pytest.raises(UserError, match=f"expected {SUM}"):
+    with pytest.raises(UserError, match=f"expected {SHA256}"):
         fetched(server, tmp_path)
     assert (tmp_path / "file.zip").read_bytes() == b"old"
 
@@ -158,7 +158,7 @@ def test_a_missing_file_is_named_at_once(server: Server, tmp_path: Path) -> None
     with pytest.raises(
         UserError, match=f"{server.url}no.zip: the server answers 404 Not Found. .*put it at {tmp_path}/no.zip"
     ):
-        download(f"{server.url}no.zip", tmp_path / "no.zip", SUM, len(CONTENT))
+        download(f"{server.url}no.zip", tmp_path / "no.zip", SHA256, len(CONTENT))
     assert len(server.asked) == 1
 
 
@@ -173,7 +173,7 @@ def test_a_server_that_is_not_there_is_named(server: Server, tmp_path: Path) -> 
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as closed:
         url = f"http://127.0.0.1:{closed.server_port}/file.zip"
     with pytest.raises(UserError, match=f"{url}: .*Connection refused"):
-        download(url, tmp_path / "file.zip", SUM, len(CONTENT))
+        download(url, tmp_path / "file.zip", SHA256, len(CONTENT))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_server_that_is_not_there_is_named(server: Server, tmp_path: Path) -> 
 def test_an_address_of_another_kind_is_refused(url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vse")
     with pytest.raises(UserError, match=re.escape(url)):
-        download(url, tmp_path / "file.zip", SUM, len(CONTENT))
+        download(url, tmp_path / "file.zip", SHA256, len(CONTENT))
     assert os.listdir(tmp_path) == []
     assert "trying again" not in caplog.text
 
@@ -219,7 +219,7 @@ def entry(k: int, split: str, folder: str) -> dict[str, object]:
 
 @pytest.fixture
 def coco(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
-    """A server with a COCO of four pictures, and the presets that know its sums. The working folder is empty."""
+    """Start a server with a COCO of four images, write presets with its checksums, and work in an empty folder."""
     entries = [entry(k, *item) for k, item in enumerate(SPLITS.items())]
     files: dict[str, dict[str, bytes]] = {"train2014.zip": {}, "val2014.zip": {}}
     for image in entries:
@@ -300,22 +300,22 @@ def test_a_killed_download_goes_on_where_it_was(coco: Server) -> None:
     assert Path("data/coco/dataset.json").is_file()
 
 
-def test_what_killed_runs_left_is_cleared_by_the_next(coco: Server) -> None:
-    """Half of an archive's files, and the half-made link and file of a preparation, also where there is nothing left to do."""
+def test_leftovers_of_killed_runs_are_cleared_by_the_next(coco: Server) -> None:
+    """Clear half an unpacked archive and the temporary link and file of a preparation, even if nothing is left to do."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     folder = Path("data/coco")
     for _ in range(2):
         (folder / "images" / ".train2014.unpacking" / "content").mkdir(parents=True)
-        (folder / f".images.{PLACE}-{gone.pid}.link.tmp").symlink_to("images")
-        (folder / f".dataset.json.{PLACE}-{gone.pid}.x.tmp").touch()
+        (folder / f".images.{MACHINE_ID}-{gone.pid}.link.tmp").symlink_to("images")
+        (folder / f".dataset.json.{MACHINE_ID}-{gone.pid}.x.tmp").touch()
         (folder / ".lock").touch()
         run("fetch", "coco", "--base-url", coco.url)
         left = {path.name for path in folder.rglob(".*")}
         assert left == set()
 
 
-def test_what_is_there_already_is_not_downloaded(coco: Server) -> None:
+def test_existing_files_are_not_downloaded(coco: Server) -> None:
     Path("data/coco/images/val2014").mkdir(parents=True)
     with zipfile.ZipFile(io.BytesIO(coco.files["val2014.zip"])) as archive:
         archive.extractall("data/coco/images")
@@ -323,7 +323,7 @@ def test_what_is_there_already_is_not_downloaded(coco: Server) -> None:
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip", "train2014.zip"]
 
 
-def test_pictures_that_may_not_be_downloaded_are_asked_for(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_tells_where_to_put_images_without_a_download(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
     run("fetch", "f8k", "--base-url", coco.url)
     text = capsys.readouterr().out
     assert "Put them into the folder data/f8k/images, then run: vse-data prepare f8k --source data/f8k" in text
@@ -331,7 +331,7 @@ def test_pictures_that_may_not_be_downloaded_are_asked_for(coco: Server, capsys:
     assert sorted(os.listdir("data/f8k")) == ["caption_datasets.zip", "dataset_flickr8k.json"]
 
 
-def test_pictures_may_be_left_out(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_may_be_left_out(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
     run("fetch", "coco", "--base-url", coco.url, "--no-images")
     assert "Put them into the folder data/coco/images" in capsys.readouterr().out
     assert [name for name, _ in coco.asked] == ["caption_datasets.zip"]
@@ -362,14 +362,14 @@ def test_wrong_bytes_end_the_command(coco: Server, fails: Callable[..., str]) ->
     assert not Path("data/coco/images").exists()
 
 
-def test_a_data_set_without_downloads_is_said(coco: Server, fails: Callable[..., str]) -> None:
+def test_a_data_set_without_downloads_is_refused(coco: Server, fails: Callable[..., str]) -> None:
     assert "draw it with: vse-data demo --out data/demo" in fails(main, "fetch", "demo")
     Path("mine.yaml").write_text("annotations: mine.json\n")
     assert "'mine': its preset names no files to download" in fails(main, "fetch", "mine.yaml", "--base-url", coco.url)
 
 
 @pytest.mark.parametrize("name", ["coco", "f30k", "f8k"])
-def test_a_preset_says_where_its_split_file_is(name: str) -> None:
+def test_a_preset_has_the_path_of_its_split_file(name: str) -> None:
     config = load_dataset(name)
     split = config.files[0]
     assert split.to == config.annotations == split.member
@@ -377,7 +377,7 @@ def test_a_preset_says_where_its_split_file_is(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "folder"), [("f30k_entities", ""), ("f8k_entities", "entities/")])
-def test_a_preset_says_where_flickr30k_entities_is(name: str, folder: str) -> None:
+def test_a_preset_has_the_paths_of_flickr30k_entities(name: str, folder: str) -> None:
     files = {file.to: file for file in load_dataset(name).files if "flickr30k_entities" in file.url}
     lists = [] if folder else ["train.txt", "val.txt", "test.txt"]
     assert list(files) == [f"{folder}{name}" for name in ("Annotations", "Sentences", *lists, "UNRELATED_CAPTIONS")]
@@ -386,7 +386,7 @@ def test_a_preset_says_where_flickr30k_entities_is(name: str, folder: str) -> No
 
 
 def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """The archive is downloaded once, though two folders of it are needed; files that are no archives are taken as such."""
+    """The archive is downloaded once, although two of its folders are needed; other files are stored as they are."""
     captions, xml = b"[/EN#7/people Two dogs] run .", annotation([thing("7", (1, 1, 4, 4))], (8, 8)).encode()
     lists = {"train.txt": b"11111\n", "val.txt": b"22222\n", "test.txt": b"33333\n"}
     numbers = [content.decode().strip() for content in lists.values()]
@@ -396,8 +396,8 @@ def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest
     files = []
     for name, member in members:
         content = coco.files[name]
-        sums = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
-        files.append({"url": f"http://published.invalid/{name}", "member": member, "to": member or name, **sums})
+        known = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content), "max_bytes": 10**6}
+        files.append({"url": f"http://published.invalid/{name}", "member": member, "to": member or name, **known})
     Path("mine.yaml").write_text(json.dumps({"entities": ".", "images": "photos", "files": files, "where": "By a form."}))
     run("fetch", "mine.yaml", "--out", "data", "--base-url", coco.url)
     assert "Put them into the folder data/photos" in capsys.readouterr().out
@@ -410,5 +410,5 @@ def test_flickr30k_entities_is_an_archive_and_lists(coco: Server, capsys: pytest
     assert dataset.images[2].captions[0].phrases[0].boxes == ((0.0, 0.0, 4.0, 4.0),)
 
 
-def test_missing_files_are_answered_with_the_command(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_the_error_for_missing_files_names_the_command(tmp_path: Path, fails: Callable[..., str]) -> None:
     assert "vse-data fetch f30k downloads" in fails(main, "prepare", "f30k", "--source", tmp_path)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.outputs import OutputKind, check_out
+from vse.pipeline.files.outputs import OutputKind, check_output
 from vse.pipeline.files.writing import clear_temporaries, read_json, write_bytes, write_json
 
 ANYTHING = OutputKind("anything", lambda _: True)
@@ -62,8 +62,8 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from vse.pipeline.files.writing import written
-with written(Path(sys.argv[1]), sync=sys.argv[2] == "sync") as stream:
+from vse.pipeline.files.writing import open_atomic
+with open_atomic(Path(sys.argv[1]), sync=sys.argv[2] == "sync") as stream:
     stream.write(b"half")
     stream.flush()
     print("writing", flush=True)
@@ -142,7 +142,7 @@ def test_a_demo_that_was_killed_is_cleared_by_the_next(tmp_path: Path, writer: C
         process.kill()
         process.wait()
     assert len(list(tmp_path.rglob("*.tmp"))) == 3
-    make_demo(tmp_path / "data", 6)
+    create_demo(tmp_path / "data", 6)
     assert not list(tmp_path.rglob("*.tmp"))
     assert len(os.listdir(images)) == 6
 
@@ -176,7 +176,7 @@ def test_only_plain_files_are_replaced(kind: str, through_link: bool, tmp_path: 
         out = Path("link")
         out.symlink_to(path)
     said = "circle" if kind == "circle" else kind
-    for write in (lambda: write_bytes(out, b"new"), lambda: check_out(out, ANYTHING)):
+    for write in (lambda: write_bytes(out, b"new"), lambda: check_output(out, ANYTHING)):
         with pytest.raises(UserError, match=f"cannot write {out}: it is a .*{said}"):
             write()
     after = os.lstat(path)
@@ -204,8 +204,8 @@ def test_an_input_is_no_output_by_whatever_name(name: str, tmp_path: Path) -> No
     os.link(tmp_path / "file", tmp_path / "hard")
     inputs = [tmp_path / "missing", tmp_path / "file", tmp_path / "folder"]
     with pytest.raises(UserError, match="output is also an input"):
-        check_out(tmp_path / name.format(folder=tmp_path.name), ANYTHING, inputs)
-    check_out(tmp_path / "folder" / "new", ANYTHING, inputs)
+        check_output(tmp_path / name.format(folder=tmp_path.name), ANYTHING, inputs)
+    check_output(tmp_path / "folder" / "new", ANYTHING, inputs)
 
 
 def test_many_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:

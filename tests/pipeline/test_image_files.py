@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vse.pipeline.files.images import BadImage, decode, image_size
+from vse.pipeline.files.images import BadImage, decode_image, read_image_size
 
 
 def noise(width: int, height: int) -> Image.Image:
@@ -63,7 +63,7 @@ GREY = 127  # of COLOUR, by the weights of ITU-R 601-2
 )
 def test_any_colour_mode_becomes_8_bit_rgb(name: str, mode: str, expected: tuple[int, ...], tmp_path: Path) -> None:
     """Transparent pixels are laid on white; 16 bits are scaled, not clipped."""
-    found = decode(saved(mode, tmp_path / name))
+    found = decode_image(saved(mode, tmp_path / name))
     assert (found.mode, found.size) == ("RGB", (8, 6))
     tolerance = 1 if name == "x.png" else 6
     assert np.abs(np.asarray(found, int) - np.asarray(expected)).max() <= tolerance
@@ -78,14 +78,14 @@ def test_a_turned_image_is_set_upright(orientation: int, tmp_path: Path) -> None
     exif = Image.Exif()
     exif[0x0112] = orientation
     stored.save(tmp_path / "x.png", exif=exif)
-    assert np.array_equal(np.asarray(decode(tmp_path / "x.png")), np.asarray(upright))
+    assert np.array_equal(np.asarray(decode_image(tmp_path / "x.png")), np.asarray(upright))
 
 
 def test_a_missing_file_or_a_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match=r"gone\.jpg: no such image file"):
-        decode(tmp_path / "gone.jpg")
+        decode_image(tmp_path / "gone.jpg")
     with pytest.raises(BadImage, match="no such image file"):
-        decode(tmp_path)
+        decode_image(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
@@ -95,7 +95,7 @@ def test_a_truncated_file_is_refused(suffix: str, tmp_path: Path, part: float) -
     whole = (tmp_path / f"x.{suffix}").read_bytes()
     (tmp_path / f"cut.{suffix}").write_bytes(whole[: int(part * len(whole))])
     with pytest.raises(BadImage, match=rf"cut\.{suffix}: not a readable image"):
-        decode(tmp_path / f"cut.{suffix}")
+        decode_image(tmp_path / f"cut.{suffix}")
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7), suffix=st.sampled_from(["jpg", "png", "webp"]))
@@ -106,7 +106,7 @@ def test_a_flipped_bit_is_an_image_or_a_bad_image_never_another_error(
     content = bytearray((tmp_path / f"x.{suffix}").read_bytes())
     content[int(place * len(content))] ^= 1 << bit
     with suppress(BadImage):
-        assert decode(tmp_path / "x", bytes(content)).mode == "RGB"
+        assert decode_image(tmp_path / "x", bytes(content)).mode == "RGB"
 
 
 @pytest.mark.parametrize("suffix", ["txt", "gif", "bmp", "tiff", "ico"])
@@ -118,7 +118,7 @@ def test_other_kinds_of_files_are_refused(suffix: str, tmp_path: Path) -> None:
         noise(16, 16).save(path)
     path = path.rename(tmp_path / "x.jpg")
     with pytest.raises(BadImage, match="not a readable image"):
-        decode(path)
+        decode_image(path)
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "webp"])
@@ -128,15 +128,15 @@ def test_the_size_of_an_image_is_that_of_the_upright_one(suffix: str, tmp_path: 
         exif = Image.Exif()
         exif[0x0112] = orientation
         noise(24, 16).save(path, exif=exif)
-        assert image_size(path) == decode(path).size
+        assert read_image_size(path) == decode_image(path).size
 
 
 def test_the_size_of_what_is_no_image_is_a_line_of_error(tmp_path: Path) -> None:
     (tmp_path / "x.jpg").write_text("no image")
     with pytest.raises(BadImage, match=r"x\.jpg: not a readable image"):
-        image_size(tmp_path / "x.jpg")
+        read_image_size(tmp_path / "x.jpg")
     with pytest.raises(BadImage, match="no such image file"):
-        image_size(tmp_path)
+        read_image_size(tmp_path)
 
 
 def bomb(side: int) -> bytes:
@@ -155,4 +155,4 @@ def bomb(side: int) -> bytes:
 def test_a_decompression_bomb_is_refused_from_its_header(side: int, tmp_path: Path) -> None:
     (tmp_path / "bomb.png").write_bytes(bomb(side))
     with pytest.raises(BadImage, match=r"bomb\.png: .*(are too many|exceeds limit)"):
-        decode(tmp_path / "bomb.png")
+        decode_image(tmp_path / "bomb.png")

@@ -1,4 +1,4 @@
-"""Images that somebody's table names by a path: only those in the folders of the import are taken, others are listed."""
+"""Images that a table names by a path are imported only from the folders of the import; others are listed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from tests.pipeline.saved_datasets import library, save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
@@ -23,7 +23,7 @@ OUTSIDE = ["absolute", "parent", "link", "linked folder", "address", "address of
 
 @pytest.fixture
 def private(tmp_path: Path) -> Path:
-    """A photo that no import was given."""
+    """Write a photo in a folder that no import may read."""
     path = tmp_path / "home" / "private.jpg"
     path.parent.mkdir()
     path.write_bytes(photo_bytes(200))
@@ -31,7 +31,7 @@ def private(tmp_path: Path) -> Path:
 
 
 def leading_out(folder: Path, private: Path) -> dict[str, str]:
-    """Names by which a row in ``folder`` may reach the private photo."""
+    """Return names by which a row in ``folder`` could reach the private photo."""
     (folder / "link.jpg").symlink_to(private)
     (folder / "linked").symlink_to(private.parent)
     return {
@@ -45,7 +45,7 @@ def leading_out(folder: Path, private: Path) -> dict[str, str]:
 
 
 def is_copied(out: Path, private: Path) -> bool:
-    """Whether a file below ``out``, links followed, is the private photo."""
+    """Return whether a file below ``out``, with links followed, is the private photo."""
     return any(path.is_file() and path.read_bytes() == private.read_bytes() for path in (out / "images").rglob("*"))
 
 

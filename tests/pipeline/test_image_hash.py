@@ -10,12 +10,12 @@ from PIL import Image, ImageFilter
 
 from tests.hostile import NOT_FILES
 from vse.pipeline.dataset import duplicates as image_hash
-from vse.pipeline.dataset.duplicates import N_BITS, NEAR, near_pairs, perceptual_hash
+from vse.pipeline.dataset.duplicates import MAX_DIFFERENT_BITS, N_BITS, near_pairs, perceptual_hash
 from vse.pipeline.files.images import BadImage
 
 
 def photo(seed: int, size: tuple[int, int] = (300, 200)) -> Image.Image:
-    """Soft spots of colour, other ones for each seed."""
+    """Return soft spots of colour that depend on the seed."""
     spots = np.random.default_rng(seed).integers(0, 256, (7, 9, 3), np.uint8)
     return Image.fromarray(spots).resize(size, Image.Resampling.BICUBIC)
 
@@ -24,7 +24,7 @@ def distance(a: Path, b: Path) -> int:
     return int((perceptual_hash(a) != perceptual_hash(b)).sum())
 
 
-def test_it_is_the_median_of_the_lowest_frequencies_computed_one_by_one(tmp_path: Path) -> None:
+def test_the_bits_compare_the_lowest_frequencies_with_their_median(tmp_path: Path) -> None:
     photo(3, (32, 32)).convert("L").save(tmp_path / "a.png")
     grey = np.asarray(Image.open(tmp_path / "a.png"), np.float64)
     wave = [[np.cos(np.pi * u * (2 * x + 1) / 64) for x in range(32)] for u in range(8)]
@@ -32,16 +32,16 @@ def test_it_is_the_median_of_the_lowest_frequencies_computed_one_by_one(tmp_path
     assert perceptual_hash(tmp_path / "a.png").tolist() == [value > np.median(low) for value in low]
 
 
-def test_16_bits_and_transparency_are_seen(tmp_path: Path) -> None:
+def test_16_bits_and_transparency_are_handled(tmp_path: Path) -> None:
     grey = np.asarray(photo(0).convert("L"))
     Image.fromarray(grey).save(tmp_path / "a.png")
     Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "deep.png")
-    assert distance(tmp_path / "a.png", tmp_path / "deep.png") <= NEAR
+    assert distance(tmp_path / "a.png", tmp_path / "deep.png") <= MAX_DIFFERENT_BITS
     clear = photo(1).convert("RGBA")
     clear.putalpha(Image.fromarray(255 - grey))
     clear.save(tmp_path / "clear.png")
     Image.alpha_composite(Image.new("RGBA", clear.size, "white"), clear).convert("RGB").save(tmp_path / "white.png")
-    assert distance(tmp_path / "clear.png", tmp_path / "white.png") <= NEAR
+    assert distance(tmp_path / "clear.png", tmp_path / "white.png") <= MAX_DIFFERENT_BITS
 
 
 def test_a_photo_stays_near_itself_and_far_from_others(tmp_path: Path) -> None:
@@ -56,10 +56,10 @@ def test_a_photo_stays_near_itself_and_far_from_others(tmp_path: Path) -> None:
     }
     for name, variant in variants.items():
         variant.save(tmp_path / name, quality=60)
-        assert distance(tmp_path / "a.png", tmp_path / name) <= NEAR, name
+        assert distance(tmp_path / "a.png", tmp_path / name) <= MAX_DIFFERENT_BITS, name
     for seed in range(1, 9):
         photo(seed).save(tmp_path / "other.png")
-        assert distance(tmp_path / "a.png", tmp_path / "other.png") > NEAR
+        assert distance(tmp_path / "a.png", tmp_path / "other.png") > MAX_DIFFERENT_BITS
 
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, N_BITS), st.integers(0, 2**32 - 1))
@@ -80,7 +80,7 @@ def test_many_hashes_are_compared_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(whole) > 7
 
 
-def test_what_is_no_image_is_a_line_of_error(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_text("x")
     with pytest.raises(BadImage, match=r"a\.jpg: not a readable image"):
         perceptual_hash(tmp_path / "a.jpg")

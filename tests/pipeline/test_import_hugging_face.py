@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.pipeline.imported_made import photo_bytes
+from tests.pipeline.import_files import photo_bytes
 from tests.pipeline.saved_datasets import library, save
 from tests.pipeline.test_import_table import failures, imported
 from vse.features.data_cli import main
@@ -71,7 +71,7 @@ def test_bad_rows_are_named(tmp_path: Path, fails: Fails) -> None:
 def test_what_is_no_column_of_images_or_no_data_set_is_one_line(tmp_path: Path, fails: Fails) -> None:
     saved = save(tmp_path / "saved", {"train": [row(1, "a gull")]})
     line = fails(main, "import", saved, "--out", tmp_path / "out", "--column", "file=caption")
-    assert "no column 'caption' of images; those are image" in line
+    assert "no column 'caption' of images" in line
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "dataset_info.json").write_text("{")
     assert "not a data set that the library 'datasets' saved" in fails(

@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.pipeline.imported_made import photo_bytes, write_photos, write_table
+from tests.pipeline.import_files import photo_bytes, write_photos, write_table
 from vse.features.data_cli import main
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.imports.rows import GatheredRows, ImportedRow, ImportSettings
+from vse.pipeline.imports.rows import ImportedRow, ImportSettings, RowCollector
 
 Fails = Callable[..., str]
 FORMATS = ["csv", "tsv", "jsonl", *(["parquet"] if find_spec("pyarrow") else [])]
 
 
 def imported(*arguments: object) -> Dataset:
-    """The data set that the command makes."""
+    """Run the import command and load the data set that it writes."""
     given = [str(argument) for argument in arguments]
     with pytest.raises(SystemExit) as stop:
         main(["import", *given])
@@ -87,7 +87,7 @@ def test_other_names_of_columns_are_given(birds: Path, tmp_path: Path, fails: Fa
     table.write_text("photo| one| two\na.jpg| a gull| \nc.jpg| a tern| it flies\n")
     line = fails(main, "import", birds, "--captions", table, "--out", tmp_path / "out")
     assert f"{table}: no column file or file_name or" in line
-    assert "its columns are photo, one, two; name the one that holds it with --column file=NAME" in line
+    assert "its columns are photo, one, two; name the right one with --column file=NAME" in line
     columns = ["--column", "file=photo", "--column", "caption=one", "--column", "caption=two"]
     dataset = imported(birds, "--captions", table, "--out", tmp_path / "out", *columns)
     assert [[c.raw for c in image.captions] for image in dataset.images] == [["a gull"], ["a tern", "it flies"]]
@@ -100,14 +100,14 @@ def test_other_names_of_columns_are_given(birds: Path, tmp_path: Path, fails: Fa
 CSV_FAULTS = [
     (b"a.jpg,A gull,dev\n", None),
     (b"nope.jpg,A gull,train\n", "nope.jpg: no such image file"),
-    (b"../a.jpg,A gull,train\n", "the file '../a.jpg' is not inside the folder of images"),
+    (b"../a.jpg,A gull,train\n", "the file '../a.jpg'"),
     (b",A gull,train\n", "names no image file"),
     (b"c.jpg,,train\n", "the caption is empty"),
     (b"c.jpg,...!,train\n", "the caption '...!' has no word"),
-    (b"c.jpg,A gull, flying,train\n", "4 cells, where the header has 3"),
-    (b"c.jpg,A gull\n", "2 cells, where the header has 3"),
+    (b"c.jpg,A gull, flying,train\n", "4 cells"),
+    (b"c.jpg,A gull\n", "2 cells"),
     (b"c.jpg,A gull,tset\n", "unknown split 'tset'; known: train, val"),
-    (b"a.jpg,A gull,test\n", "a.jpg has split test, and split val at"),
+    (b"a.jpg,A gull,test\n", "a.jpg has split test, but split val at"),
     (b"c.jpg,A g\xffull,train\n", "not UTF-8"),
     (b'c.jpg,"A" gull,train\n', "',' expected after '\"'"),
     (b"broken.jpg,A gull,train\n", "not a readable image"),
@@ -125,7 +125,7 @@ def test_each_bad_row_of_a_csv_file_is_named_with_its_line(
     faults = [(f"{table}: line {line}", fault) for line, (_, fault) in enumerate(CSV_FAULTS, 3) if fault]
     line = fails(main, "import", birds, "--captions", table, "--out", out)
     assert f"{table}: line 4:" in line
-    assert f"({len(faults)} of {len(CSV_FAULTS)} rows cannot be taken; --skip-bad leaves them out)" in line
+    assert f"({len(faults)} of {len(CSV_FAULTS)} rows cannot be imported; --skip-bad leaves them out)" in line
     assert not (out / "dataset.json").exists()
     dataset = imported(birds, "--captions", table, "--out", out, "--skip-bad")
     assert [image.file for image in dataset.images] == ["a.jpg", "c.jpg"]
@@ -133,7 +133,7 @@ def test_each_bad_row_of_a_csv_file_is_named_with_its_line(
     assert [place for place, _ in listed] == [place for place, _ in faults]
     for (_, reason), (_, fault) in zip(listed, faults, strict=True):
         assert fault in reason
-    assert "rows cannot be taken and are left out" in caplog.text
+    assert "rows cannot be imported and are left out" in caplog.text
 
 
 JSON_FAULTS = [
@@ -142,16 +142,16 @@ JSON_FAULTS = [
     ('["a.jpg", "a gull"]', "not a JSON object"),
     ('{"caption": "a gull", "split": "train", "imgid": 5}', "no column file or"),
     ('{"file": 7, "caption": "a gull", "split": "train", "imgid": 5}', "names no image file"),
-    ('{"file": "c.jpg", "caption": [["a gull"]], "split": "train", "imgid": 5}', "is no text"),
+    ('{"file": "c.jpg", "caption": [["a gull"]], "split": "train", "imgid": 5}', "the caption"),
     ('{"file": "c.jpg", "caption": [], "split": "train", "imgid": 5}', "has no caption"),
     ('{"file": "c.jpg", "caption": null, "split": "train", "imgid": 5}', "the caption is empty"),
-    ('{"file": "c.jpg", "caption": "a gull", "split": 1, "imgid": 5}', "the split 1 is no text"),
-    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": "five"}', "imgid 'five' is no whole number"),
-    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": true}', "imgid True is no whole number"),
-    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": 4}', "imgid 4 is that of a.jpg, too"),
-    ('{"file": "a.jpg", "caption": "a gull", "split": "train", "imgid": 5}', "a.jpg has imgid 5, and imgid 4 at"),
-    ('{"file": "c.jpg", "caption": "a gull", "split": "train"}', "c.jpg has no imgid, which others have"),
-    ('{"file": "sub/b.jpg", "caption": "a gull", "imgid": 6}', "sub/b.jpg has no split, which others have"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": 1, "imgid": 5}', "the split 1"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": "five"}', "imgid 'five'"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": true}', "imgid True"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train", "imgid": 4}', "a.jpg also has imgid 4"),
+    ('{"file": "a.jpg", "caption": "a gull", "split": "train", "imgid": 5}', "a.jpg has imgid 5, but imgid 4 at"),
+    ('{"file": "c.jpg", "caption": "a gull", "split": "train"}', "c.jpg has no imgid"),
+    ('{"file": "sub/b.jpg", "caption": "a gull", "imgid": 6}', "sub/b.jpg has no split"),
 ]
 
 
@@ -172,12 +172,12 @@ def test_each_bad_line_of_json_is_named(birds: Path, tmp_path: Path) -> None:
         ("captions.csv", b"", "not a CSV file with the names of its columns"),
         ("captions.csv", b"file,file,caption\n", "not a CSV file with the names of its columns"),
         ("captions.csv", b"\xff\xfe,caption\n", "not a CSV file with the names of its columns"),
-        ("captions.csv", b"file,caption\n", "no image with a caption is left of 0 rows"),
-        ("captions.xlsx", b"PK", "not a table that can be read; .csv, .tsv"),
+        ("captions.csv", b"file,caption\n", "none of the 0 rows has an image with a caption"),
+        ("captions.xlsx", b"PK", "captions.xlsx: not a table"),
         ("none/captions.csv", None, "No such file"),
     ],
 )
-def test_a_file_that_is_no_table_is_one_line(
+def test_a_file_that_is_not_a_table_is_refused(
     birds: Path, tmp_path: Path, fails: Fails, name: str, content: bytes | None, message: str
 ) -> None:
     if content is not None:
@@ -186,7 +186,7 @@ def test_a_file_that_is_no_table_is_one_line(
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_parquet_says_what_it_needs_where_it_is_not_installed(
+def test_the_error_without_pyarrow_names_the_package(
     birds: Path, tmp_path: Path, fails: Fails, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (birds / "metadata.parquet").write_bytes(b"PAR1")
@@ -201,15 +201,15 @@ def test_an_import_again_is_the_same_and_nothing_else_is_replaced(birds: Path, t
     before = imported(*arguments).sha256
     assert imported(*arguments).sha256 == before
     write_table(table, ROWS[:-1])
-    assert "is there and holds something else" in fails(main, "import", *arguments)
+    assert f"{out / 'dataset.json'} already exists" in fails(main, "import", *arguments)
     assert load_dataset_file(out / "dataset.json").sha256 == before
 
 
-def test_a_name_or_options_that_do_not_fit_are_one_line(birds: Path, tmp_path: Path, fails: Fails) -> None:
+def test_a_bad_name_and_options_that_do_not_fit_are_refused(birds: Path, tmp_path: Path, fails: Fails) -> None:
     table = write_table(tmp_path / "captions.csv", ROWS)
     arguments = ("import", birds, "--captions", table, "--out", tmp_path / "out")
     assert "cannot be the name of a data set" in fails(main, *arguments, "--name", "../x")
-    assert "the splits are given, so none is drawn" in fails(main, *arguments, "--val", 0.2)
+    assert "--val and --test" in fails(main, *arguments, "--val", 0.2)
     assert "no tokeniser 'words'" in fails(main, *arguments, "--tokeniser", "words")
     assert "--format tabel: unknown (did you mean 'table'?" in fails(main, *arguments, "--format", "tabel")
     other = ("import", birds, "--format", "webdataset", "--out", tmp_path / "out")
@@ -220,32 +220,32 @@ def test_a_name_or_options_that_do_not_fit_are_one_line(birds: Path, tmp_path: P
     assert "holds nothing that can be imported" in fails(main, "import", tmp_path / "empty", "--out", tmp_path / "out")
     assert "no such file or folder" in fails(main, "import", tmp_path / "none", "--out", tmp_path / "out")
     write_table(table, [{"file": "a.jpg", "caption": "a gull"}])
-    assert "leave nothing to train on" in fails(main, *arguments, "--val", 0.5, "--test", 0.5)
+    assert "--val 0.5 and --test 0.5" in fails(main, *arguments, "--val", 0.5, "--test", 0.5)
 
 
-def gathered(files: list[str], seed: int) -> dict[str, str]:
-    rows = GatheredRows(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
+def sampled_splits(files: list[str], seed: int) -> dict[str, str]:
+    rows = RowCollector(ImportSettings("x", Path("none"), val=0.2, test=0.3, seed=seed))
     for file in files:
         rows.add(ImportedRow("here", file, ("a gull", "it flies")))
     return {image["filename"]: image["split"] for image in rows.content()["images"]}
 
 
 @given(st.lists(st.text("abcdefgh", min_size=1), min_size=1, max_size=30, unique=True), st.integers(0, 9), st.randoms())
-def test_splits_are_drawn_by_file_and_seed_whatever_the_order(files: list[str], seed: int, rng: random.Random) -> None:
-    splits = gathered(files, seed)
-    assert gathered(rng.sample(files, len(files)), seed) == splits
+def test_splits_are_sampled_by_file_and_seed_whatever_the_order(files: list[str], seed: int, rng: random.Random) -> None:
+    splits = sampled_splits(files, seed)
+    assert sampled_splits(rng.sample(files, len(files)), seed) == splits
     counts = [list(splits.values()).count(split) for split in ("val", "test")]
     assert counts == [round(0.2 * len(files)), round(0.3 * len(files))]
 
 
-def test_another_seed_draws_other_splits() -> None:
+def test_another_seed_samples_other_splits() -> None:
     files = [f"{number}.jpg" for number in range(50)]
-    assert gathered(files, 0) != gathered(files, 1)
+    assert sampled_splits(files, 0) != sampled_splits(files, 1)
 
 
 def test_an_unknown_tokeniser_is_refused_at_once() -> None:
     with pytest.raises(UserError, match="no tokeniser 'x'"):
-        GatheredRows(ImportSettings("x", Path("none"), tokeniser="x"))
+        RowCollector(ImportSettings("x", Path("none"), tokeniser="x"))
 
 
 def test_thousands_of_rows_with_faults_among_them(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,7 @@ from PIL import Image, ImageFilter
 from tests.conftest import TINY_FEATURE
 from tests.hostile import refused
 from vse.features.cli import main as extract_main
-from vse.pipeline.files.images import BadImage, decode
+from vse.pipeline.files.images import BadImage, decode_image
 
 JPEG: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("RGB", {}),
@@ -65,33 +65,33 @@ def larger(content: bytes, width: int, height: int) -> bytes:
 @pytest.mark.parametrize("part", [0.1, 0.3, 0.6, 0.9, 0.99])
 def test_a_jpeg_that_was_cut_and_closed_is_refused(kind: str, part: float) -> None:
     with pytest.raises(BadImage, match=r"x\.jpg: not a readable image"):
-        decode(Path("x.jpg"), cut_and_closed(jpeg(kind), part))
+        decode_image(Path("x.jpg"), cut_and_closed(jpeg(kind), part))
 
 
 @pytest.mark.parametrize("kind", JPEG)
 @given(part=st.floats(0.02, 0.995))
 def test_no_cut_goes_unnoticed(kind: str, part: float) -> None:
     with pytest.raises(BadImage):
-        decode(Path("x.jpg"), cut_and_closed(jpeg(kind), part))
+        decode_image(Path("x.jpg"), cut_and_closed(jpeg(kind), part))
 
 
 @pytest.mark.parametrize("kind", JPEG)
 @pytest.mark.parametrize("size", [(150, 222), (300, 111), (1600, 1600)])
 def test_a_jpeg_that_says_it_is_larger_than_its_data_is_refused(kind: str, size: tuple[int, int]) -> None:
     with pytest.raises(BadImage, match=r"x\.jpg: not a readable image"):
-        decode(Path("x.jpg"), larger(jpeg(kind), *size))
+        decode_image(Path("x.jpg"), larger(jpeg(kind), *size))
 
 
 def test_a_header_of_8000_x_8000_over_64_x_64_of_data_is_refused() -> None:
     with pytest.raises(BadImage, match="lacks data"):
-        decode(Path("x.jpg"), larger(jpeg("plain", width=64, height=64), 8000, 8000))
+        decode_image(Path("x.jpg"), larger(jpeg("plain", width=64, height=64), 8000, 8000))
 
 
 @pytest.mark.parametrize("kind", JPEG)
 @given(width=st.integers(1, 70), height=st.integers(1, 70), tail=st.binary(max_size=40))
 def test_a_whole_jpeg_is_read_whatever_follows_it(kind: str, width: int, height: int, tail: bytes) -> None:
     content = jpeg(kind, width=width, height=height)
-    assert decode(Path("x.jpg"), content + tail).size == (width, height)
+    assert decode_image(Path("x.jpg"), content + tail).size == (width, height)
 
 
 @pytest.mark.parametrize("kind", JPEG)
@@ -99,7 +99,7 @@ def test_a_thumbnail_in_the_header_is_no_end(kind: str) -> None:
     content = jpeg(kind)
     thumbnail = cut_and_closed(jpeg("plain"), 0.5)
     segment = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
-    assert decode(Path("x.jpg"), content[:2] + segment + content[2:]).size == (150, 111)
+    assert decode_image(Path("x.jpg"), content[:2] + segment + content[2:]).size == (150, 111)
 
 
 def png(width: int, height: int, rows: bytes, interlaced: int = 0) -> bytes:
@@ -112,9 +112,9 @@ def png(width: int, height: int, rows: bytes, interlaced: int = 0) -> bytes:
 
 @pytest.mark.parametrize("rows", [0, 1, 30, 63])
 def test_a_png_that_lacks_rows_is_refused(rows: int) -> None:
-    assert decode(Path("x.png"), png(16, 64, bytes(64 * 49))).size == (16, 64)
+    assert decode_image(Path("x.png"), png(16, 64, bytes(64 * 49))).size == (16, 64)
     with pytest.raises(BadImage, match=r"x\.png: not a readable image"):
-        decode(Path("x.png"), png(16, 64, bytes(rows * 49)))
+        decode_image(Path("x.png"), png(16, 64, bytes(rows * 49)))
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.9])
@@ -125,7 +125,7 @@ def test_a_tail_of_zeros_is_refused(part: float) -> None:
     for name, content in (("x.png", png(16, 64, noise.tobytes())), ("x.jpg", jpeg("plain"))):
         kept = int(part * len(content))
         with pytest.raises(BadImage, match=f"{name}: not a readable image"):
-            decode(Path(name), content[:kept] + bytes(len(content) - kept))
+            decode_image(Path(name), content[:kept] + bytes(len(content) - kept))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 5), (8, 8), (9, 17)])
@@ -133,9 +133,9 @@ def test_an_interlaced_png_is_read_if_it_is_whole(size: tuple[int, int]) -> None
     passes = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
     columns = [(len(range(x, size[0], across)), len(range(y, size[1], down))) for x, y, across, down in passes]
     n_bytes = sum(rows * (1 + 3 * across) for across, rows in columns if across)
-    assert decode(Path("x.png"), png(*size, bytes(n_bytes), interlaced=1)).size == size
+    assert decode_image(Path("x.png"), png(*size, bytes(n_bytes), interlaced=1)).size == size
     with pytest.raises(BadImage):
-        decode(Path("x.png"), png(*size, bytes(n_bytes - 1), interlaced=1))
+        decode_image(Path("x.png"), png(*size, bytes(n_bytes - 1), interlaced=1))
 
 
 def test_the_command_names_the_file_or_lists_it(own_demo: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ SOUND = {"features": "[fc7]", "caption_features": "[words]", "experiments": "{ v
         ({"experiments": "{}"}, "experiments: .* at least 1 item"),
         ({"experiments": "{ vspp: }"}, "ladder 'own': unknown experiment 'vspp' .did you mean 'vsepp'"),
         ({"experiments": "{ vsepp: { feature: [fc7] } }"}, "unknown setting 'experiments.vsepp.feature'"),
-        ({"experiments": "{ vsepp: { features: [resnet] } }"}, "vsepp.features: 'resnet' is none of the ladder's features"),
+        ({"experiments": "{ vsepp: { features: [resnet] } }"}, "vsepp.features: 'resnet' is not one of the ladder's features"),
         ({"experiments": "[vsepp]"}, "experiments: Input should be a valid dictionary"),
         ({"sedes": "[1]"}, "unknown setting 'sedes' .did you mean 'seeds'"),
     ],

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from vse.pipeline.cli import main
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
-from vse.pipeline.dataset.duplicates import caption_report
+from vse.pipeline.dataset.duplicates import report_shared_captions
 
 
 def data(folder: Path, images: Mapping[str, tuple[str, Sequence[str]]], name: str = "mine") -> Path:
-    """A data set without image files: of each file its split and its captions."""
+    """Write a data set without image files; ``images`` gives the split and the captions of each file."""
     folder.mkdir(parents=True)
     entries, sentid = [], 0
     for imgid, (file, (split, captions)) in enumerate(images.items()):
@@ -29,7 +29,7 @@ def data(folder: Path, images: Mapping[str, tuple[str, Sequence[str]]], name: st
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder where no published data set is at hand."""
+    """Work in a folder without published data sets."""
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
 
@@ -67,7 +67,7 @@ TEXTS = st.lists(st.tuples(st.sampled_from(["train", "val", "test"]), st.sampled
 @given(TEXTS)
 def test_counts_are_those_of_all_pairs(texts: list[tuple[str, str]]) -> None:
     images = tuple(Image(k, f"{k}", split, (Caption(k, k, text, (text,)),)) for k, (split, text) in enumerate(texts))
-    lines = caption_report(Dataset("x", Path("x"), images)).splitlines()
+    lines = report_shared_captions(Dataset("x", Path("x"), images)).splitlines()
     shared = {text for _, text in texts if len({split for split, other in texts if other == text}) > 1}
     assert lines[0].startswith(f"{len(shared)} texts")
     counts = Counter(texts)
@@ -78,7 +78,7 @@ def test_counts_are_those_of_all_pairs(texts: list[tuple[str, str]]) -> None:
         assert int(n_second) == sum(counts[second, text] for text in in_both)
 
 
-def test_test_images_of_a_published_data_set_are_known_by_name(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
+def test_test_images_of_a_published_data_set_are_found_by_name(tmp_path: Path, audited: Callable[..., list[str]]) -> None:
     published = {"1000092795.jpg": ("train", ["x"]), "10002456.jpg": ("test", ["x"]), "1000268201.jpg": ("test", ["x"])}
     known = data(tmp_path / "data" / "f30k", published, "f30k")
     mine = data(
@@ -111,7 +111,7 @@ def test_a_published_data_set_is_not_compared_with_itself(tmp_path: Path, audite
     assert "names" not in "\n".join(audited(known, "--no-look-alikes"))
 
 
-def test_the_audit_of_a_file_that_is_none_is_one_line(tmp_path: Path, fails: Callable[..., str]) -> None:
+def test_the_audit_of_a_missing_file_is_refused(tmp_path: Path, fails: Callable[..., str]) -> None:
     assert "No such file" in fails(main, "audit", tmp_path / "dataset.json")
 
 
@@ -122,11 +122,12 @@ def test_a_data_set_to_compare_with_is_given_by_its_name(
     known = data(tmp_path / "data" / "f30k", {"1000268201.jpg": ("test", ["a gull"])}, "f30k")
     leak = "        1 in train of 'mine' and test of 'f30k'  <- trained on in one, tested on in the other"
     assert leak in audited(mine, "--against", "f30k", "--no-look-alikes")
-    known.write_text(json.dumps({**json.loads(known.read_text()), "pictures": True}))  # whose photos are not there
+    known.write_text(json.dumps({**json.loads(known.read_text()), "pictures": True}))  # its photos are missing
     lines = audited(mine, "--against", "f30k")
     assert leak in lines
     assert any("has no image files, so no photos are compared" in line for line in lines)
     message = fails(main, "audit", mine, "--against", "coco")
-    assert "--against coco: there is no data/coco/dataset.json; vse-data fetch coco --no-images" in message
-    assert "vse-data demo --out data/demo makes it" in fails(main, "audit", mine, "--against", "demo")
+    assert "--against coco: there is no data/coco/dataset.json" in message
+    assert "vse-data fetch coco --no-images" in message
+    assert "vse-data demo --out data/demo" in fails(main, "audit", mine, "--against", "demo")
     assert "did you mean 'coco'" in fails(main, "audit", mine, "--against", "cocoo")

@@ -21,14 +21,14 @@ from vse.features.cache.shards import shard_path
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main as data_main
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.writing import only_writer
+from vse.pipeline.files.writing import lock_for_writing
 from vse.train.cli import train_main
 
 HOLD = """
 import sys
 from pathlib import Path
-from vse.pipeline.files.writing import only_writer
-with only_writer(Path(sys.argv[1]), folder=sys.argv[2] == "folder"):
+from vse.pipeline.files.writing import lock_for_writing
+with lock_for_writing(Path(sys.argv[1]), folder=sys.argv[2] == "folder"):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -52,21 +52,21 @@ def test_the_second_writer_is_told_who_the_first_is_and_a_kill_frees_the_lock(fo
     with held(path, folder) as first:
         with (
             pytest.raises(UserError, match=rf"x: process {first.pid} on \S+ \(since .*\) is writing it"),
-            only_writer(path, folder),
+            lock_for_writing(path, folder),
         ):
             pass
         first.send_signal(signal.SIGKILL)
         first.wait()
-        with only_writer(path, folder), only_writer(path, folder):
+        with lock_for_writing(path, folder), lock_for_writing(path, folder):
             assert path.parent.exists()
     assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_a_lock_leaves_nothing_and_its_folder_stays_if_something_is_in_it(tmp_path: Path) -> None:
-    with only_writer(tmp_path / "a" / "b", folder=True):
+    with lock_for_writing(tmp_path / "a" / "b", folder=True):
         pass
     assert not (tmp_path / "a").exists()
-    with only_writer(tmp_path / "a" / "b", folder=True):
+    with lock_for_writing(tmp_path / "a" / "b", folder=True):
         (tmp_path / "a" / "b" / "x").touch()
     assert os.listdir(tmp_path / "a" / "b") == ["x"]
 
@@ -90,9 +90,9 @@ def test_a_lock_file_that_another_user_s_killed_process_left_hinders_nobody(nobo
     file.chmod(0o444)
     with file.open() as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another process is writing it"), only_writer(nobody, folder=True):
+        with pytest.raises(UserError, match="another process is writing it"), lock_for_writing(nobody, folder=True):
             pass
-    with only_writer(nobody, folder=True):
+    with lock_for_writing(nobody, folder=True):
         assert f"process {os.getpid()} on" in file.read_text()
     assert not file.exists()
 
@@ -104,7 +104,7 @@ def test_where_there_are_no_locks_a_line_says_so(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    with only_writer(tmp_path / "x", folder=True):
+    with lock_for_writing(tmp_path / "x", folder=True):
         (tmp_path / "x" / "y").touch()
     assert "this file system has no locks" in caplog.text
     assert os.listdir(tmp_path / "x") == ["y"]

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SerializeAsAny, ValidationError
 
 from tests.pipeline.toy import DRINKS, TOPPINGS, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea, Topping
-from vse.pipeline.presets.parts import Registry, default_part, group_of, part_of, registry_of
+from vse.pipeline.presets.parts import Registry, find_default_part, find_group, find_registry, part_field
 from vse.pipeline.presets.schema import Settings
 
 
@@ -75,18 +75,18 @@ def test_parts_may_be_chosen_by_another_field_than_their_name() -> None:
         name: str = ""
 
     registry = Registry("extractor", Press, key="extractor")
-    assert registry.read({"extractor": "press", "name": "mine"}) == Press(name="mine")
-    assert registry.settings("press") == {"extractor": "press"}
+    assert registry.parse({"extractor": "press", "name": "mine"}) == Press(name="mine")
+    assert registry.as_settings("press") == {"extractor": "press"}
     with pytest.raises(ValueError, match="settings with its extractor"):
-        registry.read({"name": "press"})
+        registry.parse({"name": "press"})
 
 
 def test_the_settings_of_a_part_are_those_that_were_given() -> None:
-    assert DRINKS.settings("tea") == {"name": "tea"}
-    assert DRINKS.settings({"size": 2}) == {"size": 2}
-    assert DRINKS.settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
-    assert DRINKS.settings(None) is DRINKS.settings(3) is None
-    assert [DRINKS.chosen(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == [
+    assert DRINKS.as_settings("tea") == {"name": "tea"}
+    assert DRINKS.as_settings({"size": 2}) == {"size": 2}
+    assert DRINKS.as_settings(Tea(heat=80)) == {"name": "tea", "heat": 80}
+    assert DRINKS.as_settings(None) is DRINKS.as_settings(3) is None
+    assert [DRINKS.find_class(given) for given in ("tea", {"name": "milk"}, Coffee(), "te", {}, None)] == [
         Tea,
         Milk,
         Coffee,
@@ -98,34 +98,34 @@ def test_the_settings_of_a_part_are_those_that_were_given() -> None:
 
 def test_the_registry_of_a_field_is_found_however_the_field_is_written() -> None:
     class Written(Settings):
-        inside: Annotated[SerializeAsAny[Topping], part_of(TOPPINGS)] | None = None
-        all_of_it: Annotated[SerializeAsAny[Topping | None], part_of(TOPPINGS)] = None
+        inside: Annotated[SerializeAsAny[Topping], part_field(TOPPINGS)] | None = None
+        all_of_it: Annotated[SerializeAsAny[Topping | None], part_field(TOPPINGS)] = None
 
-    assert registry_of(Table, "drink") is DRINKS
-    assert registry_of(Table, "topping") is TOPPINGS
-    assert registry_of(Written, "inside") is registry_of(Written, "all_of_it") is TOPPINGS
-    assert registry_of(Table, "seats") is registry_of(Cream, "jug") is registry_of(Order, "table") is None
+    assert find_registry(Table, "drink") is DRINKS
+    assert find_registry(Table, "topping") is TOPPINGS
+    assert find_registry(Written, "inside") is find_registry(Written, "all_of_it") is TOPPINGS
+    assert find_registry(Table, "seats") is find_registry(Cream, "jug") is find_registry(Order, "table") is None
 
 
 def test_a_group_of_settings_is_told_from_a_value() -> None:
-    assert group_of(Order, "table") is Table
-    assert group_of(Cream, "jug") is Jug
-    assert group_of(Order, "tip") is group_of(Order, "rows") is None
+    assert find_group(Order, "table") is Table
+    assert find_group(Cream, "jug") is Jug
+    assert find_group(Order, "tip") is find_group(Order, "rows") is None
 
 
 def test_the_default_of_a_part_may_be_none_or_missing() -> None:
     class Needed(Settings):
-        drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)]
+        drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)]
 
-    assert default_part(Table, "drink") == Coffee()
-    assert default_part(Table, "topping") is None
-    assert default_part(Needed, "drink") is None
+    assert find_default_part(Table, "drink") == Coffee()
+    assert find_default_part(Table, "topping") is None
+    assert find_default_part(Needed, "drink") is None
 
 
 def test_a_lazy_part_is_known_by_name_and_imported_when_it_is_asked_for() -> None:
     registry: Registry[Drink] = Registry("drink", lazy={"tea": "tests.pipeline.toy:Tea", "ghost": "no.such.module:Ghost"})
     assert list(registry) == ["tea", "ghost"]
-    assert registry["tea"] is registry.chosen("tea") is Tea
-    assert registry.read({"name": "tea", "heat": 80}) == Tea(heat=80)
+    assert registry["tea"] is registry.find_class("tea") is Tea
+    assert registry.parse({"name": "tea", "heat": 80}) == Tea(heat=80)
     with pytest.raises(ModuleNotFoundError):
         registry["ghost"]

@@ -10,7 +10,7 @@ Edit = Callable[[Path, Callable[[Any], None]], Path]
 
 
 def two_captions(content: Any) -> None:
-    """Two captions of the first image and one of the second have phrases; nothing else has."""
+    """Give phrases to two captions of the first image and one of the second, and to no other caption."""
     for sentence in (sentence for image in content["images"] for sentence in image["sentences"]):
         sentence["phrases"] = []
     first, second = content["images"][0]["sentences"][:2]
@@ -24,7 +24,7 @@ def two_captions(content: Any) -> None:
 def test_mentions_are_numbered_in_file_order(own_demo: Path, edit: Edit) -> None:
     dataset = load_dataset_file(edit(own_demo, two_captions))
     listed = mentions(dataset)
-    assert [mention.number for mention in listed] == [0, 1, 2, 3]
+    assert [mention.phrase_id for mention in listed] == [0, 1, 2, 3]
     assert [mention.text for mention in listed] == ["sand", "a dog", "sand", "a dog"]
     assert [mention.image for mention in listed] == [dataset.images[0]] * 3 + [dataset.images[1]]
     assert [mention.caption for mention in listed] == [

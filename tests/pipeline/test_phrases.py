@@ -15,7 +15,7 @@ PHRASE = {"first_token": 1, "n_tokens": 2, "chain": "1147", "types": ["people"],
 
 
 def mark(*phrases: object) -> Callable[[Any], None]:
-    """Let ``phrases`` be those of the first caption, of five words."""
+    """Return an edit that gives the first caption five tokens and these phrases."""
 
     def change(content: Any) -> None:
         content["images"][0]["sentences"][0].update(tokens=["a", "red", "disc", "on", "sand"], phrases=list(phrases))

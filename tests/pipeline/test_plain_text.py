@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.errors import csv_cell, printable
+from vse.pipeline.errors import escape_csv_cell, printable
 
 
 @given(text=st.text() | st.text(alphabet="\x1b[]0123456789;mHJK\x07\x9b\\ \t\r\nab"))
@@ -44,13 +44,13 @@ def test_what_would_be_obeyed_goes(text: str, shown: str) -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", '=HYPERLINK("http://x")'])
 def test_a_cell_of_text_is_no_formula(text: str) -> None:
-    assert csv_cell(text) == f"'{text}"
+    assert escape_csv_cell(text) == f"'{text}"
 
 
 def test_a_carriage_return_ends_no_row() -> None:
-    assert (csv_cell("\r=1"), csv_cell("a\r\nb\rc")) == ("'\n=1", "a\nb\nc")
+    assert (escape_csv_cell("\r=1"), escape_csv_cell("a\r\nb\rc")) == ("'\n=1", "a\nb\nc")
 
 
 @pytest.mark.parametrize("value", ["a - b", "x=1", "", -1.5, None, 3, True])
 def test_other_cells_stay_as_they_are(value: object) -> None:
-    assert csv_cell(value) == value
+    assert escape_csv_cell(value) == value

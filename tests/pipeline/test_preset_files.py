@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.preset_files import described_presets, known_presets, preset_layers, read_yaml
+from vse.pipeline.presets.preset_files import known_presets, preset_descriptions, preset_layers, read_yaml
 from vse.pipeline.presets.presets import load_plan, read_preset
 
 Write = Callable[[str, str], Path]
@@ -62,16 +62,16 @@ def test_neither_rows_nor_description_are_inherited(write: Write) -> None:
 def test_descriptions_are_listed_in_the_order_in_which_they_are_written_and_each_name_once(write: Write) -> None:
     write("family.yaml", FAMILY)
     write("vse0.yaml", "about: mine\n")
-    described = described_presets("experiments")
+    described = preset_descriptions("experiments")
     assert described[:4] == [("warm", "The first one."), ("hot", ""), ("cold", ""), ("vse0", "mine")]
     assert sorted(name for name, _ in described) == known_presets("experiments")
 
 
 def test_every_experiment_that_ships_is_described_in_a_sentence() -> None:
-    for name, about in described_presets("experiments"):
+    for name, about in preset_descriptions("experiments"):
         assert about.endswith("."), name
         assert 10 < len(about) < 120, name
-    assert len({about for _, about in described_presets("experiments")}) == len(known_presets("experiments"))
+    assert len({about for _, about in preset_descriptions("experiments")}) == len(known_presets("experiments"))
 
 
 def test_the_same_name_in_two_files_of_a_folder_is_refused_with_both(write: Write) -> None:
@@ -122,8 +122,8 @@ def test_what_is_done_to_settings_does_not_reach_the_next_reader(write: Write) -
         ("presets: {a: {}, a: {}}", "'a' is given twice"),
         ("presets: [a]", "bad.yaml: presets: is a YAML mapping of names to settings"),
         ("presets: {a: 3}", "bad.yaml: presets: is a YAML mapping of names to settings"),
-        ("presets: {a: {}}\ntip: 3", "nothing beside them, so .*'tip'"),
-        ("extends: 3", "bad.yaml: extends: takes the name of a preset, not 3"),
+        ("presets: {a: {}}\ntip: 3", "bad.yaml: .*'tip'"),
+        ("extends: 3", "bad.yaml: extends: .*not 3"),
         ("extends: vsep", "unknown experiment 'vsep' .did you mean 'vsepp'"),
         ("extends: bad", "bad.yaml: extends itself .bad -> bad"),
         ("extends: other", "bad.yaml: extends itself .bad -> other -> bad"),

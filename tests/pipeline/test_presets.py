@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny
 from tests.pipeline.toy import DRINKS, Cocoa, Coffee, Cream, Drink, Jug, Milk, Order, Table, Tea
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
 
 EXPERIMENTS, FEATURES, DATASETS = (presets.known_presets(kind) for kind in ("experiments", "features", "datasets"))
@@ -66,33 +66,40 @@ def test_the_workflow_takes_a_data_set_s_folder_in_short_form() -> None:
     ],
 )
 def test_a_part_is_merged_by_its_name(base: dict[str, Any], over: dict[str, Any], drink: dict[str, Any]) -> None:
-    content = presets.merged(presets.merged({}, {"table": base}, Order), {"table": over}, Order)
+    content = presets.merge_settings(presets.merge_settings({}, {"table": base}, Order), {"table": over}, Order)
     assert content == {"table": {"drink": drink}}
-    presets.validated(Order, "order", "toy", content)
+    presets.validate_settings(Order, "order", "toy", content)
 
 
 def test_the_parts_that_a_schema_has_by_default_are_beneath_all_layers() -> None:
     class Set(Settings):
-        drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)] = Tea(heat=80, minutes=1.0)
+        drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)] = Tea(heat=80, minutes=1.0)
 
-    assert presets.merged({}, {"drink": {"size": 5}}, Set)["drink"] == {"name": "tea", "heat": 80, "minutes": 1.0, "size": 5}
-    assert presets.merged({}, {"drink": "milk"}, Set)["drink"] == {"name": "milk", "heat": 80}
+    assert presets.merge_settings({}, {"drink": {"size": 5}}, Set)["drink"] == {
+        "name": "tea",
+        "heat": 80,
+        "minutes": 1.0,
+        "size": 5,
+    }
+    assert presets.merge_settings({}, {"drink": "milk"}, Set)["drink"] == {"name": "milk", "heat": 80}
 
 
 def test_a_part_that_may_be_missing_can_be_taken_away_and_needs_a_name_to_come_back() -> None:
-    with_cocoa = presets.merged({}, {"table": {"topping": {"name": "cocoa", "grams": 9}}}, Order)
-    without = presets.merged(with_cocoa, {"table": {"topping": None}}, Order)
-    assert presets.validated(Order, "order", "toy", without).table.topping is None
-    nameless = presets.merged(without, {"table": {"topping": {"grams": 1}}}, Order)
+    with_cocoa = presets.merge_settings({}, {"table": {"topping": {"name": "cocoa", "grams": 9}}}, Order)
+    without = presets.merge_settings(with_cocoa, {"table": {"topping": None}}, Order)
+    assert presets.validate_settings(Order, "order", "toy", without).table.topping is None
+    nameless = presets.merge_settings(without, {"table": {"topping": {"grams": 1}}}, Order)
     with pytest.raises(
         UserError, match=r"order 'toy': table.topping: the topping is a name \(cream, cocoa\), or settings with"
     ):
-        presets.validated(Order, "order", "toy", nameless)
+        presets.validate_settings(Order, "order", "toy", nameless)
 
 
 def test_a_part_in_a_group_of_a_part_is_merged_like_any_other() -> None:
     jug = {"table": {"topping": {"name": "cream", "jug": {"volume": 1.0, "drink": {"heat": 70}}}}}
-    content = presets.merged(presets.merged({}, jug, Order), {"table": {"topping": {"jug": {"drink": "tea"}}}}, Order)
+    content = presets.merge_settings(
+        presets.merge_settings({}, jug, Order), {"table": {"topping": {"jug": {"drink": "tea"}}}}, Order
+    )
     assert content["table"]["topping"] == {"name": "cream", "jug": {"volume": 1.0, "drink": {"name": "tea", "heat": 70}}}
 
 
@@ -108,8 +115,8 @@ def test_a_setting_counts_from_when_it_is_given_for_as_long_as_the_parts_have_it
         known.append({key: value for key, value in layer.items() if key in DRINKS[names[-1]].model_fields})
     content: dict[str, Any] = {}
     for layer in known:
-        content = presets.merged(content, {"table": {"drink": layer}}, Order)
-    drink = presets.validated(Order, "order", "toy", content).table.drink.model_dump()
+        content = presets.merge_settings(content, {"table": {"drink": layer}}, Order)
+    drink = presets.validate_settings(Order, "order", "toy", content).table.drink.model_dump()
     assert drink["name"] == names[-1]
     for key, default in DRINKS[names[-1]]().model_dump(exclude={"name"}).items():
         given = [i for i, layer in enumerate(known) if key in layer]
@@ -120,7 +127,7 @@ def test_a_setting_counts_from_when_it_is_given_for_as_long_as_the_parts_have_it
 def test_without_a_schema_groups_are_merged_and_anything_else_is_replaced() -> None:
     base = {"table": {"seats": 2, "drink": {"name": "tea", "heat": 80}}, "rows": ["a"]}
     over = {"table": {"drink": {"name": "milk"}}, "rows": ["b"]}
-    assert presets.merged(base, over) == {"table": {"seats": 2, "drink": {"name": "milk", "heat": 80}}, "rows": ["b"]}
+    assert presets.merge_settings(base, over) == {"table": {"seats": 2, "drink": {"name": "milk", "heat": 80}}, "rows": ["b"]}
 
 
 @pytest.fixture
@@ -143,7 +150,7 @@ def cafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def settings(name: str, dataset: str | None = None, *sets: str) -> Order:
-    return presets.validated(Order, "experiment", name, presets.experiment_settings(name, dataset, sets, Order))
+    return presets.validate_settings(Order, "experiment", name, presets.read_experiment_settings(name, dataset, sets, Order))
 
 
 def test_what_a_data_set_changes_in_every_experiment_concerns_only_the_parts_that_have_such_a_setting(cafe: Path) -> None:
@@ -214,7 +221,7 @@ IN_PRESET = {"shelf": {"jars": {"salt": 1, "mint": 2}, "boards": 3}}
     [({"salt": 9}, {"salt": 9, "mint": 2}), ({}, {})],
 )
 def test_a_preset_adds_to_a_dictionary_and_empties_it(over: dict[str, int], jars: dict[str, int]) -> None:
-    content = presets.merged(IN_PRESET, {"shelf": {"jars": over}}, Kitchen)
+    content = presets.merge_settings(IN_PRESET, {"shelf": {"jars": over}}, Kitchen)
     assert content == {"shelf": {"jars": jars, "boards": 3}}
 
 
@@ -228,7 +235,7 @@ def test_a_preset_adds_to_a_dictionary_and_empties_it(over: dict[str, int], jars
     ],
 )
 def test_a_dictionary_that_is_set_becomes_the_one_that_is_given(item: str, shelf: dict[str, Any]) -> None:
-    assert presets.with_sets(Kitchen, IN_PRESET, [item]) == {"shelf": shelf}
+    assert presets.apply_overrides(Kitchen, IN_PRESET, [item]) == {"shelf": shelf}
 
 
 def test_the_workflow_s_dictionaries_become_those_that_are_given() -> None:

@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 def test_without_a_terminal_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
     with progress_bar(desc="extract fc7, shard 2 of 4", total=30, unit="image") as bar:
         for _ in range(3):
@@ -66,7 +66,7 @@ def test_a_notebook_has_a_bar_though_it_is_no_terminal() -> None:
 def test_a_hidden_bar_counts_in_silence(
     stream: type[io.StringIO], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", stream())
     with progress_bar(desc="epoch 1/2", total=2, hidden=True) as bar:
         bar.update()

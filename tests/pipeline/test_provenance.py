@@ -15,7 +15,7 @@ import pytest
 import vse
 from tests.train.conftest import COMMAND
 from vse.eval.cli import eval_main
-from vse.pipeline.command import code, described_code, made
+from vse.pipeline.command import code_version, current_provenance, describe_code
 from vse.train.cli import embed_main, report_main, search_main, train_main
 
 GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
@@ -40,19 +40,19 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_checkout_knows_its_commit_and_whether_it_was_changed(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_DIR", "/nowhere")  # as within a hook of git
-    code.cache_clear()
+    code_version.cache_clear()
     monkeypatch.delenv("GIT_DIR")
     commit = git(checkout, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", "/nowhere")
-    assert code(checkout) == {"version": vse.__version__, "commit": commit, "changed": False}
-    code.cache_clear()
+    assert code_version(checkout) == {"version": vse.__version__, "commit": commit, "changed": False}
+    code_version.cache_clear()
     (checkout / "runs").mkdir()
     (checkout / "runs" / "test.h5").touch()
-    assert code(checkout)["changed"] is False, "results are no code"
-    code.cache_clear()
+    assert code_version(checkout)["changed"] is False, "results are no code"
+    code_version.cache_clear()
     (checkout / "pipeline" / "x.py").write_text("2\n")
-    assert code(checkout)["changed"] is True
-    assert described_code(code(checkout)) == f"vse {vse.__version__}, commit {commit[:12]} (changed)"
+    assert code_version(checkout)["changed"] is True
+    assert describe_code(code_version(checkout)) == f"vse {vse.__version__}, commit {commit[:12]} (changed)"
 
 
 @pytest.mark.parametrize("where", [".", "pipeline", "venv/site-packages/vse"])
@@ -60,14 +60,14 @@ def test_an_installed_copy_knows_its_version_alone(where: str, checkout: Path, t
     """Even in the repository of something else."""
     root = tmp_path if where == "." else checkout / where
     root.mkdir(parents=True, exist_ok=True)
-    code.cache_clear()
-    assert code(root) == {"version": vse.__version__}
-    assert described_code(code(root)) == f"vse {vse.__version__}"
+    code_version.cache_clear()
+    assert code_version(root) == {"version": vse.__version__}
+    assert describe_code(code_version(root)) == f"vse {vse.__version__}"
 
 
 @pytest.mark.parametrize("said", [None, [], {}, {"version": 3}])
 def test_what_is_said_of_other_code_is_left_out(said: object) -> None:
-    assert described_code(said) is None
+    assert describe_code(said) is None
 
 
 def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path
     done(search_main, run, "a red circle", "--html", tmp_path / "search.html")
     trained = json.loads((run / "run.json").read_text())["made"]
     assert trained["command"].startswith(f"vse-train --features {cache} --out '{run}' --set model.dim=16")
-    assert trained["code"] == code()
+    assert trained["code"] == code_version()
     assert abs(datetime.fromisoformat(trained["date"]) - datetime.now(UTC)) < timedelta(hours=1)
     with h5py.File(run / "test.h5") as file:
         said = json.loads(file.attrs["provenance"])
@@ -93,7 +93,7 @@ def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path
     assert provenance["trained"] == trained
     assert provenance["made"]["command"].startswith(f"vse-eval '{run}/test.h5' --bootstrap 100")
     page, found = ((tmp_path / name).read_text() for name in ("page.html", "search.html"))
-    described = described_code(code())
+    described = describe_code(code_version())
     assert described is not None
     for text in ("Trained by", "Evaluated by", described, "--bootstrap 100"):
         assert text in page
@@ -102,4 +102,4 @@ def test_runs_results_and_reports_say_what_made_them(cache: Path, tmp_path: Path
 
 
 def test_a_function_that_python_calls_has_no_command() -> None:
-    assert made()["command"] is None
+    assert current_provenance()["command"] is None

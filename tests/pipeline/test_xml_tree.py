@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.pipeline.dataset.entities import DEEPEST, LARGEST, Element, read_xml
+from vse.pipeline.dataset.entities import MAX_BYTES, MAX_DEPTH, Element, read_xml
 from vse.pipeline.errors import UserError
 
 LAUGHS = '<!DOCTYPE a [<!ENTITY l0 "ha">{}]><a>&l9;</a>'.format(
@@ -34,9 +34,12 @@ HOSTILE = {
     "a default attribute": ('<!DOCTYPE a [<!ATTLIST a b CDATA "c">]><a/>', ": has a document type declaration"),
     "an entity of nobody": ("<a>\n&x;</a>", ":2: not well-formed XML (Entity 'x' not defined"),
     "levels": ("<a>" * 100_000, ":1: not well-formed XML (Excessive depth in document"),
-    "a few levels too many": ("<a>" * (DEEPEST + 1) + "</a>" * (DEEPEST + 1), f":1: elements more than {DEEPEST} levels deep"),
+    "a few levels too many": (
+        "<a>" * (MAX_DEPTH + 1) + "</a>" * (MAX_DEPTH + 1),
+        f":1: elements more than {MAX_DEPTH} levels deep",
+    ),
     "closed levels": ("<a>" * 10_000 + "</a>" * 10_000, ":1: not well-formed XML (Excessive depth in document"),
-    "too much": (f"<a>{' ' * LARGEST}</a>", "bytes of XML are too many"),
+    "too much": (f"<a>{' ' * MAX_BYTES}</a>", f"(the limit is {MAX_BYTES})"),
     "nothing": ("", ":1: not well-formed XML (Document is empty"),
     "half": ("<a>\n<b>", ":2: not well-formed XML (Premature end of data"),
     "crossed": ("<a>\n<b>\n</a></b>", ":3: not well-formed XML (Opening and ending tag mismatch"),
@@ -46,9 +49,9 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_xml_is_refused_in_a_line_that_names_the_file(what: str, tmp_path: Path) -> None:
-    text, message = HOSTILE[what]
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_xml_is_refused_in_a_line_that_names_the_file(kind: str, tmp_path: Path) -> None:
+    text, message = HOSTILE[kind]
     path = tmp_path / "x.xml"
     path.write_text(text)
     with pytest.raises(UserError) as error:
@@ -64,11 +67,11 @@ def test_elements_have_their_text_and_line(tmp_path: Path) -> None:
     first, second = Element("b", 3, "1 & 2"), Element("b", 4, "é<")
     top = read_xml(path)
     assert (top.tag, top.line, top.children) == ("a", 2, [first, second, Element("f", 5)])
-    assert top.all("b") == [first, second]
-    assert top.all("g") == []
+    assert top.find_all("b") == [first, second]
+    assert top.find_all("g") == []
 
 
-def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
+def test_a_folder_or_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a folder"):
         read_xml(tmp_path)
     with pytest.raises(UserError, match="No such file"):
@@ -76,7 +79,7 @@ def test_what_is_no_plain_file_is_not_read(tmp_path: Path) -> None:
 
 
 @given(content=st.binary(max_size=200))
-def test_any_bytes_are_a_tree_or_a_line_of_error(tmp_path: Path, content: bytes) -> None:
+def test_any_bytes_give_a_tree_or_a_one_line_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.xml"
     path.write_bytes(content)
     error = ""

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
 
-from vse.pipeline.presets.parts import Registry, part_of
+from vse.pipeline.presets.parts import Registry, part_field
 from vse.pipeline.presets.schema import Settings
 
 
@@ -48,7 +48,7 @@ class Jug(Settings):
     """A group of settings in a part."""
 
     volume: float = 0.5
-    drink: Annotated[SerializeAsAny[Drink], part_of(Registry("drink", Milk, Tea))] = Milk()
+    drink: Annotated[SerializeAsAny[Drink], part_field(Registry("drink", Milk, Tea))] = Milk()
 
 
 class Topping(Settings):
@@ -77,8 +77,8 @@ class Table(Settings):
     """A plain group, with parts in it: one that is always there, and one that may be missing."""
 
     seats: int = 2
-    drink: Annotated[SerializeAsAny[Drink], part_of(DRINKS)] = Coffee()
-    topping: Annotated[SerializeAsAny[Topping] | None, part_of(TOPPINGS)] = None
+    drink: Annotated[SerializeAsAny[Drink], part_field(DRINKS)] = Coffee()
+    topping: Annotated[SerializeAsAny[Topping] | None, part_field(TOPPINGS)] = None
 
 
 class Order(Settings):

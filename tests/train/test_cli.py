@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from tests.train.conftest import COMMAND
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.shards import shards_folder
-from vse.pipeline.presets.preset_files import described_presets
+from vse.pipeline.presets.preset_files import preset_descriptions
 from vse.train.cli import embed_main, train_command, train_main
 
 
@@ -88,7 +88,7 @@ def test_help_and_usage_errors_import_nothing_heavy() -> None:
 def test_help_lists_every_experiment_with_what_it_changes(columns: int) -> None:
     done = CliRunner().invoke(train_command, ["--help"], terminal_width=columns)
     text = done.output.partition("Experiments:")[2]
-    for name, about in described_presets("experiments"):
+    for name, about in preset_descriptions("experiments"):
         assert f"  {name} " in text or f"  {name}\n" in text
         assert "".join(about.split()) in "".join(text.split()), "wherever its lines are broken"
     assert max(map(len, done.output.splitlines())) <= columns

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.presets import changed_fields, known_presets, load_plan
+from vse.pipeline.presets.presets import known_presets, list_changes, load_plan
 from vse.train.experiment import load_experiment
 
 CCA = ["solver=cca", "model.image_encoder=branch", "model.image_encoder.widths=[4]", "caption_feature=tfidf"]
@@ -147,7 +147,7 @@ def test_vsepp_is_the_paper_s() -> None:
 
 
 def test_vse0_differs_from_vsepp_in_two_settings() -> None:
-    changes = changed_fields(load_experiment("vsepp").content(), load_experiment("vse0").content())
+    changes = list_changes(load_experiment("vsepp").content(), load_experiment("vse0").content())
     only_of_max = "loss.mirrored_positive: False -> None"
     assert changes == [only_of_max, "loss.name: max -> sum", "model.normalize_image: True -> False", "name: vsepp -> vse0"]
 

@@ -10,7 +10,7 @@ from tests.train.conftest import SETS
 from vse.features.settings.presets import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import known_presets, load_ladder
-from vse.pipeline.presets.schema import composed_of
+from vse.pipeline.presets.schema import parse_composed_name
 from vse.train.experiment import load_experiment
 from vse.train.named_experiment import fitting, misfit
 from vse.train.run.inputs import InputPaths
@@ -23,12 +23,12 @@ def test_every_ladder_that_ships_loads_on_its_data_set(name: str) -> None:
     fits, misfits = fitting(name, dataset)
     assert {*fits, *misfits} == {made.name for made in ladder.combinations()}
     for composed in fits:
-        made, experiment = composed_of(composed), load_experiment(composed, dataset)
+        made, experiment = parse_composed_name(composed), load_experiment(composed, dataset)
         assert made is not None
         assert (experiment.feature, experiment.caption_feature) == (made.feature, made.caption_feature)
         assert experiment.title == ladder.changes(made.experiment).title
         assert load_feature(made.feature, dataset).kind == "image"
-    assert {composed_of(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
+    assert {parse_composed_name(composed).experiment for composed in fits} == set(ladder.experiments)  # type: ignore[union-attr]
 
 
 def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> None:
@@ -53,7 +53,7 @@ def test_the_ladder_of_flickr8k_leaves_out_words_where_vectors_are_read() -> Non
     ],
 )
 def test_what_models_take_decides(name: str, why: str | None) -> None:
-    made = composed_of(name)
+    made = parse_composed_name(name)
     assert made is not None
     said = misfit(made, load_experiment(name))
     assert said == why if why is None or said is None else why in said
@@ -66,7 +66,7 @@ def test_training_refuses_what_the_rule_leaves_out_and_nothing_else(
 ) -> None:
     """The caches are of other presets than the name says, of the same kinds."""
     name = f"{base}+{captions}+fc7"
-    made = composed_of(name)
+    made = parse_composed_name(name)
     assert made is not None
     small = [item for item in SETS if not item.startswith("model")] if base != "vsepp" else SETS
     experiment = load_experiment(name, sets=[*small, "train.on_collapse=warn"])

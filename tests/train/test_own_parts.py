@@ -17,7 +17,7 @@ import yaml
 from tests.train.conftest import COMMAND, experiment
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets import own_code
-from vse.pipeline.presets.own_code import CodeRefused, code_allowed
+from vse.pipeline.presets.own_code import CodeNotAllowed, allow_own_code
 from vse.train.cli import embed_main, search_main, train_main
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.max_of_hinges import MaxOfHinges
@@ -105,12 +105,12 @@ def run_command() -> Callable[..., None]:
 @contextmanager
 def as_if_new() -> Iterator[None]:
     """A process in which no code has run yet."""
-    before = dict(own_code._RUN)
-    own_code._RUN.clear()
+    before = dict(own_code._LOADED)
+    own_code._LOADED.clear()
     try:
         yield
     finally:
-        own_code._RUN.update(before)
+        own_code._LOADED.update(before)
 
 
 def test_a_plain_function_is_a_loss_whose_further_parameters_are_settings(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_code_that_a_preset_names_is_allowed_first(folder: Path, cache: Path, fa
     assert "\n" not in message
     assert "preset_loss.py:hinges is code outside of the package" in message
     assert not (folder / "was_run").exists()
-    with code_allowed():
+    with allow_own_code():
         assert load_experiment("mine.yaml").loss.model_dump()["sharpness"] == 3
 
 
@@ -293,7 +293,7 @@ def test_settings_of_a_run_cannot_name_files_elsewhere(trained: Path, folder: Pa
     for sha256 in ("../../outside", "0" * 64, None):
         settings["loss"] = {"name": "../outside.py:hinges", "code_sha256": sha256}
         config.write_text(yaml.safe_dump(settings))
-        with code_allowed(), pytest.raises(CodeRefused):
+        with allow_own_code(), pytest.raises(CodeNotAllowed):
             RunFolder(folder / "run").settings(ExperimentConfig)
     assert not (folder / "was_run").exists()
 
@@ -301,5 +301,5 @@ def test_settings_of_a_run_cannot_name_files_elsewhere(trained: Path, folder: Pa
 def test_the_workflow_knows_the_files_of_a_preset_by_their_sums(folder: Path) -> None:
     (folder / "mine.py").write_text("x = 1\n")
     settings = {"loss": {"name": "mine.py:x"}, "model": {"similarity": "gone.py:y"}, "rows": ["vsepp 1.6", "a.b:c"]}
-    assert own_code.code_sums(settings) == {"mine.py:x": hashlib.sha256(b"x = 1\n").hexdigest()}
-    assert own_code.code_sums({"loss": "max"}) == {}
+    assert own_code.hash_code_files(settings) == {"mine.py:x": hashlib.sha256(b"x = 1\n").hexdigest()}
+    assert own_code.hash_code_files({"loss": "max"}) == {}

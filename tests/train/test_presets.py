@@ -23,7 +23,7 @@ from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
 from vse.features.settings.presets import load_feature
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets import presets
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.presets.presets import list_changes
 from vse.train.data.samplers import SAMPLERS
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.losses.infonce import InfoNce
@@ -105,7 +105,7 @@ def test_the_four_models_are_those_of_the_paper(
 def test_order_plus_plus_departs_from_the_paper_in_its_form_and_its_first_epoch() -> None:
     """In the paper's form it collapses (docs/flickr8k.md)."""
     paper = load_experiment("vsepp", sets=["model.similarity=order"])
-    assert changed_fields(paper.content(), load_experiment("orderpp").content()) == [
+    assert list_changes(paper.content(), load_experiment("orderpp").content()) == [
         "model.similarity.form: squared -> norm",
         "name: vsepp -> orderpp",
         "warmup.epochs: 0 -> 1",
@@ -126,7 +126,7 @@ def test_zero_training_compares_the_two_towers_of_one_model() -> None:
 def test_an_experiment_on_minilm_differs_from_its_base_in_its_captions(base: str) -> None:
     name = base.replace("_effnet", "_minilm_effnet")
     before = load_experiment(base).caption_feature
-    changes = changed_fields(load_experiment(base).content(), load_experiment(name).content())
+    changes = list_changes(load_experiment(base).content(), load_experiment(name).content())
     assert changes == [f"caption_feature: {before} -> minilm", f"name: {base} -> {name}"]
 
 
@@ -145,7 +145,7 @@ def test_heads_of_today_differ_in_their_layers_and_in_their_loss() -> None:
 
 
 def test_infonce_on_words_differs_from_vse_plus_plus_in_its_loss() -> None:
-    changes = changed_fields(load_experiment("vsepp_effnet").content(), load_experiment("infonce_effnet").content())
+    changes = list_changes(load_experiment("vsepp_effnet").content(), load_experiment("infonce_effnet").content())
     assert {change.partition(".")[0].partition(":")[0] for change in changes} == {"loss", "name"}
 
 

@@ -35,12 +35,12 @@ PARTS = [pytest.param(registry, base, name, id=f"{registry.kind} {name}") for re
 
 @pytest.mark.parametrize(("registry", "base", "name"), PARTS)
 def test_a_part_is_found_by_the_name_that_it_has(registry: Registry[Any], base: type, name: str) -> None:
-    part = registry.read(name)
+    part = registry.parse(name)
     assert isinstance(part, base)
     assert part.name == name
     assert type(part).model_fields["name"].default == name
-    assert registry.read({"name": name}) == part
-    assert registry.read(part.model_dump()) == part
+    assert registry.parse({"name": name}) == part
+    assert registry.parse(part.model_dump()) == part
 
 
 @pytest.mark.parametrize(("registry", "base", "name"), PARTS)
@@ -55,14 +55,14 @@ def test_a_part_says_what_it_is_and_cannot_be_changed(registry: Registry[Any], b
 @pytest.mark.parametrize(("registry", "base", "name"), PARTS)
 def test_a_setting_that_it_does_not_have_is_refused(registry: Registry[Any], base: type, name: str) -> None:
     with pytest.raises(ValidationError, match="no_such_setting"):
-        registry.read({"name": name, "no_such_setting": 1})
+        registry.parse({"name": name, "no_such_setting": 1})
 
 
 @pytest.mark.parametrize("registry", [registry for registry, _ in BASES], ids=lambda registry: registry.kind)
 def test_an_unknown_part_is_answered_with_the_nearest(registry: Registry[Any]) -> None:
     name = next(iter(registry))
     with pytest.raises(ValueError, match=f"unknown {registry.kind} '{name}x' .did you mean '{name}'"):
-        registry.read(f"{name}x")
+        registry.parse(f"{name}x")
 
 
 @pytest.mark.parametrize("kind", DEFAULT_CAPTION_ENCODERS)

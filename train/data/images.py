@@ -25,7 +25,7 @@ from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode
+from vse.pipeline.files.images import decode_image
 from vse.train.kinds import Encoded, Kind, kind_of_rows, whole_sets
 from vse.train.settings import ImagesConfig
 
@@ -210,7 +210,7 @@ class PhotoCrops:
 
         def load(pair: int) -> Tensor:
             number = image_of[pair]
-            photo = decode(self._paths[number])
+            photo = decode_image(self._paths[number])
             return crops_of(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
 
         ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
@@ -223,7 +223,7 @@ class PhotoCrops:
         """The fixed crops of photos: the centre, or all ten."""
 
         def load(number: int) -> Tensor:
-            return crops_of(decode(self._paths[number]), self._fixed, int(self._ids[number]))
+            return crops_of(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
@@ -246,7 +246,7 @@ def photo_crops(
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
     """The photos of ``images``, as a CNN reads them, or as ``config`` has them prepared."""
-    if not dataset.pictures:
+    if not dataset.has_image_files:
         raise UserError(f"{dataset.path}: a data set without photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]
     ids = np.asarray([image.imgid for image in images], np.int64)

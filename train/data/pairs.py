@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache
-from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, images_where
+from vse.pipeline.dataset.columns import caption_counts, caption_ids, coco_ids, image_ids, select_images
 from vse.pipeline.dataset.dataset import Caption, Dataset, Image
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import CaptionInputs
@@ -90,13 +90,13 @@ def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, capt
     """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))
-    kept = images_where(images, ~np.isin(image_ids(images), list(cache.skipped)))
+    kept = select_images(images, ~np.isin(image_ids(images), list(cache.skipped)))
     if len(kept) < len(images):
         log.warning("%d images without features (skipped by the extraction) are left out", len(images) - len(kept))
     if not kept:
         raise UserError(f"{cache.path}: no image of this split has features")
     if captioned:
-        n_images, kept = len(kept), images_where(kept, caption_counts(kept) > 0)
+        n_images, kept = len(kept), select_images(kept, caption_counts(kept) > 0)
         if len(kept) < n_images:
             log.warning("%d images without captions are left out", n_images - len(kept))
         if not kept:

@@ -19,7 +19,7 @@ from vse.train.losses.ranking import loss_of_function
 LOSSES: Registry[Loss] = Registry(
     "loss",
     base=Loss,
-    of_function=loss_of_function,
+    from_function=loss_of_function,
     lazy={
         "max": "vse.train.losses.max_of_hinges:MaxOfHinges",
         "sum": "vse.train.losses.sum_of_hinges:SumOfHinges",

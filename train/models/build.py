@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vse.features.backbones.transformer import Transformer
 from vse.pipeline.errors import UserError
-from vse.pipeline.presets.parts import part_of
+from vse.pipeline.presets.parts import part_field
 from vse.pipeline.presets.schema import Settings
 from vse.train.kinds import Encoded, Kind, whole_sets
 from vse.train.models.encoders import CAPTION_ENCODERS, DEFAULT_CAPTION_ENCODERS, IMAGE_ENCODERS
@@ -31,13 +31,13 @@ class ModelConfig(Settings):
         1024, description="length of the joint embedding, unless an encoder sets it, and of the state of a recurrent network"
     )
     word_dim: PositiveInt = Field(300, description="length of a word vector, for encoders that read words")
-    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_of(IMAGE_ENCODERS)] = Linear()
-    caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_of(CAPTION_ENCODERS)] = Field(
+    image_encoder: Annotated[SerializeAsAny[EncoderSettings], part_field(IMAGE_ENCODERS)] = Linear()
+    caption_encoder: Annotated[SerializeAsAny[EncoderSettings] | None, part_field(CAPTION_ENCODERS)] = Field(
         None, description="none: a GRU for words, a linear map for cached vectors"
     )
     normalize_image: bool = Field(True, description="unit-length image embeddings; false for VSE0")
     absolute: bool = Field(False, description="absolute values of both embeddings, after their normalisation; true for Order0")
-    similarity: Annotated[SerializeAsAny[SimilaritySettings], part_of(SIMILARITIES)] = CosineSettings()
+    similarity: Annotated[SerializeAsAny[SimilaritySettings], part_field(SIMILARITIES)] = CosineSettings()
 
     @model_validator(mode="after")
     def _fits(self) -> ModelConfig:
@@ -49,7 +49,7 @@ class ModelConfig(Settings):
         """Return these settings with the default caption encoder for a kind of captions, if no encoder is named."""
         if self.caption_encoder is not None:
             return self
-        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.read(DEFAULT_CAPTION_ENCODERS[kind])})
+        return self.model_copy(update={"caption_encoder": CAPTION_ENCODERS.parse(DEFAULT_CAPTION_ENCODERS[kind])})
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
         phrase, image = mention.phrase, number_of.get(mention.image.imgid)
         if image is None or (located and phrase.truth is None):
             continue
-        chain = chains.setdefault((image, phrase.chain or mention.number), len(chains))
+        chain = chains.setdefault((image, phrase.chain or mention.phrase_id), len(chains))
         rows.append((image, mention, text_ids[mention.text], chain))
     if not rows:
         raise UserError(f"{dataset.path}: no phrase {'with a box ' if located else ''}in these images; see docs/phrases.md")
@@ -150,7 +150,7 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
     found = [mention for _, mention, _, _ in rows]
     return PhrasePairs(
         image_ids=np.asarray([image.imgid for image in images], np.int64),
-        phrase_ids=_integers(mention.number for mention in found),
+        phrase_ids=_integers(mention.phrase_id for mention in found),
         caption_ids=_integers(mention.caption.sentid for mention in found),
         image_of=_integers(image for image, _, _, _ in rows),
         text_of=_integers(text for _, _, text, _ in rows),

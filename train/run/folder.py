@@ -28,11 +28,11 @@ from torch import Tensor
 from vse.features.backbones.transformer import Transformer
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, is_path, read_recorded, reading, reason_of
-from vse.pipeline.files.outputs import OutputKind, check_out, json_kind, text_kind
-from vse.pipeline.files.writing import parse_json, read_json, sha256_file, write_bytes, write_json, write_text, written
-from vse.pipeline.presets.own_code import CodeRefused, code_of_run
-from vse.pipeline.presets.parts import own_codes
+from vse.pipeline.files.inputs import InputFile, error_reason, is_path, read_run_file, wrap_read_errors
+from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, text_kind
+from vse.pipeline.files.writing import open_atomic, parse_json, read_json, sha256_file, write_bytes, write_json, write_text
+from vse.pipeline.presets.own_code import CodeNotAllowed, use_code_of_run
+from vse.pipeline.presets.parts import find_own_code
 from vse.pipeline.presets.preset_files import read_yaml
 
 _Schema = TypeVar("_Schema", bound=BaseModel)
@@ -106,14 +106,14 @@ class RunFolder:
     def settings(self, schema: type[_Schema]) -> _Schema:
         """The settings that the run was made with.
 
-        :class:`vse.pipeline.presets.own_code.CodeRefused` if they name code that may not run, or is not what it was.
+        :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that may not run, or is not what it was.
         """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
         try:
-            with code_of_run(self.code_folder):
+            with use_code_of_run(self.code_folder):
                 return schema.model_validate(read_yaml(self.config_file))
-        except CodeRefused:
+        except CodeNotAllowed:
             raise
         except (UserError, ValidationError):
             raise UserError(
@@ -148,7 +148,7 @@ class RunFolder:
         :class:`UserError` if they are not those that the training wrote.
         """
         record = read_json(self.record_file) if self.record_file.is_file() else {}
-        return read_recorded(file, record)
+        return read_run_file(file, record)
 
     def vocabulary(self) -> Vocabulary:
         return self.read_vocabulary()[0]
@@ -156,7 +156,7 @@ class RunFolder:
     def read_vocabulary(self) -> tuple[Vocabulary, str]:
         """The words, and the SHA-256 of the bytes that they were read from."""
         content, sha256 = self.content(self.vocabulary_file)
-        return Vocabulary.of_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
+        return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
         """The transformer of a model that reads tokens, without its weights, which are among the run's."""
@@ -165,7 +165,7 @@ class RunFolder:
                 raise UserError(f"{file}: no such file, and this run reads captions with it; restore it, or train again")
         saved = parse_json(self.transformer_file, self.content(self.transformer_file)[0])
         tokenizer = self.content(self.tokenizer_file)[0]
-        with reading(self.transformer_file, "the transformer of a run"):
+        with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def evaluated(self) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class RunFolder:
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
-            check_out(file, kind, inputs)
+            check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
         """Write what is known before training. Files of an earlier run go first."""
@@ -196,7 +196,7 @@ class RunFolder:
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
             old.unlink(missing_ok=True)
-        for code in own_codes(settings):
+        for code in find_own_code(settings):
             write_bytes(self.code_folder / code.copy_name, code.source)
         write_text(self.config_file, yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
         write_json(self.record_file, dict(record))
@@ -256,7 +256,7 @@ class RunFolder:
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
-        with reading(self.best_file, "readable weights"):
+        with wrap_read_errors(self.best_file, "readable weights"):
             weights = safetensors.torch.load(content)
         bad = next((name for name, weight in weights.items() if not torch.isfinite(weight).all()), None)
         if bad is not None:
@@ -268,7 +268,7 @@ class RunFolder:
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getbuffer()
-        with written(self.checkpoint_file) as stream:
+        with open_atomic(self.checkpoint_file) as stream:
             stream.write(content)
             stream.write(_sum_line(content))
 
@@ -277,12 +277,12 @@ class RunFolder:
 
         :class:`UserError` if its bytes are not those that were written.
         """
-        content = ReadOnce(self.checkpoint_file).read()
+        content = InputFile(self.checkpoint_file).read()
         try:
             _check_sum(content)
             state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
-            reason = reason_of(error)
+            reason = error_reason(error)
             raise UserError(
                 f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
             ) from None

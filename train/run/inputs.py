@@ -25,7 +25,7 @@ from vse.features.word_files import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce
+from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.kinds import Kind, kind_of_rows
 from vse.train.models.build import Model
@@ -191,7 +191,7 @@ def open_inputs(
     transformer = None
     if captions is None and caption_encoder is not None:
         transformer = caption_encoder.transformer(paths.weights_dir, lambda: _training_words(dataset))
-    base_sha256 = "" if base is None else ReadOnce(base.best_file).sha256
+    base_sha256 = "" if base is None else InputFile(base.best_file).sha256
     words_sha256 = None if paths.words is None else word_file_sha256(paths.words)
     read = cache, evaluated, captions, transformer, dataset, base, base_sha256
     return Inputs(*read, paths.weights_dir, paths.words, words_sha256, truths)

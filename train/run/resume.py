@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import read_recorded
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.files.inputs import read_run_file
+from vse.pipeline.presets.presets import list_changes
 from vse.pipeline.presets.schema import ExperimentPlan
 from vse.train.run.folder import RunFolder
 
@@ -76,9 +76,9 @@ def _compared(
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
     known = record or saved.get("identity", identity)
     before = {**folder.settings(type(experiment)).content(), **{key: known.get(key) for key in identity}}
-    read_recorded(folder.config_file, record or saved)
+    read_run_file(folder.config_file, record or saved)
     after = {**experiment.content(), **identity}
-    changes = changed_fields(before, after)
+    changes = list_changes(before, after)
     if len(changes) == 1 and changes[0].startswith("train.precision: "):
         own, here = before["train"]["precision"], after["train"]["precision"]
         if asked == "auto" and record.get("state") == "finished":

@@ -23,7 +23,7 @@ from vse.eval.report.pages import small_jpeg
 from vse.eval.search.top_k import Attention, SearchHit
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import MAX_PIXELS, BadImage, decode, pixel_count, read_bytes
+from vse.pipeline.files.images import MAX_PIXELS, BadImage, count_pixels, decode_image, read_image_bytes
 from vse.train.use.model import TrainedRun
 from vse.train.use.queries import Query
 from vse.train.use.search import load_searched
@@ -40,14 +40,14 @@ class TooManyLargePhotos(UserError):
 
 
 def read_photo(path: Path, content: bytes | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photograph as :func:`vse.pipeline.files.images.decode` does, and only one large photograph at a time.
+    """Return a photograph as :func:`vse.pipeline.files.images.decode_image` does, and only one large photograph at a time.
 
     Raises :class:`BadImage` if it is not a readable image, or if its header promises more than ``max_pixels``: then nothing
     is decoded.
     """
-    content = read_bytes(path) if content is None else content
-    with DECODING if LARGE < pixel_count(path, content) <= max_pixels else nullcontext():
-        return decode(path, content, max_pixels)
+    content = read_image_bytes(path) if content is None else content
+    with DECODING if LARGE < count_pixels(path, content) <= max_pixels else nullcontext():
+        return decode_image(path, content, max_pixels)
 
 
 def read_upload(content: bytes, max_pixels: int) -> Image.Image:
@@ -56,8 +56,8 @@ def read_upload(content: bytes, max_pixels: int) -> Image.Image:
     Raises :class:`TooManyLargePhotos` if it is large, one large photograph is decoded already and another one waits.
     """
     path = Path("the photograph")
-    if not LARGE < pixel_count(path, content) <= max_pixels:
-        return decode(path, content, max_pixels)
+    if not LARGE < count_pixels(path, content) <= max_pixels:
+        return decode_image(path, content, max_pixels)
     if not _places.acquire(blocking=False):
         raise TooManyLargePhotos("The server reads other large photographs; try again in a moment.")
     try:
@@ -93,7 +93,7 @@ def columns(served: ServedRuns, answers: Sequence[RunAnswer], by_photo: bool) ->
                     "score": f"{hit.score:.4f}".replace("-", "−"),
                     "hit": _identity(hit),
                     "image": hit.image_id,
-                    "photo": served.dataset.pictures,
+                    "photo": served.dataset.has_image_files,
                     "name": hit.photo.name if hit.photo else f"image {hit.image_id}",
                     "captions": hit.captions[:_SHOWN_CAPTIONS],
                     "elsewhere": elsewhere,
@@ -194,7 +194,7 @@ class ServedRuns:
         searchers = [run.searcher for run in self.runs]
         self.dataset: Dataset = searchers[0].trained.dataset
         images = [image for searcher in searchers for image in searcher.trained.split.pairs.images]
-        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.pictures}
+        self._files = {image.imgid: self.dataset.image_path(image) for image in images if self.dataset.has_image_files}
         self.n_images = len({image.imgid for image in images})
         self.small_photo = lru_cache(_KEPT)(self._small_photo)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vse.pipeline.command import ALLOW_CODE, THREADS, entry_point
-from vse.pipeline.errors import UserError, extra_package
+from vse.pipeline.errors import UserError, import_extra
 
 if TYPE_CHECKING:
     import flask
@@ -91,7 +91,7 @@ def serve_command(
     /search?q=TEXT&as=json.
     """
     for package in ("flask", "waitress"):
-        extra_package(package, "vse-serve", "serve")
+        import_extra(package, "vse-serve", "serve")
     from vse.features.backbones.device import memory_guard, use_threads
     from vse.train.serve.answers import ServedRuns
     from vse.train.serve.app import PageSettings, create_app

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from vse.pipeline.dataset.dataset import Caption
-from vse.pipeline.errors import csv_cell
+from vse.pipeline.errors import escape_csv_cell
 from vse.pipeline.files.writing import write_text
 from vse.train.losses.base import Ranking, hinge_costs
 
@@ -69,5 +69,5 @@ class HardNegatives:
         text = io.StringIO()
         table = csv.writer(text, lineterminator="\n")
         table.writerow(COLUMNS)
-        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(csv_cell, entry[3:])] for entry in self.finished)
+        table.writerows([*entry[:2], f"{entry[2]:.4g}", *map(escape_csv_cell, entry[3:])] for entry in self.finished)
         write_text(path, text.getvalue())

@@ -19,9 +19,9 @@ from vse.features.extractors.cnn import Places
 from vse.features.extractors.images import UnfitSize
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Caption
-from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import BadImage, decode
+from vse.pipeline.files.images import BadImage, decode_image
 from vse.train.experiment import ExperimentConfig
 from vse.train.kinds import Encoded, Packed, packed
 from vse.train.run.folder import RunFolder
@@ -91,7 +91,7 @@ class PairAttention:
         """Width and height of an image file; None if it cannot be read."""
         if photo is not None and photo not in self._sizes:
             try:
-                self._sizes[photo] = decode(photo).size
+                self._sizes[photo] = decode_image(photo).size
             except BadImage:
                 self._sizes[photo] = None
         return None if photo is None else self._sizes[photo]
@@ -164,7 +164,7 @@ def attention_of_run(run: Path, embeddings: Embeddings) -> AttendingRun | None:
     trained = load_run(run, embeddings.split, device="cpu", unfinished=True)
     if trained.dataset.name != embeddings.dataset:
         raise UserError(f"{run}: reads features of {trained.dataset.name!r}, its embeddings are of {embeddings.dataset!r}")
-    check_data_of(trained.dataset, embeddings.identity)
+    check_recorded_data(trained.dataset, embeddings.identity)
     attention, pairs = PairAttention(trained), trained.split.pairs
     images = {int(image_id): row for row, image_id in enumerate(pairs.image_ids)}
     captions = {int(caption_id): row for row, caption_id in enumerate(pairs.caption_ids)}

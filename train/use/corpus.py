@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus
 from vse.eval.search.index import Built, Indexed, build_index, holds_exactly, ids_sha256, is_there, read_index, write_index
-from vse.pipeline.dataset.identity import check_data_of
+from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.train.kinds import Packed, packed
@@ -86,7 +86,7 @@ def searched_file(trained: TrainedRun, file: Path, by_photo: bool, dim: int) -> 
     known = embeddings.dataset == trained.dataset.name
     if known:
         try:
-            check_data_of(trained.dataset, embeddings.identity)
+            check_recorded_data(trained.dataset, embeddings.identity)
         except UserError as error:
             log.warning("%s; so its ids are shown without files", error)
             known = False

@@ -31,9 +31,9 @@ from vse.features.data_checks import data_sums
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
-from vse.pipeline.dataset.identity import check_data_of, data_differences, identity_of_images
+from vse.pipeline.dataset.identity import check_recorded_data, data_differences, identity_of_images
 from vse.pipeline.errors import UserError, did_you_mean
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import sha256_json
 from vse.train.data.captions import CaptionsOnDemand, TokenNumbers
 from vse.train.data.pairs import images_of
@@ -75,7 +75,7 @@ def embed_split(
         out = run / name if opened.trained_on is None else _name_of_other_data(opened, split, name)
     localises = opened.experiment.solver.reads_phrases
     kind = PHRASE_SCORES if localises and not sentences else EMBEDDINGS
-    check_out(out, kind, [*RunFolder(run).files, *opened.inputs])
+    check_output(out, kind, [*RunFolder(run).files, *opened.inputs])
     restval = opened.experiment.train.restval
     n_seen = images_trained_on(opened.folder, restval, opened.cache, opened.dataset, split, leak)
     seen = {"images_trained_on": {"images": n_seen, "of": len(opened.dataset.split(split))}} if n_seen else {}
@@ -225,7 +225,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
         for name in ("dataset", "experiment", "seed", "similarity"):
             if getattr(run, name) != getattr(first, name):
                 raise UserError(f"{file} is of {name} {getattr(run, name)!r}, {path} of {getattr(first, name)!r}")
-        check_data_of(dataset, run.identity)
+        check_recorded_data(dataset, run.identity)
         if run.split not in dataset.splits:
             raise UserError(f"{file}: {dataset.path} has no split {run.split!r}{did_you_mean(run.split, dataset.splits)}")
         sides: dict[RowKind, tuple[Ids, NDArray[np.float32]]] = {

@@ -24,7 +24,7 @@ from vse.features.extractors.text import CaptionReader, caption_reader
 from vse.pipeline.dataset.columns import IdRows, caption_ids
 from vse.pipeline.dataset.dataset import Dataset, phrase_texts
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import read_bytes
+from vse.pipeline.files.images import read_image_bytes
 from vse.train.data.captions import encoded_as
 from vse.train.data.images import Numbers
 from vse.train.data.pairs import Pairs, images_of
@@ -154,7 +154,7 @@ def locate(
     opened = open_run(run, places, device, unfinished)
     reading, phrases = _reading(opened), opened.caption_cache
     assert phrases is not None, "a run of phrases reads a cache of them"
-    same = (read_sources(opened.cache) == sha256_bytes(read_bytes(photo))).all(1)
+    same = (read_sources(opened.cache) == sha256_bytes(read_image_bytes(photo))).all(1)
     if not same.any():
         raise UserError(
             f"{photo}: none of the images of {opened.cache.path}, so it has no candidate boxes; extract those of your album "
@@ -206,7 +206,7 @@ def _hashes(opened: OpenedRun, pairs: PhrasePairs) -> dict[str, Any]:
     """Return the hashes of the photograph and of the caption of each phrase, as :class:`PhraseScores` has them."""
     images = [opened.dataset.images[row] for row in opened.dataset.image_rows(pairs.image_ids).tolist()]
     hashes = opened.hashes(images)
-    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).of(pairs.caption_ids)}
+    rows = {"photo_hashes": pairs.image_of, "caption_hashes": IdRows(caption_ids(images)).find(pairs.caption_ids)}
     return {name: None if values is None else values[rows[name]] for name, values in hashes.items()}
 
 

@@ -18,9 +18,9 @@ from vse.features.backbones.device import NO_MEMORY, memory_guard
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode
-from vse.pipeline.files.inputs import FileState, file_state
-from vse.pipeline.files.outputs import check_out
+from vse.pipeline.files.images import decode_image
+from vse.pipeline.files.inputs import FileState, read_file_state
+from vse.pipeline.files.outputs import check_output
 from vse.train.use.attention import with_attention
 from vse.train.use.localise import locate
 from vse.train.use.model import TrainedRun, load_run
@@ -49,7 +49,7 @@ class LastSearcher:
     def searcher(self, asked_for: Hashable) -> Searcher | None:
         """The searcher that was kept, if it is what is asked for; else it is forgotten."""
         kept = self._kept
-        as_it_was = kept is not None and all(file_state(file) == state for file, state in kept.states.items())
+        as_it_was = kept is not None and all(read_file_state(file) == state for file, state in kept.states.items())
         if kept is not None and as_it_was and kept.asked_for == asked_for:
             return kept.searcher
         self._kept = None
@@ -60,7 +60,7 @@ class LastSearcher:
 
         Not if one of them was written shortly before, or since: what was read may not be what is there.
         """
-        states = {file: file_state(file) for file in (*_files_of(searcher.trained), *files)}
+        states = {file: read_file_state(file) for file in (*_files_of(searcher.trained), *files)}
         if all(state is None or state.is_settled(started) for state in states.values()):
             self._kept = _Kept(asked_for, searcher, states)
 
@@ -124,19 +124,19 @@ def search_split(
         raise UserError(f"{trained.dataset.path}: no image of the split {split!r} has a caption for a photo to find")
     read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
-        check_out(index, INDEX, read)
-        check_out(note_file(index), INDEX_NOTE, read)
+        check_output(index, INDEX, read)
+        check_output(note_file(index), INDEX_NOTE, read)
         read += [index, note_file(index)]
     if page is not None:
         from vse.eval.report.pages import SEARCH_PAGE  # which a search without a page does not need
 
-        check_out(page, SEARCH_PAGE, read)
+        check_output(page, SEARCH_PAGE, read)
     if kept is None:
         searcher = Searcher(trained, split, places.weights_dir, options)
     else:
         searcher = kept
         _use(trained)
-    asking: Query = decode(query) if isinstance(query, Path) else query
+    asking: Query = decode_image(query) if isinstance(query, Path) else query
     asked = searcher.read(asking)
     if asked.remark:
         log.warning("%s", asked.remark)
@@ -243,7 +243,7 @@ def find_phrase(
     if asked.html is not None:
         from vse.eval.report.pages import PHRASE_PAGE
 
-        check_out(asked.html, PHRASE_PAGE, [photo])
+        check_output(asked.html, PHRASE_PAGE, [photo])
     with memory_guard(NO_MEMORY):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)

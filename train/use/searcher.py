@@ -262,7 +262,7 @@ class Searcher:
         hits = []
         for score, row in zip(scores.tolist(), rows.tolist(), strict=True):
             image_id, caption_id = int(searched.image_ids[row]), int(searched.ids[row]) if by_photo else None
-            image = dataset.with_id(image_id) if searched.known else None
+            image = dataset.find_image(image_id) if searched.known else None
             file = Path(os.path.normpath(dataset.image_path(image))) if image else None
             texts = tuple(c.raw for c in image.captions if caption_id in (None, c.sentid)) if image else ()
             hits.append(SearchHit(score, image_id, file, texts, caption_id))

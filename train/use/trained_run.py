@@ -26,21 +26,21 @@ from vse.features.data_checks import check_data, data_sums, recorded_identity
 from vse.features.exchange.embeddings import backbone_of, captions_beside
 from vse.features.extractors.captions import encoder_path
 from vse.features.settings.presets import leaves_precision_open
-from vse.pipeline.command import made
-from vse.pipeline.dataset.captions import UNNAMED, tokeniser_named
+from vse.pipeline.command import current_provenance
+from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
 from vse.pipeline.dataset.dataset import Dataset, Image, load_dataset_file
 from vse.pipeline.dataset.duplicates import same_images
-from vse.pipeline.dataset.identity import DataIdentity, DataSums, caption_hashes, data_differences
+from vse.pipeline.dataset.identity import DataChecksums, DataIdentity, caption_hashes, data_differences
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.hdf5 import open_hdf5, own_data
-from vse.pipeline.presets.presets import changed_fields
+from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
+from vse.pipeline.presets.presets import list_changes
 from vse.train.experiment import ExperimentConfig, changed_settings
 from vse.train.models.build import Model
 from vse.train.run.folder import RunFolder
 
 
-def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataSums | None:
+def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache, dataset: Dataset) -> DataChecksums | None:
     """Return the sums of ``dataset`` if its contents differ from those of the run's data set; None if they do not.
 
     Both data sets have the same name. If a run records no sums, its own ``dataset.json`` and cache are read, if they are
@@ -53,7 +53,7 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     if trained_on is None:
         return None if same_captions and "captions_sha256" in record else now
     recorded = recorded_identity(cache)
-    if same_cache and recorded.captions is not None and recorded.sums.captions_sha256 == trained_on.captions_sha256:
+    if same_cache and recorded.captions is not None and recorded.checksums.captions_sha256 == trained_on.captions_sha256:
         return None  # a subset, or other splits: the cache and the data set were compared before
     differing = set(now.differences(trained_on))
     if differing == {"photographs"} and (same_cache or _holds_same_photos(folder, cache)):
@@ -61,11 +61,11 @@ def other_data(folder: RunFolder, record: Mapping[str, Any], cache: FeatureCache
     return now if differing else None
 
 
-def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataSums | None:
+def data_of_training(folder: RunFolder, record: Mapping[str, Any]) -> DataChecksums | None:
     """Return the sums of the data set that a run was trained on; None if they are not recorded, and it is not at hand."""
     if record.get("data") is not None:
         try:
-            return DataSums.model_validate(record["data"])
+            return DataChecksums.model_validate(record["data"])
         except ValidationError:
             raise UserError(f"{folder.record_file}: not the record of a run, its data are not sums; train again") from None
     place = record.get("captions")
@@ -81,7 +81,7 @@ def identity_in(path: Path) -> DataIdentity | None:
     """Return the identity of the data that a file of embeddings or of phrase scores is of; None if it cannot be read."""
     names = ("image_ids", "caption_ids", "photo_hashes", "caption_hashes")
     with suppress(UserError), open_hdf5(path, "a file of embeddings") as file:
-        stored = {name: data[:] for name in names if (data := own_data(file, name)) is not None}
+        stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
         images, image_rows = np.unique(stored["image_ids"], return_index=True)
         captions, caption_rows = np.unique(stored["caption_ids"], return_index=True)
         photos, texts = stored.get("photo_hashes"), stored.get("caption_hashes")
@@ -138,8 +138,8 @@ class OpenedRun:
     cache: FeatureCache
     caption_cache: FeatureCache | None
     device: torch.device
-    other_data: DataSums | None
-    training_data: DataSums | None
+    other_data: DataChecksums | None
+    training_data: DataChecksums | None
 
     @property
     def trained_on(self) -> str | None:
@@ -163,13 +163,13 @@ class OpenedRun:
     def hashes(self, images: Sequence[Image]) -> dict[str, Any]:
         """Return ``photo_hashes`` (n_images, 32), if they are known, and ``caption_hashes`` (n_captions, 8) of some images."""
         known = recorded_identity(self.cache)
-        rows = IdRows(known.image_ids).of(image_ids(images))
+        rows = IdRows(known.image_ids).find(image_ids(images))
         photos = None if known.photos is None or (rows < 0).any() else known.photos[rows]
         return {"photo_hashes": photos, "caption_hashes": caption_hashes(images)}
 
     def words_of(self, text: str) -> list[str]:
         """A new text as words, cut as the captions that it was trained on."""
-        return tokeniser_named(self.record.get("tokeniser", UNNAMED), self.folder.record_file)(text)
+        return find_tokeniser(self.record.get("tokeniser", DEFAULT_TOKENISER), self.folder.record_file)(text)
 
     @property
     def inputs(self) -> list[Path]:
@@ -196,7 +196,7 @@ class OpenedRun:
             "best_epoch": self.record.get("best_epoch"),
             "versions": self.record.get("versions", {}),
             "trained": self.record.get("made", {}),
-            "embedded": made(),
+            "embedded": current_provenance(),
             "cost": run_cost(self),
             **({} if state is None else {"unfinished": state}),
         }
@@ -256,7 +256,7 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
     training_data = None if others is None else data_of_training(folder, record)
     device_used = pick_device(device)
     opened = OpenedRun(folder, experiment, record, dataset, cache, caption_cache, device_used, others, training_data)
-    cut_by = record.get("tokeniser", UNNAMED)
+    cut_by = record.get("tokeniser", DEFAULT_TOKENISER)
     if opened.trained_on is not None and dataset.tokeniser != cut_by:
         log.warning("%s: words were cut by %s, those of the training by %s", dataset.path, dataset.tokeniser, cut_by)
     return opened
@@ -290,7 +290,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     if cache.key == trained_on["key"]:
         return cache
     extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
-    differs = ["its key differs"] if extractor is None else changed_fields(extractor, cache.extractor)
+    differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
     if in_precision and leaves_precision_open(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])

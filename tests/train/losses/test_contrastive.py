@@ -139,8 +139,8 @@ def test_what_is_learned_starts_as_in_the_papers() -> None:
 def test_another_start_can_be_set_and_nothing_else_changes_by_it() -> None:
     assert made("infonce", learned=True, temperature=0.2).temperature == 0.2
     assert made("infonce").temperature == made("infonce", learned=False).temperature == 0.1
-    read = LOSSES.read({"name": "infonce", "learned": True})
-    assert LOSSES.read(read.model_dump()) == read
+    read = LOSSES.parse({"name": "infonce", "learned": True})
+    assert LOSSES.parse(read.model_dump()) == read
 
 
 def test_the_logits_of_infonce_are_at_most_100_times_the_scores() -> None:

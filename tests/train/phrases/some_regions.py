@@ -17,7 +17,7 @@ from vse.features.cache.rows import Identity, Rows, sha256_bytes
 from vse.features.cache.shards import shard_path, write_shard
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file, mentions, phrase_texts
 from vse.pipeline.dataset.phrases import iou
-from vse.pipeline.files.images import decode, read_bytes
+from vse.pipeline.files.images import decode_image, read_image_bytes
 from vse.train.experiment import ExperimentConfig, load_experiment
 from vse.train.phrases.pairs import PhrasePairs, phrase_pairs, truth_regions
 from vse.train.phrases.regions import BoxFeatures
@@ -61,7 +61,7 @@ def make_caches(dataset_file: Path, folder: Path, n: int = 7) -> Caches:
     for mention in mentions(dataset):
         if mention.phrase.truth is not None:
             named[mention.image.imgid].append((np.float32(mention.phrase.truth), mention.text))
-    sizes = [decode(dataset.image_path(image)).size for image in dataset.images]
+    sizes = [decode_image(dataset.image_path(image)).size for image in dataset.images]
     truths = [_different([box for box, _ in named[image.imgid]]) for image in dataset.images]
     proposed = [_proposed(own, size, int(rng.integers(1, n + 1)), rng) for own, size in zip(truths, sizes, strict=True)]
     made = {}
@@ -80,7 +80,7 @@ def write_regions(
     ids = np.asarray([image.imgid for image in dataset.images], np.int64)
     identity = Identity(dataset.name, out.stem.removeprefix(f"{dataset.name}_"), "image", {"config": {"extractor": "boxes"}})
     for index, part in enumerate(np.array_split(np.arange(len(ids)), 2)):
-        sources = [sha256_bytes(read_bytes(dataset.image_path(dataset.images[k]))) for k in part]
+        sources = [sha256_bytes(read_image_bytes(dataset.image_path(dataset.images[k]))) for k in part]
         offsets = np.cumsum([0, *(len(boxes[k]) for k in part)])
         features, flat = (np.concatenate([side[k] for k in part]).astype(np.float32) for side in (vectors, boxes))
         of_images = np.asarray([sizes[k] for k in part], np.int32)

@@ -21,7 +21,7 @@ def test_each_phrase_of_the_images_is_there_once(few: Path) -> None:
     dataset = load_dataset_file(few)
     images, texts = dataset.split("train")[::-1], phrase_texts(dataset)
     found = phrase_pairs(dataset, images)
-    expected = {m.number: m for m in mentions(dataset) if m.image.split == "train"}
+    expected = {m.phrase_id: m for m in mentions(dataset) if m.image.split == "train"}
     assert sorted(found.phrase_ids.tolist()) == sorted(expected)
     assert (np.diff(found.image_of) >= 0).all()
     for row, number in enumerate(found.phrase_ids.tolist()):

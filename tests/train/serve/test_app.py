@@ -227,7 +227,7 @@ def png_bomb(side: int) -> bytes:
     ("content", "line"),
     [
         (b"", "Choose a photograph first."),
-        (b"no image at all", "the photograph: not a readable image (no JPEG, PNG, WEBP)"),
+        (b"no image at all", "the photograph: not a readable image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "not a readable image"),
         (b"GIF89a" + bytes(100), "not a readable image"),
         (png_bomb(9_200), "9200 x 9200 pixels are too many"),

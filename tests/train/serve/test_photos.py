@@ -16,7 +16,7 @@ from vse.train.serve.answers import DECODING, LARGE, read_upload
 
 
 def test_too_many_pixels_are_refused_from_the_header_alone() -> None:
-    with pytest.raises(BadImage, match="the photograph: 5001 x 5001 pixels are too many, at most 25,000,000 are read"):
+    with pytest.raises(BadImage, match="the photograph: 5001 x 5001 pixels .*25,000,000"):
         read_upload(png_bomb(5001), 25_000_000)
 
 

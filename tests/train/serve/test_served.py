@@ -13,7 +13,7 @@ from PIL import Image
 from tests.train.conftest import experiment, forget_captions
 from tests.train.serve.conftest import MANY
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode
+from vse.pipeline.files.images import decode_image
 from vse.train.serve.answers import ServedRuns, UnknownId
 from vse.train.training import train
 from vse.train.use.trained_run import RunPlaces
@@ -30,7 +30,7 @@ def test_a_query_reads_no_file_of_a_run_or_of_the_data_set(own_cache: Path, tmp_
     served = ServedRuns([run], "test", [RunPlaces()], MANY, "cpu")
     before = served.answers("a red square", 3)[0]
     images = own_cache.parent.parent / "data" / "images"
-    photo = decode(next(images.iterdir()))
+    photo = decode_image(next(images.iterdir()))
     captions = served.answers(photo, 3)[0]
     for folder in (run, own_cache.parent, images.parent):
         shutil.rmtree(folder)

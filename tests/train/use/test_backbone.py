@@ -198,7 +198,7 @@ def test_what_cannot_be_written_is_refused_in_a_line(
     stripped = edited(split_files[0], tmp_path, lambda file: file.attrs.__delitem__("provenance"))
     assert "name it with --captions" in fails(embed_main, stripped, "--as-features", out)
     (tmp_path / "demo_y_images.h5").write_bytes(b"mine")
-    assert "is there and is not a feature cache" in fails(embed_main, run, "--as-features", tmp_path / "demo_y")
+    assert "is not a feature cache" in fails(embed_main, run, "--as-features", tmp_path / "demo_y")
 
 
 def test_an_unfinished_run_is_asked_for(

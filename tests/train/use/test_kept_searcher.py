@@ -57,7 +57,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file counts as written long ago."""
-    monkeypatch.setattr(input_files, "SETTLED", 0)
+    monkeypatch.setattr(input_files, "COARSEST_CLOCK", 0)
 
 
 def say(content: dict[str, Any], raw: str = "something else") -> None:

@@ -15,7 +15,7 @@ from vse.eval.files.phrase_scores import read_phrase_scores
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases
 from vse.features.cache.feature_cache import open_cache
 from vse.pipeline.dataset.dataset import load_dataset_file, mentions
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.pipeline.errors import UserError
 from vse.train.run.folder import RunFolder
 from vse.train.use.embed import embed_split
@@ -32,7 +32,7 @@ def scored(phrase_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_file_has_every_phrase_of_the_split_with_the_candidates_of_its_image(scored: Path, caches: Caches) -> None:
     cache, found = open_cache(caches.candidates), read_phrase_scores(scored)
     expected = [m for m in mentions(load_dataset_file(cache.captions)) if m.image.split == "val"]
-    assert found.phrase_ids.tolist() == [m.number for m in expected]
+    assert found.phrase_ids.tolist() == [m.phrase_id for m in expected]
     assert found.image_ids.tolist() == [m.image.imgid for m in expected]
     assert found.caption_ids.tolist() == [m.caption.sentid for m in expected]
     assert found.types.tolist() == ["/".join(m.phrase.types) for m in expected]
@@ -92,7 +92,7 @@ def test_a_run_of_phrases_embeds_no_captions(phrase_run: Path) -> None:
 
 
 def test_phrases_of_another_data_set_need_a_cache_or_its_encoder(phrase_run: Path, tmp_path: Path) -> None:
-    other = make_demo(tmp_path / "data", n_images=24, seed=9)
+    other = create_demo(tmp_path / "data", n_images=24, seed=9)
     caches = make_caches(other, tmp_path / "features")
     places = RunPlaces(features=caches.candidates, caption_features=caches.phrases)
     out = embed_split(phrase_run, tmp_path / "other.h5", "test", places)

@@ -18,7 +18,7 @@ from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.captions import encoder_of
 from vse.features.extractors.cnn import CnnExtractor
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
 from vse.train.run.folder import RunFolder
 from vse.train.training import train
@@ -42,7 +42,7 @@ def extracted(data: Path, out: Path, **changes: object) -> Path:
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of another data set, of 17 images, 3 of them for testing, by the extractor of the demo's cache."""
     folder = tmp_path_factory.mktemp("shapes")
-    return extracted(make_demo(folder / "data", 17, seed=5, name="shapes"), folder / "features" / "shapes_tiny.h5")
+    return extracted(create_demo(folder / "data", 17, seed=5, name="shapes"), folder / "features" / "shapes_tiny.h5")
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def test_an_extraction_writes_over_no_other_file(command: str, world: Path, fail
     said = {
         data: "output is also an input",
         cache: "holds the feature 'tiny' of 'demo'",
-        world / "run/best.safetensors": "is there and is not a feature cache",
+        world / "run/best.safetensors": "is not a feature cache",
         world / "data/images": "it is a folder",
     }
     for file, line in said.items():

@@ -71,7 +71,7 @@ def test_a_phrase_is_found_in_a_photo_by_the_scores_that_the_file_has(
 ) -> None:
     dataset = load_dataset_file(open_cache(caches.candidates).captions)
     scored = read_phrase_scores(embed_split(own_words_run, tmp_path / "val.h5", "val"))
-    number = scored.phrase_ids.tolist().index(next(m.number for m in mentions(dataset) if m.image.split == "val"))
+    number = scored.phrase_ids.tolist().index(next(m.phrase_id for m in mentions(dataset) if m.image.split == "val"))
     mention = mentions(dataset)[scored.phrase_ids[number]]
     photo, page = dataset.image_path(mention.image), tmp_path / "page.html"
     done(search_main, own_words_run, "--image", photo, mention.text.upper(), "-k", 3, "--html", page)

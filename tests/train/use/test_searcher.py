@@ -11,7 +11,7 @@ from tests.train.conftest import experiment
 from tests.train.use.attending import scan
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.images import decode
+from vse.pipeline.files.images import decode_image
 from vse.train.solvers.encode import pooled
 from vse.train.training import train
 from vse.train.use import corpus as searched
@@ -43,7 +43,7 @@ def test_each_of_many_queries_finds_what_it_finds_alone(run: Path, photo: Path, 
     of_run = Searcher(opened, "test", options=options)
     for query in ("a red square", photo, "a circle above a star", photo):
         expected = search_split(run, query, k=5, device="cpu")
-        asked = decode(query) if isinstance(query, Path) else query
+        asked = decode_image(query) if isinstance(query, Path) else query
         answer = of_run.answer(asked, of_run.read(asked), 5)
         assert [(hit.image_id, hit.caption_id) for hit in answer.hits] == [(hit.image_id, hit.caption_id) for hit in expected]
         np.testing.assert_allclose([hit.score for hit in answer.hits], [hit.score for hit in expected], atol=1e-5)

@@ -20,7 +20,7 @@ from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
-from vse.pipeline.demo import make_demo
+from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, search_main
 from vse.train.run.folder import RunFolder
 from vse.train.run.inputs import InputPaths
@@ -51,7 +51,7 @@ def trained(
     folder = tmp_path_factory.mktemp("text")
     tiny_bert(folder / "weights" / "tiny")
     encoder = TextExtractor(TextConfig(name="bert", model="tests/tiny", pooling=pooling), folder / "weights")
-    shapes = make_demo(folder / "data", 17, seed=5, name="shapes")
+    shapes = create_demo(folder / "data", 17, seed=5, name="shapes")
     made = {}
     for data in (demo, shapes):
         name = load_dataset_file(data).name

@@ -26,7 +26,7 @@ CASES = [(name, settings) for name, cases in HEADS.items() for settings in cases
 def built(name: str, **settings: Any) -> Encoder:
     """A head whose weights are all other than 0."""
     torch.manual_seed(0)
-    head = IMAGE_ENCODERS.read({"name": name, **settings}).build(Sizes(Kind.VECTORS, INPUT, DIM, 99)).double()
+    head = IMAGE_ENCODERS.parse({"name": name, **settings}).build(Sizes(Kind.VECTORS, INPUT, DIM, 99)).double()
     assert isinstance(head, Encoder)
     for weight in head.parameters():
         nn.init.normal_(weight)
@@ -93,7 +93,7 @@ def test_of_a_set_each_vector_goes_through_by_itself(name: str) -> None:
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_may_be_on_either_side_and_says_how_long_its_embeddings_are(name: str) -> None:
     for registry in (IMAGE_ENCODERS, CAPTION_ENCODERS):
-        head = registry.read(name).build(Sizes(Kind.VECTORS, INPUT, DIM, 99))
+        head = registry.parse(name).build(Sizes(Kind.VECTORS, INPUT, DIM, 99))
         assert head.dim == DIM
         assert head(torch.zeros(2, INPUT))[0].shape == (2, DIM)
         assert head.linear_map() is None
@@ -111,7 +111,7 @@ def test_dropout_is_for_training_alone(name: str) -> None:
 @pytest.mark.parametrize("blocks", [1, 3])
 def test_a_residual_head_starts_as_its_linear_map(blocks: int) -> None:
     settings = {"name": "residual", "blocks": blocks, "width": 7}
-    head = IMAGE_ENCODERS.read(settings).build(Sizes(Kind.VECTORS, INPUT, DIM, 99))
+    head = IMAGE_ENCODERS.parse(settings).build(Sizes(Kind.VECTORS, INPUT, DIM, 99))
     assert isinstance(head, ResidualEncoder)
     vectors = torch.randn(6, INPUT)
     (computed,) = head(vectors)

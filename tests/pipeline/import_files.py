@@ -1,4 +1,4 @@
-"""Photos and tables as other people have them, for tests of imports."""
+"""Write photos, tables and archives for tests of imports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from PIL import Image
 
 
 def photo_bytes(shade: int = 0, kind: str = "JPEG") -> bytes:
-    """A small photo; of another shade it has other bytes."""
+    """Return the bytes of a small photo, which depend on the shade."""
     stream = io.BytesIO()
     Image.new("RGB", (8, 8), (shade % 256, shade // 256 % 256, 77)).save(stream, kind)
     return stream.getvalue()
 
 
 def write_photos(folder: Path, names: Iterable[str]) -> Path:
-    """A folder of photos, each another one."""
+    """Write different photos under these names and return their folder."""
     for shade, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(photo_bytes(shade))
@@ -29,7 +29,7 @@ def write_photos(folder: Path, names: Iterable[str]) -> Path:
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
-    """Rows as a table of the format of its name's ending; lists stay lists where the format has them."""
+    """Write rows as a table in the format of the suffix; formats with lists keep lists."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
@@ -47,7 +47,7 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
 
 
 def write_tar(path: Path, members: Mapping[str, bytes] | Sequence[tuple[str, bytes]]) -> Path:
-    """An archive of files in their order; a name may be there twice."""
+    """Write an archive of files in their order; a name may occur twice."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as archive:
         for name, content in members.items() if isinstance(members, Mapping) else members:

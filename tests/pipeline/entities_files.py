@@ -1,4 +1,4 @@
-"""Files of Flickr30K Entities, made by hand."""
+"""Write small files of Flickr30K Entities for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Corners = tuple[int, int, int, int]
 
 
 def thing(chains: str, corners: Corners | None = None, flags: str = "<scene>0</scene><nobndbox>1</nobndbox>") -> str:
-    """An object of one or more chains (``"1 2"``) with a box (1-based, inclusive), or with flags instead."""
+    """Return the XML of an object of one or more chains (``"1 2"``) with a box (1-based, inclusive), or with flags."""
     names = "".join(f"<name>{chain}</name>" for chain in chains.split())
     if corners is None:
         return f"<object>{names}{flags}</object>"
@@ -20,14 +20,14 @@ def thing(chains: str, corners: Corners | None = None, flags: str = "<scene>0</s
 
 
 def annotation(things: Iterable[str], size: tuple[int, int] = (100, 80)) -> str:
-    """The XML of an image, an object in each line from the third."""
+    """Return the XML of an image, with an object in each line from the third."""
     width, height = size
     head = f"<size><width>{width}</width><height>{height}</height><depth>3</depth></size>"
     return "\n".join(["<annotation>", head, *things, "</annotation>"])
 
 
 def write_entities(folder: Path, captions: Mapping[str, str], annotations: Mapping[str, str]) -> Path:
-    """The folder of the official files; of each number its captions, in lines, and its XML."""
+    """Write the captions (one per line) and the XML of each photo number as the official files, and return the folder."""
     for kind, suffix, files in (("Sentences", "txt", captions), ("Annotations", "xml", annotations)):
         (folder / kind).mkdir(parents=True)
         for number, text in files.items():
@@ -36,7 +36,7 @@ def write_entities(folder: Path, captions: Mapping[str, str], annotations: Mappi
 
 
 def write_photo(path: Path, size: tuple[int, int] = (100, 80)) -> Path:
-    """A grey photo of ``size``."""
+    """Write a grey photo of ``size`` and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, "grey").save(path)
     return path

@@ -18,7 +18,7 @@ from vse.features.cache import shards
 from vse.features.exchange.arrays import import_arrays
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
-from vse.pipeline.files.inputs import ReadOnce, Watched, read_by_name
+from vse.pipeline.files.inputs import InputFile, WatchedFile, read_and_hash
 
 RNG = np.random.default_rng(0)
 
@@ -36,7 +36,7 @@ def sha256(content: bytes) -> str:
 def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    file = ReadOnce(path)
+    file = InputFile(path)
     (tmp_path / "y").write_bytes(b"new")
     os.replace(tmp_path / "y", path)
     assert file.sha256 == sha256(b"old")
@@ -46,7 +46,7 @@ def test_a_file_that_is_replaced_is_still_the_one_that_was_opened(tmp_path: Path
 def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    file, watched = ReadOnce(path), Watched(path)
+    file, watched = InputFile(path), WatchedFile(path)
     watched.check()
     path.write_bytes(b"newer")
     with pytest.raises(UserError, match="x: was written to while it was read"):
@@ -58,7 +58,7 @@ def test_a_file_that_is_written_to_is_refused(tmp_path: Path) -> None:
 def test_what_is_read_by_name_is_the_file_that_is_hashed_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(b"old")
-    assert read_by_name(path, Path.read_bytes) == (b"old", sha256(b"old"))
+    assert read_and_hash(path, Path.read_bytes) == (b"old", sha256(b"old"))
 
     def replaced(file: Path) -> bytes:
         (tmp_path / "y").write_bytes(b"new")
@@ -66,7 +66,7 @@ def test_what_is_read_by_name_is_the_file_that_is_hashed_or_refused(tmp_path: Pa
         return file.read_bytes()
 
     with pytest.raises(UserError, match="x: was replaced or written to while it was read"):
-        read_by_name(path, replaced)
+        read_and_hash(path, replaced)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "null byte"])
@@ -81,7 +81,7 @@ def test_what_is_no_plain_file_is_one_line_and_nobody_waits(kind: str, tmp_path:
     elif kind == "null byte":
         path = Path("x\0y")
     with pytest.raises(UserError, match="No such file|only plain files are read|null byte"):
-        ReadOnce(path)
+        InputFile(path)
 
 
 @pytest.mark.parametrize("how", ["one", "seeds", "ensemble", "compare"])
