@@ -200,7 +200,7 @@ def test_scan_attends_to_tokens(bert: Path, positions: Path, tmp_path: Path, cap
     assert "[CLS]" in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_as_one(cache: Path, tmp_path: Path) -> None:
     steady = make_bert(tmp_path / "bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     sets = [*encoder(steady, frozen_layers=1), "train.epochs=2", "train.batch_size=50", "train.learning_rate=2e-5"]
@@ -239,6 +239,7 @@ def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: P
         *encoder(folder, frozen_layers=5),
         "train.learning_rate=1e-3",
         "train.learning_rates={caption_encoder.network: 2e-5}",
+        "train.epochs=2",
     ]
     run = train(cache, experiment(*sets), out=tmp_path / "run")
     losses = [float(row["loss"]) for row in table(run)]
