@@ -46,9 +46,9 @@ loop = OurLoop(load_experiment("vsepp"), Data.load(Path("made-up.h5"), 1), 0, PR
 """
 MIXTURE = """
 import numpy as np
-from vse.features.extractors.mixture import first_mixture, fit_mixture
+from vse.features.extractors.mixture import initial_mixture, fit_mixture
 data = torch.from_numpy(np.random.default_rng(0).laplace(size=(5000, 300)))
-start = first_mixture(data, 30, 0)
+start = initial_mixture(data, 30, 0)
 """
 RANKS = """
 from vse.eval.ranking.ranks import ranks_from_embeddings

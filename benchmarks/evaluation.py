@@ -24,7 +24,7 @@ from ranks import published
 
 from vse.eval.defaults import FOLD
 from vse.eval.files.embeddings import Embeddings, write_embeddings
-from vse.eval.ranking.metrics import averaged, metrics
+from vse.eval.ranking.metrics import average, metrics
 from vse.eval.ranking.ranks import Ranks
 
 IMAGES, EACH, DIM = 5000, 5, 1024
@@ -65,7 +65,7 @@ def published_way(run: Embeddings) -> dict[str, dict[str, object]]:
     for start in range(0, IMAGES, FOLD):
         captions = run.captions[start * EACH : (start + FOLD) * EACH]
         folds.append(metrics(Ranks(*published(run.images[start : start + FOLD], captions, EACH))))
-    return {"1k": averaged(folds), "full": metrics(Ranks(*published(run.images, run.captions, EACH)))}
+    return {"1k": average(folds), "full": metrics(Ranks(*published(run.images, run.captions, EACH)))}
 
 
 def main() -> None:

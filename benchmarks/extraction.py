@@ -31,7 +31,7 @@ from PIL import Image
 
 from vse.features.backbones.networks import autocast, load_backbone
 from vse.features.cache.rows import Item
-from vse.features.extractors.cnn import CnnExtractor, crops_of, normalized
+from vse.features.extractors.cnn import CnnExtractor, cut_crops, normalize_pixels
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.demo import create_demo
@@ -73,9 +73,9 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
     config = plain.config.model_copy(update={"precision": precision, "fold_batch_norm": folded})
     extractor = CnnExtractor(config, device=arguments.device)
     items = [Item(k, path) for k, path in enumerate(paths)]
-    crops = torch.cat([crops_of(decode_image(path), config) for path in paths])
+    crops = torch.cat([cut_crops(decode_image(path), config) for path in paths])
     at_once = 4 if device.type == "cpu" else size
-    inputs = [normalized(some, config.mean, config.std, device) for some in crops.split(at_once)]
+    inputs = [normalize_pixels(some, config.mean, config.std, device) for some in crops.split(at_once)]
 
     def forward_only() -> None:
         with torch.inference_mode(), autocast(precision, extractor.device):
@@ -83,7 +83,7 @@ def measure(model: str, precision: str, folded: bool, paths: list[Path], argumen
             outputs[-1].sum().item()  # wait for the device
 
     def decode_only() -> None:
-        for _ in read_ahead(paths, lambda path: crops_of(decode_image(path), config), config.workers, 2 * size):
+        for _ in read_ahead(paths, lambda path: cut_crops(decode_image(path), config), config.workers, 2 * size):
             pass
 
     works = {"forward": forward_only, "decode": decode_only, "extract": lambda: extractor.extract(items)}

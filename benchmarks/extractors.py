@@ -19,7 +19,7 @@ from common import report
 
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.shards import shards_folder
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 
 

@@ -36,7 +36,7 @@ from common import report, seconds
 from numpy.typing import NDArray
 
 from vse.eval.search.exact import TopK, exact_search
-from vse.eval.search.index import Built, build_index, search_index, set_parameters
+from vse.eval.search.index import BuiltIndex, build_index, search_index, set_parameters
 
 QUERIES, K, LATENT, CLUSTERS = 1000, 10, 64, 2000
 # (share of the rows, factory, parameters); without a factory, exact search, the reference for the next methods.
@@ -91,7 +91,7 @@ def measure(folder: Path, share: float, factory: str, parameters: Sequence[str])
             peak[0] = max(peak[0], own_memory())
 
     threading.Thread(target=watch, daemon=True).start()
-    made: list[Built] = []
+    made: list[BuiltIndex] = []
     build = timed(lambda: made.append(build_index(corpus, factory))) if factory else (0.0, 0.0)
     rows = []
     for parameter in parameters:

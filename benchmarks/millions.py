@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from vse.features.plan import TargetPlan, estimated, load_rates
+from vse.features.plan import TargetPlan, estimate_plan, load_rates
 from vse.pipeline.workflow import PlannedFile
 
 FEATURE, EXPERIMENT, DIM, EACH = "effnet", "vsepp_effnet", 1024, 5
@@ -43,7 +43,7 @@ def plan_of(n_images: int) -> TargetPlan:
     """Return the estimate of ``vse-data plan`` for an extraction and a training."""
     shard, run = f"features/millions_{FEATURE}.shards/shard-00000-of-00001.h5", f"runs/millions_{EXPERIMENT}/seed-0/run.json"
     with preset(n_images):
-        return estimated([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
+        return estimate_plan([PlannedFile("extract", Path(shard)), PlannedFile("train", Path(run))], load_rates(), {})
 
 
 def extended(points: pd.DataFrame, column: str, size: float) -> float:

@@ -27,7 +27,7 @@ import numpy as np
 from common import report, seconds
 from training import CPU, Data, OurLoop, cpu_seconds, make_up
 
-from vse.features.cache.arrays import Blocks
+from vse.features.cache.arrays import BlockChecker
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.reader import FeatureReader
 from vse.features.cache.rows import Identity, Rows
@@ -55,7 +55,7 @@ def build(folder: Path) -> Path:
 
 def without_checksums(cache: FeatureCache) -> FeatureCache:
     """Return the same cache, as if its manifest had no checksums."""
-    return replace(cache, blocks=Blocks([replace(shard["features"], checksums=None) for shard in cache.shards]))
+    return replace(cache, blocks=BlockChecker([replace(shard["features"], checksums=None) for shard in cache.shards]))
 
 
 def first_epoch(folder: Path) -> None:

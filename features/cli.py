@@ -1,4 +1,7 @@
-"""The command ``vse-extract``. What its commands run is imported when they run, so that ``--help`` is quick."""
+"""Define the command ``vse-extract``.
+
+Each subcommand imports its code when it runs, so that ``--help`` is quick.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,11 @@ _FILE = click.Path(path_type=Path)
 _DATASET = click.option("--dataset", type=_FILE, required=True, help="The data set's dataset.json.")
 _OUT = click.option("--out", type=_FILE, help="The cache to write.  [default: features/DATASET_FEATURE.h5]")
 _SHARDS = click.option("--shards", type=click.IntRange(1), help="Number of shards.  [default: the data set's]")
-_SHARD = click.option("--shard", type=int, help="Make this shard alone (from 0) and do not merge.")
+_SHARD = click.option("--shard", type=int, help="Extract only this shard (counted from 0) and do not merge.")
 _LIKE = click.option(
-    "--like", type=_FILE, help="A cache: make this one with its settings and weights, so that a run on that one reads it."
+    "--like",
+    type=_FILE,
+    help="A cache whose settings and weights to use; a model trained on that cache can then read the new one.",
 )
 _SETS = click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the preset.")
 _DEVICE = click.option("--device", default="auto", show_default=True, envvar="VSE_DEVICE", help="auto, cpu, cuda or cuda:N.")
@@ -29,30 +34,33 @@ _OPTIONS: dict[Option, Callable[[Any], Any]] = {
         "--skip-bad",
         is_flag=True,
         envvar="VSE_SKIP_BAD",
-        help="Leave unreadable images out and list them in OUT.failures.jsonl.",
+        help="Skip unreadable images and list them in OUT.failures.jsonl.",
     ),
     "weights_dir": click.option(
         "--weights-dir",
         type=_FILE,
         envvar="VSE_WEIGHTS_DIR",
-        help="Folder of <model>.pth files, or of model folders for text, instead of downloads.",
+        help="Folder with weights to use instead of downloads: <model>.pth files, or model folders for text.",
     ),
     "words": click.option(
-        "--words", type=_FILE, envvar="VSE_WORDS", help="word2vec or GloVe file.  [default: trained on the training captions]"
+        "--words",
+        type=_FILE,
+        envvar="VSE_WORDS",
+        help="File of word vectors, word2vec or GloVe.  [default: vectors trained on the training captions]",
     ),
 }
 
 
 @click.group("vse-extract")
 def extract() -> None:
-    """Extract features once, into a cache that the trainers read.
+    """Extract the features of a data set into a cache. Models are trained on caches.
 
-    Only the shards that are not finished yet are made; then the cache joins them.
+    A cache consists of shards. Finished shards are kept, missing ones are extracted, and then all are merged to the cache.
     """
 
 
-def _command(extractor: str, settings: type[FeatureSettings]) -> None:
-    """Add the command of one extractor."""
+def _add_command(extractor: str, settings: type[FeatureSettings]) -> None:
+    """Add the command of one extractor; its help text is the docstring of its settings."""
     feature = click.option(
         "--feature",
         default=settings.default_preset or extractor,
@@ -76,10 +84,10 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
     ) -> None:
         from vse.features.feature_job import FeatureRequest, extract_feature
 
-        asked = FeatureRequest(dataset, feature, out, sets, like, shards, skip_bad, weights_dir, words, device, threads)
-        click.echo(extract_feature(asked, extractor, shard))
+        request = FeatureRequest(dataset, feature, out, sets, like, shards, skip_bad, weights_dir, words, device, threads)
+        click.echo(extract_feature(request, extractor, shard))
 
-    mine = [_OPTIONS[option] for option in settings.options]
+    own_options = [_OPTIONS[option] for option in settings.options]
     options: list[Callable[[Any], Any]] = [
         _DATASET,
         feature,
@@ -88,7 +96,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
         _SHARD,
         _LIKE,
         _SETS,
-        *mine,
+        *own_options,
         _DEVICE,
         THREADS,
         FORCE,
@@ -98,7 +106,7 @@ def _command(extractor: str, settings: type[FeatureSettings]) -> None:
 
 
 for _extractor in EXTRACTORS:
-    _command(_extractor, EXTRACTORS[_extractor])
+    _add_command(_extractor, EXTRACTORS[_extractor])
 
 
 @extract.command("fit")
@@ -119,7 +127,10 @@ def fit_command(
     device: str,
     threads: int | None,
 ) -> None:
-    """Fit the encoder of a caption feature on the training captions, beside the cache OUT; its shards can then be jobs."""
+    """Fit the encoder of a caption feature on the training captions, and write it next to the cache OUT.
+
+    After that, the shards of the cache can be extracted by parallel jobs.
+    """
     from vse.features.feature_job import FeatureRequest, fit_feature
 
     click.echo(fit_feature(FeatureRequest(dataset, feature, out, sets, words=words, device=device, threads=threads)))
@@ -127,11 +138,11 @@ def fit_command(
 
 @extract.command("merge")
 @_DATASET
-@click.option("--out", type=_FILE, required=True, help="The cache to write; its shards lie beside it.")
+@click.option("--out", type=_FILE, required=True, help="The cache to write; the folder of its shards lies next to it.")
 @_SHARDS
 @FORCE
 def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
-    """Join finished shards to a cache."""
+    """Merge finished shards to a cache."""
     from vse.features import extraction
     from vse.features.cache.shards import cache_kind
     from vse.features.feature_job import default_shards
@@ -145,16 +156,23 @@ def merge_command(dataset: Path, out: Path, shards: int | None) -> None:
 
 @extract.command("verify")
 @click.argument("cache_file", type=_FILE)
-@click.option("--no-sources", is_flag=True, help="Do not hash the images or captions that the rows were made from.")
-@click.option("--write", is_flag=True, help="Add checksums of blocks to a cache that has none; they find changed features.")
+@click.option("--no-sources", is_flag=True, help="Do not hash the images or captions from which the rows were extracted.")
+@click.option(
+    "--write",
+    is_flag=True,
+    help="Add block checksums to a cache that has none. With them, changed features are detected when they are read.",
+)
 def verify_command(cache_file: Path, no_sources: bool, write: bool) -> None:
-    """Hash every shard of a cache again, and the images or captions that its rows were made from; check counts and ids."""
+    """Verify a cache: its counts, its ids and the hash of every shard.
+
+    The images or captions from which the rows were extracted are hashed again, too.
+    """
     from vse.features import extraction
 
-    verified = extraction.verify(cache_file, write)
-    sources = "not looked at" if no_sources else extraction.verify_sources(verified)
-    shards = f"{len(verified.shards)} shards"
-    click.echo(f"{cache_file}: sound, {verified.described()} in {shards}, sources {sources}, key {verified.key}")
+    cache = extraction.verify(cache_file, write)
+    sources = "not checked" if no_sources else extraction.verify_sources(cache)
+    shards = f"{len(cache.shards)} shards"
+    click.echo(f"{cache_file}: sound, {cache.describe()} in {shards}, sources {sources}, key {cache.key}")
 
 
 main = entry_point(extract)

@@ -1,4 +1,8 @@
-"""Compare the data set of a cache with a ``dataset.json`` that is joined with it by id, and caches with each other."""
+"""Check that a cache belongs to a data set, and that two caches of images belong to the same data set.
+
+Caches and data sets are joined by id, and two data sets may use the same ids for other images or captions. The functions here
+compare the contents behind the ids: hashes of photographs, captions and texts, and boxes of phrases.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
-from vse.features.cache.rows import Ids, items_of, text_rows_of
+from vse.features.cache.rows import Ids, config_text_rows, dataset_items
 from vse.features.cache.shards import shards_folder
-from vse.features.exchange.embeddings import backbone_of
-from vse.features.extractors.proposals import boxes_sha256, holds_truths, truth_boxes
+from vse.features.exchange.embeddings import read_backbone
+from vse.features.extractors.proposals import boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.pipeline.dataset.columns import IdRows, caption_ids, image_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -33,19 +37,19 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 from vse.pipeline.files.writing import sha256_json
 
-_NONE = np.empty(0, np.int64)
+_NO_IDS = np.empty(0, np.int64)
 
 
 def check_data(cache: FeatureCache, dataset: Dataset) -> None:
-    """Raise UserError if a cache is of a data set of another name, or of other contents at the same ids.
+    """Check that the features in a cache belong to a data set. Raises UserError if names or contents differ.
 
-    The ids themselves are checked where rows are read. Some photographs are
-    compared, evenly spread, as far as they are at hand. If ``dataset.json`` is not the file that the cache was made from, all
-    captions that the cache records are compared, too, and so are the texts or the boxes of phrases that its rows stand for.
+    A sample of the photographs is compared, evenly spread, as far as their files exist. If the cache was built from another
+    version of ``dataset.json``, all recorded captions are compared, too. So are the texts of phrases, or the boxes of phrases,
+    that the rows represent. Missing ids are not reported here, but when rows are read.
     """
     if cache.dataset != dataset.name:
         raise UserError(f"{cache.path} holds features of {cache.dataset!r}, but {dataset.path} is {dataset.name!r}")
-    if differences := differences_of_cache(cache, dataset):
+    if differences := data_set_differences(cache, dataset):
         raise UserError(
             f"{dataset.path}: the data set has changed since the cache was made, {cache.path}: {'; '.join(differences)}. Give "
             "the data set of the cache, or run the same vse-extract again: rows whose sources are the same are kept"
@@ -53,97 +57,113 @@ def check_data(cache: FeatureCache, dataset: Dataset) -> None:
 
 
 def check_same_photos(cache: FeatureCache, other: FeatureCache) -> None:
-    """Raise UserError if two caches of images are of different photographs or captions at the same ids."""
+    """Check that two caches of images belong to the same data set.
+
+    Raises UserError if photographs or captions with the same ids differ.
+    """
     if differences := data_differences(recorded_identity(other), recorded_identity(cache)):
         raise UserError(f"{other.path} and {cache.path} are of different data sets: {'; '.join(differences)}")
 
 
-def check_boxes_of(path: Path, dataset: Dataset) -> None:
-    """Raise UserError if boxes come from a cache of other photographs than a data set has at the same ids.
+def check_box_photos(path: Path, dataset: Dataset) -> None:
+    """Check that a cache which supplies boxes belongs to the photographs of a data set.
 
-    The data sets may have different names. Other files of boxes hold ids alone, and are not checked.
+    Raises UserError if photographs with the same ids differ. The data sets may have different names. Files of boxes that are
+    not caches hold no hashes and are not checked.
     """
     if path.suffix != ".h5" or not shards_folder(path).is_dir():
         return
-    recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NONE, captions=None)
+    recorded = replace(recorded_identity(open_cache(path)), caption_ids=_NO_IDS, captions=None)
     photo_ids, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS_IF_CHANGED)
-    if differences := data_differences(DataIdentity(photo_ids, _NONE, photos), recorded):
+    if differences := data_differences(DataIdentity(photo_ids, _NO_IDS, photos), recorded):
         raise UserError(f"{path}: its boxes are those of another data set than {dataset.path}: {differences[0]}")
 
 
-def differences_of_cache(cache: FeatureCache, dataset: Dataset) -> list[str]:
-    """Return the differences between a data set and the one that a cache was made from; see :func:`check_data`."""
-    recorded, changed = recorded_identity(cache), not is_recorded(cache, dataset)
-    captions, of_captions = recorded.captions, recorded.caption_ids
+def data_set_differences(cache: FeatureCache, dataset: Dataset) -> list[str]:
+    """Return the differences between a data set and the one from which a cache was built; see :func:`check_data`."""
+    recorded, changed = recorded_identity(cache), not records_file_of(cache, dataset)
+    captions, ids_of_captions = recorded.captions, recorded.caption_ids
     if changed and captions is not None:
-        captions, of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
-    most = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
-    photo_ids, photos = hash_available_photos(dataset, recorded, most)
-    ours = DataIdentity(photo_ids, of_captions, photos, captions)
-    differences = data_differences(ours, recorded)
+        captions, ids_of_captions = caption_hashes(dataset.images), caption_ids(dataset.images)
+    max_photos = COMPARED_PHOTOS_IF_CHANGED if changed else COMPARED_PHOTOS
+    photo_ids, photos = hash_available_photos(dataset, recorded, max_photos)
+    current = DataIdentity(photo_ids, ids_of_captions, photos, captions)
+    differences = data_differences(current, recorded)
     if differences or not changed:
         return differences
-    if cache.kind == "text" and made_by_extractor(cache):
-        return source_differences(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
-    if holds_truths(cache) and boxes_sha256(truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
+    if cache.kind == "text" and has_input_hashes(cache):
+        return text_differences(dataset, cache.ids, read_sources(cache), cache.provenance.get("config", {}))
+    if has_truth_boxes(cache) and boxes_sha256(ground_truth_boxes(dataset)) != cache.provenance.get("boxes_sha256"):
         return ["the boxes of its phrases differ"]
     return []
 
 
 def holds_texts_of(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache of captions or phrases holds the texts of a data set, and not those of another one."""
-    return cache.dataset == dataset.name and not differences_of_cache(cache, dataset)
+    """Return whether the rows of a cache of captions or phrases belong to the texts of this data set."""
+    return cache.dataset == dataset.name and not data_set_differences(cache, dataset)
 
 
-def is_recorded(cache: FeatureCache, dataset: Dataset) -> bool:
-    """Return whether a cache records the SHA-256 of this very ``dataset.json``."""
-    said = cache.provenance.get("data")
-    return isinstance(said, Mapping) and bool(dataset.sha256) and said.get("sha256") == dataset.sha256
+def records_file_of(cache: FeatureCache, dataset: Dataset) -> bool:
+    """Return whether the cache was built from this version of ``dataset.json``, by the SHA-256 that it records."""
+    data = cache.provenance.get("data")
+    return isinstance(data, Mapping) and bool(dataset.sha256) and data.get("sha256") == dataset.sha256
 
 
 def recorded_identity(cache: FeatureCache) -> DataIdentity:
-    """Return the identity of the data set that a cache was made from, as far as the cache records it."""
+    """Return the recorded identity of the data set from which a cache was built: its ids and the hashes that the cache has."""
     names = ("caption_ids", "caption_hashes", "photo_hashes")
     with open_hdf5(cache.path, "a readable feature cache") as file:
         stored = {name: data[:] for name in names if (data := find_hdf5_dataset(file, name)) is not None}
     photos = stored.get("photo_hashes")
-    if cache.kind == "image" and photos is None and made_by_extractor(cache):
+    if cache.kind == "image" and photos is None and has_input_hashes(cache):
         photos = read_sources(cache)
     return DataIdentity(
-        image_ids=cache.ids if cache.kind == "image" else _NONE,
-        caption_ids=_checked(cache.path, stored, "caption_ids", ()),
+        image_ids=cache.ids if cache.kind == "image" else _NO_IDS,
+        caption_ids=_caption_array(cache.path, stored, "caption_ids", ()),
         photos=photos if cache.kind == "image" and photos is not None and photos.any() else None,
-        captions=_checked(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
+        captions=_caption_array(cache.path, stored, "caption_hashes", (8,)) if "caption_hashes" in stored else None,
     )
 
 
 def data_sums(cache: FeatureCache, dataset: Dataset) -> DataChecksums:
-    """Return the sums of a data set; that of the photographs covers the rows of ``cache``, and is None if it has no hashes."""
-    photos = replace(recorded_identity(cache), caption_ids=_NONE, captions=None).checksums.photos_sha256
+    """Return the hashes of a data set.
+
+    The hash of the photographs covers the rows of ``cache``. It is None if the cache has no hashes of photographs.
+    """
+    photos = replace(recorded_identity(cache), caption_ids=_NO_IDS, captions=None).checksums.photos_sha256
     identity = identity_of_images(dataset.images)
     splits = {split: sorted(image_ids(images).tolist()) for split, images in dataset.splits.items()}
     return identity.checksums.model_copy(update={"photos_sha256": photos, "splits_sha256": sha256_json(splits)})
 
 
-def source_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
-    """Return how the texts of a data set differ from the ``sources`` (n, 32) of the rows of a cache or shard of texts."""
-    extractor, of = config.get("extractor"), text_rows_of(config)
+def text_differences(dataset: Dataset, ids: Ids, sources: Hashes, config: Mapping[str, Any]) -> list[str]:
+    """Compare the texts of a data set with those of a cache or shard; return a message if some differ, or an empty list.
+
+    The rows of the cache or shard have the ``ids`` (n,) and the hashes of their texts ``sources`` (n, 32). ``config`` holds
+    the recorded settings of its extractor.
+    """
+    extractor, text_rows = config.get("extractor"), config_text_rows(config)
     raw = isinstance(extractor, str) and extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
-    items = items_of(dataset, "text", raw, of)
+    items = dataset_items(dataset, "text", raw, text_rows)
     rows = IdRows(ids).find(np.asarray([item.id for item in items], np.int64))
     wrong = [
         item.id for item, row in zip(items, rows.tolist(), strict=True) if row >= 0 and (item.source() != sources[row]).any()
     ]
-    return [f"{len(wrong)} of {int((rows >= 0).sum())} compared {of} differ, the first is id {wrong[0]}"] if wrong else []
+    n_compared = int((rows >= 0).sum())
+    return [f"{len(wrong)} of {n_compared} compared {text_rows} differ, the first is id {wrong[0]}"] if wrong else []
 
 
-def made_by_extractor(cache: FeatureCache) -> bool:
-    """Return whether the sources of a cache's rows are photographs or texts, and not features of another program or model."""
-    return "imported" not in cache.provenance and backbone_of(cache) is None
+def has_input_hashes(cache: FeatureCache) -> bool:
+    """Return whether the ``sources`` of a cache are hashes of photographs or texts.
+
+    Caches of imported features and of a trained model's embeddings have other hashes there.
+    """
+    return "imported" not in cache.provenance and read_backbone(cache) is None
 
 
-def _checked(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    values = stored.get(name, _NONE)
-    if values.shape != (len(stored.get("caption_ids", _NONE)), *shape):
+def _caption_array(path: Path, stored: Mapping[str, NDArray[Any]], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array with one entry of this ``shape`` per recorded caption. Raises UserError if it has another shape."""
+    values = stored.get(name, _NO_IDS)
+    if values.shape != (len(stored.get("caption_ids", _NO_IDS)), *shape):
         raise UserError(f"{path}: its {name} are of shape {values.shape}; run the same vse-extract again")
     return values

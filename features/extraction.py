@@ -1,8 +1,8 @@
-"""Making a cache: shards that are made once, joined at the end, and refused when their sources changed.
+"""Extract the shards of a feature, merge them to a cache and verify a cache.
 
-What no ranking of an image's boxes can exceed: the share of phrases of which a box overlaps the ground truth enough.
-
-The state of a data set's images, by which a workflow notices that some were replaced.
+Each shard is computed once and kept; a shard whose images or texts changed since is refused. For caches of boxes,
+:func:`split_upper_bounds` computes the upper bound of phrase localisation: the share of phrases for which a box overlaps the
+ground truth enough. :func:`images_sha256` hashes the images of a shard, so that the workflow detects replaced images.
 """
 
 from __future__ import annotations
@@ -20,13 +20,24 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from vse.features.cache import feature_cache as cache
-from vse.features.cache import shards
-from vse.features.cache.rows import Ids, Item, Kind, Rows, TextRows, items_of, row_ids, text_rows_of
-from vse.features.cache.shards import read_record, read_rows, shard_path, shard_slice
-from vse.features.data_checks import source_differences
-from vse.features.exchange.embeddings import backbone_of
-from vse.features.extractors.proposals import SOURCE, boxes_sha256, holds_truths, truth_boxes
+from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache, read_sources, verify_cache
+from vse.features.cache.rows import Identity, Ids, Item, Kind, Rows, TextRows, config_text_rows, dataset_items, row_ids
+from vse.features.cache.shards import (
+    concatenate_offsets,
+    mixed_precision_error,
+    precision_of,
+    read_arrays,
+    read_finished_shard,
+    read_record,
+    shard_path,
+    shard_slice,
+    shards_folder,
+    shards_in_other_precision,
+    write_shard,
+)
+from vse.features.data_checks import text_differences
+from vse.features.exchange.embeddings import read_backbone
+from vse.features.extractors.proposals import TRUTH_BOXES, boxes_sha256, ground_truth_boxes, has_truth_boxes
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor
 from vse.pipeline.dataset.dataset import SPLITS, Dataset, Mention, load_dataset_file, mentions
@@ -37,62 +48,69 @@ from vse.pipeline.files.hdf5 import open_hdf5
 from vse.pipeline.files.images import BadImage
 from vse.pipeline.files.writing import lock_for_writing
 
+log = logging.getLogger(__name__)
+
 IOU = 0.5
-"""What an overlap has to be, as the evaluation of Flickr30K Entities has it."""
+"""The IoU from which a box counts as correct, as in the evaluation of Flickr30K Entities."""
 
 
-def bounds_of_splits(
+def split_upper_bounds(
     dataset: Dataset,
     ids: Ids,
     offsets: Ids,
     boxes: Float[np.ndarray, "n_boxes 4"],
-    of_images: Collection[int] | None = None,
+    image_ids: Collection[int] | None = None,
     threshold: float = IOU,
 ) -> dict[str, dict[str, int]]:
-    """How many phrases with a box each split has, and how many of these have a candidate whose IoU is the ``threshold``.
+    """Count for each split the phrases with a ground-truth box, and those of them that a candidate box covers.
 
-    The box of a phrase is the one around all of its boxes. Image ``ids[k]`` has the candidates
-    ``boxes[offsets[k]:offsets[k + 1]]``; the phrases of an image without any count, too, and are not covered. ``of_images``
-    are the images whose phrases are looked at; none: all. Splits without such phrases are left out.
+    A candidate covers a phrase if their IoU is at least ``threshold``. The ground-truth box of a phrase is the smallest box
+    around all of its boxes. Image ``ids[k]`` has the candidates ``boxes[offsets[k]:offsets[k + 1]]``. Phrases of an image
+    without candidates count as not covered. ``image_ids`` selects images, by default all. Splits without such phrases are left
+    out.
+
+    Returns ``{split: {"phrases": n, "covered": n}}``.
     """
     rows = {int(identity): k for k, identity in enumerate(ids)}
     counts: dict[str, dict[str, int]] = {}
-    for image_id, of_image in _with_truth(dataset).items():
-        if of_images is not None and image_id not in of_images:
+    for image_id, image_mentions in _boxed_mentions(dataset).items():
+        if image_ids is not None and image_id not in image_ids:
             continue
-        truths = np.asarray([mention.phrase.truth for mention in of_image], np.float64)
+        truths = np.asarray([mention.phrase.truth for mention in image_mentions], np.float64)
         row = rows.get(image_id)
         candidates = boxes[:0] if row is None else boxes[offsets[row] : offsets[row + 1]]
         covered = (iou(truths, candidates) >= threshold).any(axis=1).sum()
-        of_split = counts.setdefault(of_image[0].image.split, {"phrases": 0, "covered": 0})
-        of_split["phrases"] += len(truths)
-        of_split["covered"] += int(covered)
+        split_counts = counts.setdefault(image_mentions[0].image.split, {"phrases": 0, "covered": 0})
+        split_counts["phrases"] += len(truths)
+        split_counts["covered"] += int(covered)
     return counts
 
 
-def bounds_of_shards(dataset: Dataset, shards: Sequence[Path], of_images: Collection[int] | None = None) -> dict[str, Any]:
-    """What a cache's provenance says of the boxes in its ``shards``: ``upper_bound``, with the share for each split.
+def _upper_bound(
+    dataset: Dataset, config: Mapping[str, Any], shards: Sequence[Path], image_ids: Collection[int] | None = None
+) -> dict[str, Any]:
+    """Return the provenance entry ``upper_bound`` for the boxes in some ``shards``: the share of each split.
 
-    Empty where there are no boxes, or no phrases with boxes. ``of_images`` as :func:`bounds_of_splits` takes it.
+    The result is empty if the shards have no boxes, if no phrase has a box, and for caches of the ground-truth boxes
+    themselves. ``config`` holds the settings of the extractor.
     """
     with open_hdf5(shards[0], "a readable shard") as first:
-        if not {"boxes", "offsets"} <= first.keys():
+        if config.get("boxes") == TRUTH_BOXES or not {"boxes", "offsets"} <= first.keys():
             return {}
-    ids, counts, boxes = zip(*(_of_shard(path) for path in shards), strict=True)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.concatenate(counts), dtype=np.int64)])
-    splits = bounds_of_splits(dataset, np.concatenate(ids), offsets, np.concatenate(boxes), of_images)
-    shares = {name: {**of_split, "share": of_split["covered"] / of_split["phrases"]} for name, of_split in splits.items()}
+    ids, offsets, boxes = zip(*(read_arrays(path, "ids", "offsets", "boxes") for path in shards), strict=True)
+    splits = split_upper_bounds(dataset, np.concatenate(ids), concatenate_offsets(offsets), np.concatenate(boxes), image_ids)
+    shares = {name: {**counts, "share": counts["covered"] / counts["phrases"]} for name, counts in splits.items()}
     return {"upper_bound": {"iou": IOU, "splits": shares}} if splits else {}
 
 
-def described_bounds(bound: Mapping[str, Any]) -> str:
-    """The ``upper_bound`` of a provenance for a person: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
+def _describe_upper_bound(bound: Mapping[str, Any]) -> str:
+    """Return an ``upper_bound`` for a person: ``phrases with a box of IoU >= 0.5: train 69.5% of 77,911, ...``."""
     splits = [f"{name} {100 * n['share']:.1f}% of {n['phrases']:,}" for name in SPLITS if (n := bound["splits"].get(name))]
     return f"phrases with a box of IoU >= {bound['iou']:g}: {', '.join(splits)}"
 
 
-def _with_truth(dataset: Dataset) -> dict[int, list[Mention]]:
-    """The phrases with a box, by their image."""
+def _boxed_mentions(dataset: Dataset) -> dict[int, list[Mention]]:
+    """Return the mentions of phrases with a box, by image id."""
     by_image: dict[int, list[Mention]] = defaultdict(list)
     for mention in mentions(dataset):
         if mention.phrase.boxes:
@@ -100,40 +118,34 @@ def _with_truth(dataset: Dataset) -> dict[int, list[Mention]]:
     return by_image
 
 
-def _of_shard(path: Path) -> tuple[Ids, Ids, NDArray[np.float32]]:
-    """Ids, number of boxes of each, and boxes."""
-    ids, offsets, boxes = read_rows(path, "ids", "offsets", "boxes")
-    return ids, np.diff(offsets), boxes
-
-
 def images_sha256(dataset_file: Path, cache: Path, index: int, n_shards: int) -> str:
-    """SHA-256 of the images of a shard, of their bytes in order.
+    """Return a SHA-256 over the hashes of a shard's images in order; the empty text if there is no data set yet.
 
     An image that has not changed since the shard was written (by the times of both files) is not read again, because the
-    shard holds its SHA-256. Empty if there is no data set yet.
+    shard holds its SHA-256.
     """
     if not dataset_file.is_file():
         return ""
     status = dataset_file.stat()
-    items = _items(dataset_file, status.st_mtime_ns, status.st_size)
+    items = _load_images(dataset_file, status.st_mtime_ns, status.st_size)
     shard = shard_path(cache, index, n_shards)
     known: dict[int, bytes] = {}
     written = 0
     if read_record(shard) is not None:
-        ids, sources = read_rows(shard, "ids", "sources")
+        ids, sources = read_arrays(shard, "ids", "sources")
         known = {identity: source.tobytes() for identity, source in zip(ids.tolist(), sources, strict=True)}
         written = shard.stat().st_mtime_ns
     digest = hashlib.sha256()
     for item in items[shard_slice(len(items), index, n_shards)]:
-        digest.update(_source(item, known, written))
+        digest.update(_image_sha256(item, known, written))
     return digest.hexdigest()
 
 
-def _source(item: Item, known: dict[int, bytes], written: int) -> bytes:
-    """SHA-256 of an image, from the shard if it has not changed since."""
+def _image_sha256(item: Item, known: dict[int, bytes], written_ns: int) -> bytes:
+    """Return the SHA-256 of an image, from ``known`` if its file is older than the shard; zeros if it cannot be read."""
     assert item.path is not None
     try:
-        if item.id in known and item.path.stat().st_ctime_ns < written:
+        if item.id in known and item.path.stat().st_ctime_ns < written_ns:
             return known[item.id]
         return item.source().tobytes()
     except (OSError, BadImage):
@@ -141,79 +153,89 @@ def _source(item: Item, known: dict[int, bytes], written: int) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _items(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
-    """The images of a data set; a changed file is read again."""
-    return items_of(load_dataset_file(dataset_file), "image")
-
-
-log = logging.getLogger(__name__)
+def _load_images(dataset_file: Path, mtime_ns: int, size: int) -> list[Item]:
+    """Return the images of a data set. Time and size are part of the memory's key, so a changed file is loaded again."""
+    return dataset_items(load_dataset_file(dataset_file), "image")
 
 
 def extract_shards(
     dataset_file: Path, extractor: Extractor, out: Path, n_shards: int, only: int | None = None, skip_bad: bool = False
 ) -> Path:
-    """Make the shards of a feature, or ``only`` one of them, that are not finished yet.
+    """Extract the unfinished shards of a feature, or ``only`` one of them (0-based index).
 
-    Without ``skip_bad`` a finished shard that left images out is made again: they may be readable by now.
-    A finished shard whose images or captions changed since is refused. Where the precision is ``auto``, shards that another
-    machine has made in another precision are kept, but no shard is added to them.
-    Returns the folder of the shards, or the one shard; :func:`merge` joins them to the cache ``out``.
+    Without ``skip_bad``, a finished shard that skipped images is extracted again, because they may be readable by now. If the
+    precision is ``auto``, finished shards of another machine in another precision are kept, but no shard in this machine's
+    precision is added to them. Returns the folder of the shards, or the path of the one shard; :func:`merge` then joins the
+    shards to the cache ``out``.
+
+    Raises UserError if the images or captions of a finished shard have changed, or the cache would have two precisions.
     """
     dataset = load_dataset_file(dataset_file)
     if extractor.kind == "image" and not dataset.has_image_files:
         raise UserError(f"{dataset_file}: a data set without images (its features were imported)")
-    as_read = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
+    input_form = extractor.kind, extractor.config.reads_raw, extractor.config.text_rows
     n_rows = len(row_ids(dataset, extractor.kind, extractor.config.text_rows))
     if not 1 <= n_shards <= n_rows:
         raise UserError(f"{n_shards} shards for {n_rows} rows")
     if only is not None and not 0 <= only < n_shards:
         raise UserError(f"shard {only} is not one of 0-{n_shards - 1}")
     identity = extractor.identity(dataset)
-    others = shards.shards_in_other_precision(out, n_shards, identity) if extractor.asked_precision == "auto" else {}
+    others = shards_in_other_precision(out, n_shards, identity) if extractor.requested_precision == "auto" else {}
     for index in range(n_shards) if only is None else [only]:
-        path = shards.shard_path(out, index, n_shards)
-        mine = items_of(dataset, *as_read, shards.shard_slice(n_rows, index, n_shards))
+        path = shard_path(out, index, n_shards)
+        items = dataset_items(dataset, *input_form, shard_slice(n_rows, index, n_shards))
         with lock_for_writing(path):
-            own = others.get(path, identity)
-            finished = shards.finished_shard(path, own)
-            if finished is not None and (skip_bad or not finished.skipped):
-                ids, sources = shards.read_rows(path, "ids", "sources")
-                changed = changed_source(mine, ids, sources, extractor.config.text_rows)
-                if changed is not None:
-                    raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
-                made_in = f" in {shards.precision_of(own)}, the precision of another machine" if path in others else ""
-                log.info("%s: finished, kept%s", path, made_in)
+            shard_identity = others.get(path, identity)
+            if _is_finished(path, shard_identity, items, extractor.config.text_rows, skip_bad):
+                suffix = f" in {precision_of(shard_identity)}, the precision of another machine" if path in others else ""
+                log.info("%s: finished, kept%s", path, suffix)
                 continue
-            if other := next((of for there, of in others.items() if there != path), None):
-                raise shards.mixed_precisions(path.parent, other, identity)
+            if other := next((identity for other_path, identity in others.items() if other_path != path), None):
+                raise mixed_precision_error(path.parent, other, identity)
             extractor.part = f"shard {index + 1} of {n_shards}"
-            log.info("%s: %d rows", extractor.described, len(mine))
+            log.info("%s: %d rows", extractor.progress_label, len(items))
             started = time.perf_counter()
-            rows = extractor.extract(mine, skip_bad)
-            _check_kind(extractor, rows)
-            shards.write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
-            if n_shards > 1 and (bounds := _bounds(dataset, extractor.config.content(), [path], {item.id for item in mine})):
-                log.info("%s: %s", path, described_bounds(bounds["upper_bound"]))
-    return shards.shards_folder(out) if only is None else shards.shard_path(out, only, n_shards)
+            rows = extractor.extract(items, skip_bad)
+            _check_axes(extractor, rows)
+            write_shard(path, identity, rows, extractor.notes, round(time.perf_counter() - started, 4))
+            ids = {item.id for item in items}
+            if n_shards > 1 and (entry := _upper_bound(dataset, extractor.config.content(), [path], ids)):
+                log.info("%s: %s", path, _describe_upper_bound(entry["upper_bound"]))
+    return shards_folder(out) if only is None else shard_path(out, only, n_shards)
+
+
+def _is_finished(path: Path, identity: Identity, items: Sequence[Item], text_rows: TextRows, skip_bad: bool) -> bool:
+    """Return whether a shard can be kept. Raises UserError if one of its ``items`` has changed since it was written."""
+    finished = read_finished_shard(path, identity)
+    if finished is None or (finished.skipped and not skip_bad):
+        return False
+    ids, sources = read_arrays(path, "ids", "sources")
+    changed = find_changed_source(items, ids, sources, text_rows)
+    if changed is not None:
+        raise UserError(f"{path} was made from another {changed}; delete that shard to regenerate it")
+    return True
 
 
 def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
-    """Join the finished shards of a feature to the cache ``out``."""
-    first = shards.read_record(shards.shard_path(out, 0, n_shards))
+    """Join the finished shards of a feature to the cache ``out``; returns ``out``.
+
+    Raises UserError if a shard is missing or damaged, or if the data set has changed since it was extracted.
+    """
+    first = read_record(shard_path(out, 0, n_shards))
     kind = first.identity.kind if first is not None else "image"
     recorded = first.identity.content.get("config") if first is not None else None
     config = recorded if isinstance(recorded, Mapping) else {}
     dataset = load_dataset_file(dataset_file)
     with lock_for_writing(out):
-        ids = row_ids(dataset, kind, text_rows_of(config))
+        ids = row_ids(dataset, kind, config_text_rows(config))
         for index in range(n_shards):
-            _check_shard(shards.shard_path(out, index, n_shards), dataset, kind, config)
-        path = cache.merge_shards(out, n_shards, dataset_file, ids, lambda files: _bounds(dataset, config, files), dataset)
-    provenance = cache.open_cache(path).provenance
+            _check_sources(shard_path(out, index, n_shards), dataset, kind, config)
+        path = merge_shards(out, n_shards, dataset_file, ids, lambda files: _upper_bound(dataset, config, files), dataset)
+    provenance = open_cache(path).provenance
     if precision := provenance.get("config", {}).get("precision"):
         log.info("%s: computed in %s", path, precision)
     if "upper_bound" in provenance:
-        log.info("%s: %s", path, described_bounds(provenance["upper_bound"]))
+        log.info("%s: %s", path, _describe_upper_bound(provenance["upper_bound"]))
     for what, count in provenance["counts"].items():
         if count:
             log.warning("%s: %d %s", path, count, what)
@@ -222,24 +244,24 @@ def merge(dataset_file: Path, out: Path, n_shards: int) -> Path:
     return path
 
 
-def verify(path: Path, write: bool = False) -> cache.FeatureCache:
-    """Check a cache with :func:`vse.features.cache.feature_cache.verify_cache`; with ``write``, lock it meanwhile."""
+def verify(path: Path, write: bool = False) -> FeatureCache:
+    """Verify a cache (:func:`vse.features.cache.feature_cache.verify_cache`); with ``write``, hold its lock meanwhile."""
     if not write:
-        return cache.verify_cache(path)
+        return verify_cache(path)
     with lock_for_writing(path):
-        return cache.verify_cache(path, write=True)
+        return verify_cache(path, write=True)
 
 
-def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
-    """Raise UserError if a shard was made from other texts than those of the data set, or from other photographs.
+def _check_sources(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, Any]) -> None:
+    """Check that a shard was extracted from the texts or photographs of the data set. Raises UserError if they differ.
 
-    All texts are compared, and some of the photographs, as far as they are at hand.
+    All texts are compared, and a sample of the photographs, as far as their files exist.
     """
-    if shards.read_record(path) is None:
+    if read_record(path) is None:
         return
-    ids, sources = shards.read_rows(path, "ids", "sources")
+    ids, sources = read_arrays(path, "ids", "sources")
     if kind == "text":
-        differences = source_differences(dataset, ids, sources, config)
+        differences = text_differences(dataset, ids, sources, config)
     else:
         recorded = DataIdentity(ids, ids[:0], sources if sources.any() else None)
         found, photos = hash_available_photos(dataset, recorded, COMPARED_PHOTOS)
@@ -251,14 +273,17 @@ def _check_shard(path: Path, dataset: Dataset, kind: Kind, config: Mapping[str, 
         )
 
 
-def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], of: TextRows = "captions") -> str | None:
-    """What changed since rows with these ``ids`` were made: the first image or text whose hash differs, or None."""
+def find_changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], text_rows: TextRows) -> str | None:
+    """Compare items with the hashes of existing rows; return a description of the first difference, or None.
+
+    The rows have the ``ids`` (n,) and the hashes of their inputs ``sources`` (n, 32).
+    """
     by_id = {item.id: item for item in items}
     for identity, source in zip(ids.tolist(), sources, strict=True):
         item = by_id.get(identity)
         if item is None:
             return f"data set: it has no id {identity}"
-        what = f"image {identity} ({item.path})" if item.path is not None else f"{of.removesuffix('s')} {identity}"
+        what = f"image {identity} ({item.path})" if item.path is not None else f"{text_rows.removesuffix('s')} {identity}"
         try:
             if not np.array_equal(item.source(), source):
                 return f"{what}: its SHA-256 differs"
@@ -267,39 +292,35 @@ def changed_source(items: Sequence[Item], ids: Ids, sources: NDArray[np.uint8], 
     return None
 
 
-def verify_sources(checked: cache.FeatureCache) -> str:
-    """Hash again what a cache was made from: ``unchanged``, or why that cannot be told; :class:`UserError` if it changed."""
-    if not checked.captions.is_file():
-        return f"not at hand ({checked.captions} is not there)"
-    dataset = load_dataset_file(checked.captions)
-    if "imported" in checked.provenance:
+def verify_sources(cache: FeatureCache) -> str:
+    """Hash the images or texts of a cache again; returns ``unchanged``, or the reason why they cannot be compared.
+
+    Raises UserError, which names the first image or text that has changed.
+    """
+    if not cache.captions.is_file():
+        return f"not at hand ({cache.captions} is not there)"
+    dataset = load_dataset_file(cache.captions)
+    if "imported" in cache.provenance:
         return "not at hand (imported features)"
-    if backbone_of(checked) is not None:
+    if read_backbone(cache) is not None:
         return "not at hand (embeddings of a model)"
-    kind: Kind = "image" if checked.kind == "image" else "text"
-    made_by = checked.provenance.get("config", {}).get("extractor")
-    raw = made_by in EXTRACTORS and EXTRACTORS[made_by].reads_raw
-    items = items_of(dataset, kind, raw, checked.text_rows)
+    kind: Kind = "image" if cache.kind == "image" else "text"
+    extractor = cache.provenance.get("config", {}).get("extractor")
+    raw = extractor in EXTRACTORS and EXTRACTORS[extractor].reads_raw
+    items = dataset_items(dataset, kind, raw, cache.text_rows)
     if kind == "image" and not any(item.path is not None and item.path.is_file() for item in items):
         return f"not at hand (none of the images of {dataset.path} is there)"
-    changed = changed_source(items, checked.ids, cache.read_sources(checked), checked.text_rows)
-    boxes = boxes_sha256(truth_boxes(dataset)) if changed is None and holds_truths(checked) else None
-    if boxes is not None and boxes != checked.provenance.get("boxes_sha256"):
+    changed = find_changed_source(items, cache.ids, read_sources(cache), cache.text_rows)
+    boxes = boxes_sha256(ground_truth_boxes(dataset)) if changed is None and has_truth_boxes(cache) else None
+    if boxes is not None and boxes != cache.provenance.get("boxes_sha256"):
         changed = "data set: boxes of its phrases differ"
     if changed is not None:
-        raise UserError(f"{checked.path} was made from another {changed}")
+        raise UserError(f"{cache.path} was made from another {changed}")
     return "unchanged"
 
 
-def _bounds(
-    dataset: Dataset, config: Mapping[str, Any], files: Sequence[Path], of_images: Collection[int] | None = None
-) -> dict[str, Any]:
-    """The upper bound of the boxes in some shards; of the ground-truth boxes themselves there is none."""
-    return {} if config.get("boxes") == SOURCE else bounds_of_shards(dataset, files, of_images)
-
-
-def _check_kind(extractor: Extractor, rows: Rows) -> None:
-    """:class:`ValueError` if an extractor's rows are not what its settings say, which others rely on."""
-    axes = rows.features.ndim + (rows.offsets is not None)
-    if axes != (2 if extractor.config.row_kind == "vectors" else 3):
-        raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, its settings say {extractor.config.row_kind}")
+def _check_axes(extractor: Extractor, rows: Rows) -> None:
+    """Check that rows have the number of axes that the extractor's settings declare. Raises ValueError."""
+    axes, declared = rows.features.ndim + (rows.offsets is not None), extractor.config.row_kind
+    if axes != (2 if declared == "vectors" else 3):
+        raise ValueError(f"rows of {type(extractor).__name__} have {axes} axes, but its settings declare {declared}")

@@ -1,6 +1,7 @@
-"""One feature of a data set, by the name of its preset: its unfinished shards are made, then the cache that joins them.
+"""Extract a feature of a data set by the name of its preset, or fit its encoder.
 
-What needs torch is imported when it runs, so that a wrong name is answered quickly.
+:func:`extract_feature` extracts the unfinished shards and merges them to a cache. Modules that need torch are imported inside
+the functions, so that a wrong name is reported quickly.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from vse.features.settings import EXTRACTORS
+from vse.features.settings import EXTRACTORS, load_feature
 from vse.features.settings.base import FeatureSettings, Job, Option
 from vse.features.settings.captions import CaptionSettings
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.writing import lock_for_writing
@@ -26,20 +26,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FeatureRequest:
-    """A feature that is asked for.
+    """A feature to extract, with the options of ``vse-extract``.
 
     Attributes
     ----------
     dataset : the data set's ``dataset.json``
     feature : a preset of ``config/features``, or a YAML file
-    out : the cache; by default ``features/<dataset>_<feature>.h5``
-    sets : settings of the preset that change, as ``key=value``
-    like : a cache whose settings and weights are taken, in place of those of ``feature``
-    shards : how many; by default as the data set's preset says
+    out : the cache to write; by default ``features/<dataset>_<feature>.h5``
+    sets : changes of the preset's settings, as ``key=value``
+    like : a cache whose settings and weights replace those of ``feature``
+    shards : number of shards; by default that of the data set's preset
     skip_bad : leave unreadable images out, and list them
-    weights_dir : folder of weights that stand in for downloads; by default ``$VSE_WEIGHTS_DIR``
+    weights_dir : folder of weights to read instead of downloads; by default ``$VSE_WEIGHTS_DIR``
     words : file of word vectors; by default ``$VSE_WORDS``
-    device, threads : what computes
+    device : ``auto``, ``cpu``, ``cuda`` or ``cuda:N``
+    threads : number of CPU threads; by default all cores
     """
 
     dataset: Path
@@ -55,101 +56,108 @@ class FeatureRequest:
     threads: int | None = None
 
 
-def extract_feature(asked: FeatureRequest, extractor: str | None = None, shard: int | None = None) -> Path:
-    """Make a cache, or one of its shards alone (from 0); returns the file.
+def extract_feature(request: FeatureRequest, extractor: str | None = None, shard: int | None = None) -> Path:
+    """Extract a feature and write its cache, or only one ``shard`` (0-based index); returns the file.
 
-    :class:`UserError` if the feature is not made by the ``extractor`` that is named, or its extractor has no such option.
+    Raises UserError if the feature belongs to another extractor than ``extractor``, or if its extractor lacks a given option.
     """
-    dataset = load_dataset_file(asked.dataset)  # all that reads it here is given this one while it is held
-    config, out = _resolved(asked, dataset) if asked.like is None else _settings_of(asked, asked.like, dataset)
+    # While this data set is referenced here, other functions that load the file receive the same object.
+    dataset = load_dataset_file(request.dataset)
+    config, out = _load_settings(request, dataset) if request.like is None else _copy_settings(request, request.like, dataset)
     if extractor not in (None, other := config.extractor_name()):
-        raise UserError(f"feature {asked.feature!r} is made by vse-extract {other}, not by vse-extract {extractor}")
+        raise UserError(f"feature {request.feature!r} is extracted by vse-extract {other}, not by vse-extract {extractor}")
     for option in ("skip_bad", "weights_dir", "words"):
-        if getattr(asked, option) and option not in config.options:
+        if getattr(request, option) and option not in config.options:
             name = option.replace("_", "-")
-            raise UserError(f"--{name}: feature {config.name!r} is made by {other}, which has no such option; leave it out")
-    n_shards = asked.shards or default_shards(dataset)
-    weights_dir, words = (_path_given(asked, config, option) for option in ("weights_dir", "words"))
+            raise UserError(f"--{name}: feature {config.name!r} belongs to {other}, which has no such option; leave it out")
+    n_shards = request.shards or default_shards(dataset)
+    weights_dir, words = (_option_path(request, config, option) for option in ("weights_dir", "words"))
 
     from vse.features import extraction
     from vse.features.backbones.device import use_threads
 
-    use_threads(asked.threads)
+    use_threads(request.threads)
     _check_out(dataset, config, out, words)
-    with lock_for_writing(out) if shard is None else nullcontext():  # shards may be jobs, side by side
-        ready = config.build(Job(asked.dataset, out, asked.device, weights_dir, words, fit=shard is None))
-        if asked.like is None:
-            _log_preset(asked, dataset, config)
-        made = extraction.extract_shards(asked.dataset, ready, out, n_shards, shard, asked.skip_bad)
-        return made if shard is not None else extraction.merge(asked.dataset, out, n_shards)
+    with lock_for_writing(out) if shard is None else nullcontext():  # single shards may run as parallel jobs
+        built = config.build(Job(request.dataset, out, request.device, weights_dir, words, fit=shard is None))
+        if request.like is None:
+            _log_preset(request, dataset, config)
+        written = extraction.extract_shards(request.dataset, built, out, n_shards, shard, request.skip_bad)
+        return written if shard is not None else extraction.merge(request.dataset, out, n_shards)
 
 
-def _log_preset(asked: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
-    """Log the settings that the preset of the data set changes, and warn if ``--weights-dir`` is not read."""
-    plain = load_feature(asked.feature, None, asked.sets)
+def _log_preset(request: FeatureRequest, dataset: Dataset, config: FeatureSettings) -> None:
+    """Log the settings that the preset of the data set changes, and warn if ``--weights-dir`` has no effect."""
+    plain = load_feature(request.feature, None, request.sets)
     changes = presets.list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset.name, "; ".join(changes))
-    if asked.weights_dir is not None and getattr(config, "weights", None) == "random":
-        log.warning("--weights-dir %s is not read: the weights of %s are random", asked.weights_dir, config.name)
+    if request.weights_dir is not None and getattr(config, "weights", None) == "random":
+        log.warning("--weights-dir %s is not read: the weights of %s are random", request.weights_dir, config.name)
 
 
-def fit_feature(asked: FeatureRequest) -> Path:
-    """Fit the encoder of a caption feature on the training captions, beside the cache; returns its file."""
-    dataset = load_dataset_file(asked.dataset)
-    config, out = _resolved(asked, dataset)
+def fit_feature(request: FeatureRequest) -> Path:
+    """Fit the encoder of a caption feature on the training captions and write it next to the cache; returns its file.
+
+    Raises UserError if the feature has no encoder.
+    """
+    dataset = load_dataset_file(request.dataset)
+    config, out = _load_settings(request, dataset)
     if not isinstance(config, CaptionSettings):
-        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fitted]
-        raise UserError(f"feature {asked.feature!r} has no encoder to fit{did_you_mean(asked.feature, fitted)}")
+        fitted = [name for name in EXTRACTORS if EXTRACTORS[name].fits_encoder]
+        raise UserError(f"feature {request.feature!r} has no encoder to fit{did_you_mean(request.feature, fitted)}")
 
     from vse.features.backbones.device import use_threads
     from vse.features.extractors.captions import encoder_path, fit_encoder
 
-    use_threads(asked.threads)
-    _check_out(dataset, config, out, asked.words)
-    return fit_encoder(asked.dataset, config, encoder_path(out), asked.device, asked.words)
+    use_threads(request.threads)
+    _check_out(dataset, config, out, request.words)
+    return fit_encoder(request.dataset, config, encoder_path(out), request.device, request.words)
 
 
 def default_shards(dataset: Dataset) -> int:
-    """How many shards a data set's features have, unless it is said: as its preset says or, without one, 4 at most."""
+    """Return the default number of shards: that of the data set's preset or, without a preset, at most 4."""
     known = dataset.name in presets.known_presets("datasets")
     return presets.load_dataset(dataset.name).shards if known else min(4, len(dataset.images))
 
 
-def _path_given(asked: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
-    """An option of the extractor: what is asked for, or else what the environment says."""
-    given: Path | None = getattr(asked, option)
-    named = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
-    return given or (Path(named) if named else None)
+def _option_path(request: FeatureRequest, config: FeatureSettings, option: Option) -> Path | None:
+    """Return the path of an option: of the request or, if the extractor has this option, of its environment variable."""
+    path: Path | None = getattr(request, option)
+    variable = os.environ.get(f"VSE_{option.upper()}") if option in config.options else None
+    return path or (Path(variable) if variable else None)
 
 
-def _resolved(asked: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    config = load_feature(asked.feature, dataset.name, asked.sets)
-    return config, asked.out or Path("features", f"{dataset.name}_{config.name}.h5")
+def _load_settings(request: FeatureRequest, dataset: Dataset) -> tuple[FeatureSettings, Path]:
+    """Return the settings of the preset and the path of the cache."""
+    config = load_feature(request.feature, dataset.name, request.sets)
+    return config, request.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 
-def _settings_of(asked: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
-    """The settings that another cache was made with, and where the cache of this data set goes."""
+def _copy_settings(request: FeatureRequest, like: Path, dataset: Dataset) -> tuple[FeatureSettings, Path]:
+    """Return the settings that the cache ``like`` records and the path of the new cache (``--like``)."""
     from vse.features.cache.feature_cache import open_cache
 
     cache = open_cache(like)
-    made = cache.provenance
-    extractor = made.get("config", {}).get("extractor")
-    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fitted or asked.sets:
-        why = "--set does not go with --like" if asked.sets else f"{like}: no features that a network here has made"
-        raise UserError(why)
+    provenance = cache.provenance
+    extractor = provenance.get("config", {}).get("extractor")
+    if request.sets:
+        raise UserError("--set does not go with --like")
+    if extractor not in EXTRACTORS or EXTRACTORS[extractor].fits_encoder:
+        raise UserError(f"{like}: --like needs a cache whose features a network of vse-extract computed")
     settings = EXTRACTORS[extractor]
-    beside = {key: made[key] for key in ("weights", "seed", "revision") if key in made and key in settings.model_fields}
-    content = {"name": cache.feature, **beside, **made["config"]}
+    names = ("weights", "seed", "revision")
+    sources = {name: provenance[name] for name in names if name in provenance and name in settings.model_fields}
+    content = {"name": cache.feature, **sources, **provenance["config"]}
     config = presets.validate_settings(settings, "feature", str(like), content)
-    return config, asked.out or Path("features", f"{dataset.name}_{config.name}.h5")
+    return config, request.out or Path("features", f"{dataset.name}_{config.name}.h5")
 
 
 def _check_out(dataset: Dataset, config: FeatureSettings, out: Path, words: Path | None) -> None:
-    """Nothing that the feature is made from may be written over."""
+    """Check that the cache would not overwrite one of the feature's inputs. Raises UserError."""
     from vse.features.cache.shards import check_cache_out
 
     word_file = config.word_file(words)
     inputs = [dataset.path, dataset.path.parent / "images", *map(Path, config.files()), *([word_file] if word_file else [])]
-    encoder = out.with_suffix(".encoder.safetensors") if config.fitted else None
+    encoder = out.with_suffix(".encoder.safetensors") if config.fits_encoder else None
     check_cache_out(out, dataset.name, config.name, inputs, encoder)

@@ -112,34 +112,34 @@ class _CaptionWriter:
         """Describe the colour, shape and place of every object."""
         n_objects = len(self.scene.objects)
         parts: list[list[str | _PhraseText]] = [
-            [self.name(k, "colour", "shape"), self.place(self.scene.objects[k])] for k in range(n_objects)
+            [self.object_phrase(k, "colour", "shape"), self.place_text(self.scene.objects[k])] for k in range(n_objects)
         ]
-        facts = [fact for k in range(n_objects) for fact in self.about(k, "colour", "shape", "place")]
-        return self.caption(self.listed(parts), facts)
+        facts = [fact for k in range(n_objects) for fact in self.facts(k, "colour", "shape", "place")]
+        return self.build(self.join(parts), facts)
 
     def one_object(self) -> DemoCaption:
         """Describe the size, texture, shape and place of one object, and its colour if there are several objects."""
         which = ("size", "texture", "shape") if self.alone else ("size", "texture", "colour", "shape")
         item = self.scene.objects[self.first]
         opening = self.pick(("there is", "we see", ""))
-        named = self.name(self.first, *which)
-        return self.caption([opening, named, self.place(item)], self.about(self.first, *which, "place"))
+        named = self.object_phrase(self.first, *which)
+        return self.build([opening, named, self.place_text(item)], self.facts(self.first, *which, "place"))
 
     def relation(self) -> DemoCaption:
         """Describe where one object is relative to a second one, and the place of the second; a single object is alone."""
         if self.alone:
             lonely = self.pick(("all alone", "by itself", "with nothing else around"))
-            pieces: list[str | _PhraseText] = [self.name(0, "size", "colour", "shape"), lonely]
-            return self.caption(pieces, [("count",), *self.about(0, "size", "colour", "shape")])
+            pieces: list[str | _PhraseText] = [self.object_phrase(0, "size", "colour", "shape"), lonely]
+            return self.build(pieces, [("count",), *self.facts(0, "size", "colour", "shape")])
         a, b = self.scene.objects[self.first], self.scene.objects[self.second]
         if a.row != b.row:
             word = self.pick(("above", "over", "higher than") if a.row < b.row else ("below", "under", "lower than"))
         else:
             word = "to the left of" if a.column < b.column else "to the right of"
         verb = self.pick(("is", "sits", ""))
-        pieces = [self.name(self.first, "colour", "shape", article="the"), verb, word]
-        pieces += [self.name(self.second, "colour", "shape", article="the"), self.place(b)]
-        return self.caption(pieces, [("relation", str(self.first), str(self.second)), *self.about(self.second, "place")])
+        pieces = [self.object_phrase(self.first, "colour", "shape", article="the"), verb, word]
+        pieces += [self.object_phrase(self.second, "colour", "shape", article="the"), self.place_text(b)]
+        return self.build(pieces, [("relation", str(self.first), str(self.second)), *self.facts(self.second, "place")])
 
     def background(self) -> DemoCaption:
         """Describe the background, the number of objects, and their colours, or the texture of a single object."""
@@ -148,19 +148,19 @@ class _CaptionWriter:
         words = [self.word(getattr(item, property_named)) for item in objects]
         count = _NUMBERS[len(objects)]
         noun = self.word("shape" if self.alone else "shapes")
-        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.about(k, property_named))]
+        facts = [("background",), ("count",), *(f for k in range(len(objects)) for f in self.facts(k, property_named))]
         everything = tuple(range(len(objects)))
         if self.alone:
-            return self.caption([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.where()], facts)
+            return self.build([_PhraseText(f"{count} {words[0]} {noun}", (0,)), self.background_pieces()], facts)
         each: list[list[str | _PhraseText]] = [[_PhraseText(word, (k,))] for k, word in enumerate(words)]
-        return self.caption([_PhraseText(f"{count} {noun}", everything), self.where(), ":", *self.listed(each)], facts)
+        return self.build([_PhraseText(f"{count} {noun}", everything), self.background_pieces(), ":", *self.join(each)], facts)
 
     def on_background(self) -> DemoCaption:
         """Describe another object than ``one_object``, its place, and the background."""
         which = ("size", "colour", "shape") if self.alone else ("texture", "colour", "shape")
-        facts = [("background",), *self.about(self.second, *which, "place")]
-        place = self.place(self.scene.objects[self.second])
-        return self.caption([self.name(self.second, *which), self.where(), place], facts)
+        facts = [("background",), *self.facts(self.second, *which, "place")]
+        place = self.place_text(self.scene.objects[self.second])
+        return self.build([self.object_phrase(self.second, *which), self.background_pieces(), place], facts)
 
     @property
     def alone(self) -> bool:
@@ -172,7 +172,7 @@ class _CaptionWriter:
     def word(self, concept: str) -> str:
         return self.pick(SYNONYMS[concept])
 
-    def name(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
+    def object_phrase(self, k: int, *properties: str, article: str = "a") -> _PhraseText:
         words = [self.word(getattr(self.scene.objects[k], p)) for p in properties]
         if article == "a" and words[0][0] in "aeiou":
             article = "an"
@@ -180,13 +180,13 @@ class _CaptionWriter:
             words[-1] = f"round {self.word('shape')}"
         return _PhraseText(" ".join([article, *words]), (k,))
 
-    def about(self, k: int, *properties: str) -> list[tuple[str, ...]]:
+    def facts(self, k: int, *properties: str) -> list[tuple[str, ...]]:
         return [(p, str(k)) for p in properties]
 
-    def where(self) -> list[str | _PhraseText]:
+    def background_pieces(self) -> list[str | _PhraseText]:
         return [self.pick(("on", "against", "in front of")), _PhraseText(self.word(self.scene.background), ())]
 
-    def place(self, item: SceneObject) -> str:
+    def place_text(self, item: SceneObject) -> str:
         row, column = self.pick(_ROWS[item.row]), _COLUMNS[item.column]
         if (item.row, item.column) == (1, 1):
             return self.pick(("in the middle", "in the centre"))
@@ -195,14 +195,14 @@ class _CaptionWriter:
         return f"on the {column}" if item.row == 1 else f"in the {row} {column} {self.pick(('corner', 'part'))}"
 
     @staticmethod
-    def listed(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
+    def join(parts: Sequence[Sequence[str | _PhraseText]]) -> list[str | _PhraseText]:
         """Join parts as in ``a, b and c``."""
         pieces = [*parts[0]]
         for k, part in enumerate(parts[1:], start=2):
             pieces += ["and" if k == len(parts) else ",", *part]
         return pieces
 
-    def caption(
+    def build(
         self, pieces: Sequence[str | _PhraseText | list[str | _PhraseText]], facts: Sequence[tuple[str, ...]]
     ) -> DemoCaption:
         flat = [p for piece in pieces for p in (piece if isinstance(piece, list) else [piece]) if p]

@@ -62,7 +62,7 @@ def test_help_and_usage_errors_import_nothing_heavy(command: str) -> None:
 
 def test_reading_presets_as_the_workflow_does_imports_nothing_that_computes() -> None:
     program = (
-        "import sys\nfrom vse.features.settings.presets import load_feature\n"
+        "import sys\nfrom vse.features.settings import load_feature\n"
         "for name in ('fc7', 'regions', 'boxes', 'hglmm', 'clip'):\n    load_feature(name, 'demo').triggers()\n"
         "print(*sys.modules)"
     )

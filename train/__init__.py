@@ -1,6 +1,6 @@
-"""Encoders, similarities, losses, batches, the trainer, and the embedding of a split.
+"""Training: encoders, similarities, losses, batches, solvers, and the use of trained models.
 
-Called, the package is the function ``vse.train`` of the Python interface (docs/python.md).
+Calling the package calls the function ``vse.train`` of the Python interface (docs/python.md).
 """
 
 import importlib
@@ -14,7 +14,10 @@ if __name__ != "vse.train":
 
 
 class _Called(ModuleType):
-    """A package whose name is that of a public function, too: where Python sets one, it must serve as the other."""
+    """A package that can be called like the public function of the same name.
+
+    Python binds the package to that name when it is imported, so the package must also act as the function.
+    """
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._function(*arguments, **named)

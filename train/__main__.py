@@ -1,4 +1,4 @@
-"""``python -m vse.train`` is ``vse-train``, for launchers that start modules: ``torchrun --nproc-per-node 2 -m vse.train``."""
+"""Run ``vse-train`` as ``python -m vse.train``, for launchers of modules: ``torchrun --nproc-per-node 2 -m vse.train``."""
 
 from vse.train.cli import train_main
 

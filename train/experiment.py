@@ -1,4 +1,4 @@
-"""An experiment: every setting of a training, put together from the parts that it names."""
+"""The settings of an experiment, composed of the settings of its parts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BRANCHES = "model.image_encoder.{0} and model.caption_encoder.{0}"
 
 
 class ExperimentConfig(ExperimentPlan):
-    """One experiment: the features it reads, the model, the loss, the optimisation."""
+    """One experiment: its features, model, loss, optimisation and solver."""
 
     model_config = ConfigDict(extra="forbid")
     renamed: ClassVar[Mapping[str, str]] = {
@@ -46,9 +46,10 @@ class ExperimentConfig(ExperimentPlan):
     }
 
     start_parts: list[str] = Field(
-        default_factory=list, description=f"parts of the model that are taken from start_from: {', '.join(PARTS)}; none: all"
+        default_factory=list,
+        description=f"parts of the model whose weights are loaded from start_from: {', '.join(PARTS)}; none: all parts",
     )
-    freeze: bool = Field(False, description="train what is taken from start_from no further")
+    freeze: bool = Field(False, description="freeze the parts that are loaded from start_from")
     solver: Annotated[SerializeAsAny[SolverSettings], part_field(SOLVERS)] = GradientSettings()
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
@@ -56,7 +57,7 @@ class ExperimentConfig(ExperimentPlan):
     warmup: WarmupConfig = WarmupConfig()
     train: TrainConfig = TrainConfig()
     adversary: Annotated[SerializeAsAny[AdversarySettings] | None, part_field(ADVERSARIES)] = Field(
-        None, description="a second player that makes each batch harder and is trained against the model; none: nobody"
+        None, description="network that makes each batch harder and is trained against the model; none: no adversary"
     )
 
     def in_precision(self, precision: str) -> ExperimentConfig:
@@ -72,10 +73,11 @@ class ExperimentConfig(ExperimentPlan):
                 (warmup_loss.ranks or not self.warmup.epochs, self.warmup.loss),
             ):
                 if not ranks:
-                    raise ValueError(f"loss.lambda3 and lambda4 go with the ranking losses, not with {name}")
+                    raise ValueError(f"loss.lambda3 and lambda4 require a ranking loss, not {name}")
             if not self.model.similarity.compares_one_side or not self.model.normalize_image:
                 raise ValueError(
-                    f"loss.lambda3 and lambda4 compare unit vectors of one side, not by {self.model.similarity.name}"
+                    "loss.lambda3 and lambda4 compare unit vectors of one side; the similarity "
+                    f"{self.model.similarity.name} cannot do that, or normalize_image is false"
                 )
         self.loss.check_use(
             LossUse(
@@ -88,29 +90,31 @@ class ExperimentConfig(ExperimentPlan):
         )
         unknown = [part for part in self.start_parts if part not in PARTS]
         if unknown:
-            raise ValueError(f"start_parts: {unknown[0]!r} is none of {', '.join(PARTS)}")
+            raise ValueError(f"start_parts: {unknown[0]!r} is not one of {', '.join(PARTS)}")
         if (self.start_parts or self.freeze) and self.start_from is None:
-            raise ValueError("start_parts and freeze go with start_from")
+            raise ValueError("start_parts and freeze require start_from")
         if not self.solver.uses_loss and (self.images.source != "cache" or self.start_from is not None):
-            raise ValueError(f"solver: {self.solver.name} reads cached features and starts from nothing")
+            raise ValueError(f"solver: {self.solver.name} reads cached features only and cannot start from a run")
         if not self.solver.uses_loss and self.adversary is not None:
-            raise ValueError(f"solver: {self.solver.name} has no steps that an adversary could make harder")
+            raise ValueError(f"solver: {self.solver.name} takes no gradient steps, so it cannot have an adversary")
         if self.adversary is not None and self.train.accumulate > 1:
-            raise ValueError("an adversary takes a step for each batch, so it goes with train.accumulate: 1")
+            raise ValueError("an adversary takes a step for each batch, so it requires train.accumulate: 1")
         if self.solver.reads_phrases and (self.images.source != "cache" or self.adversary is not None):
-            raise ValueError(f"solver: {self.solver.name} reads cached regions, and has no adversary")
+            raise ValueError(f"solver: {self.solver.name} reads cached regions only and cannot have an adversary")
         if self.truth_feature is not None and not self.solver.reads_phrases:
-            raise ValueError(f"truth_feature goes with a training on phrases, not with the solver {self.solver.name}")
+            raise ValueError(f"truth_feature is for training on phrases; the solver {self.solver.name} does not read it")
         if not self.solver.learns and self.loss != MaxOfHinges():
-            raise ValueError(f"solver: {self.solver.name} trains nothing, so it goes with no loss ({self.loss.name})")
+            raise ValueError(
+                f"solver: {self.solver.name} trains nothing, so it uses no loss; remove the loss {self.loss.name}"
+            )
         return self
 
 
 def load_experiment(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> ExperimentConfig:
-    """The experiment preset ``name`` as ``dataset`` changes it, with ``key=value`` settings on top.
+    """Load the experiment preset ``name`` with the changes of ``dataset`` and then of ``sets`` (``key=value``).
 
-    Code of a user's own runs if it is named in ``sets``, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
-    :class:`UserError` if it is an ensemble, of which nothing is trained.
+    A user's own code runs only if ``sets`` names it, or if everything is allowed (:mod:`vse.pipeline.presets.own_code`).
+    Raises :class:`UserError` if the preset is an ensemble, which has nothing to train.
     """
     with allow_named_code(list(_values(sets))):
         return _loaded(name, dataset, sets)
@@ -121,25 +125,29 @@ def _loaded(name: str, dataset: str | None, sets: Sequence[str]) -> ExperimentCo
     if "ensemble_of" in content:
         members = " and ".join(load_plan(name, dataset).ensemble_of)
         raise UserError(
-            f"{name} is an ensemble: train {members}, and average their embeddings by vse-eval --ensemble --experiment {name}"
+            f"{name} is an ensemble: train {members}, then average their embeddings with "
+            f"vse-eval --ensemble --experiment {name}"
         )
     return validate_settings(ExperimentConfig, "experiment", name, content)
 
 
 def _values(sets: Sequence[str]) -> Iterator[object]:
-    """What ``key=value`` settings set; what is no YAML is refused elsewhere."""
+    """Yield the values of ``key=value`` settings; values that are not YAML are skipped here and refused elsewhere."""
     for item in sets:
         with suppress(Exception):
             yield parse_yaml(item.partition("=")[2])
 
 
 def changed_settings(experiment: ExperimentConfig, dataset: str) -> list[str]:
-    """``loss.margin: 0.2 -> 0.1`` for every setting that differs from the preset of the experiment's name, if there is one."""
+    """Return ``loss.margin: 0.2 -> 0.1`` for each setting that differs from the preset of the experiment's name.
+
+    The list is empty if the name is not a preset's.
+    """
     if not is_experiment(experiment.name):
         return []
     try:
         preset = load_experiment(experiment.name, dataset)
-    except CodeNotAllowed:  # the preset names code that has changed, or that nobody allowed
+    except CodeNotAllowed:  # the preset names code that has changed or is not allowed
         return []
     read = Kind.WORDS if experiment.caption_feature is None else Kind.VECTORS
     preset = preset.model_copy(update={"model": preset.model.for_captions(read)})

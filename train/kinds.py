@@ -1,4 +1,4 @@
-"""The kinds of inputs that encoders take and similarities compare: one name for each, wherever it is read or refused."""
+"""The kinds of inputs that encoders read and similarities compare, and operations on batches of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 
 
 class Kind(StrEnum):
-    """What one side of a batch is, as a tuple of tensors.
+    """The kind of one side of a batch, which is a tuple of tensors.
 
     ``vectors`` : (n, dim), a single vector of each image or caption
     ``sets`` : vectors (n, longest, dim) of regions, positions or words, and their mask (n, longest); no set is empty
-    ``words`` : numbers (n, longest) in the vocabulary, padded, and lengths (n,), which lie on the CPU
-    ``tokens`` : numbers (n, longest) of a tokenizer of its own, padded, and their mask (n, longest)
+    ``words`` : indices (n, longest) into the vocabulary, padded, and lengths (n,) on the CPU
+    ``tokens`` : indices (n, longest) into a tokenizer's own vocabulary, padded, and their mask (n, longest)
     """
 
     VECTORS = "vectors"
@@ -28,30 +28,30 @@ class Kind(StrEnum):
 
 
 def kind_of_rows(row_kind: str) -> Kind:
-    """What the rows of a feature cache are read as; of a bank of crops, one crop at a time."""
+    """Return the kind of input that the rows of a feature cache are; a bank of crops is read one crop at a time."""
     return Kind.SETS if row_kind == "sets" else Kind.VECTORS
 
 
-# One side of a batch as an encoder gives it: (vectors,), or (vectors, mask) of sets.
+# One side of a batch, encoded: (vectors,), or (vectors, mask) for sets.
 Encoded = tuple[Tensor, ...]
 
 
 def whole_sets(vectors: Tensor) -> Encoded:
-    """Sets (n, n_vectors, dim) without any padding, and their mask."""
+    """Return sets (n, n_vectors, dim) that have no padding, with their mask."""
     return vectors, torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device)
 
 
 def select(encoded: Encoded, rows: Tensor | slice) -> Encoded:
-    """Some rows of one side."""
+    """Return some rows of one side."""
     return tuple(part[rows] for part in encoded)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Many embeddings of one side, sets without their padding.
+    """The embeddings of one side; sets are stored without their padding.
 
-    vectors : (n, dim) or, of sets, all of them one after the other, (n_vectors, dim)
-    lengths : of sets, how many vectors each has (n,)
+    vectors : (n, dim), or all vectors of all sets one after the other, (n_vectors, dim)
+    lengths : for sets, the number of vectors of each (n,)
     """
 
     vectors: Tensor
@@ -66,7 +66,7 @@ class Packed:
         return self.lengths.cumsum(0) - self.lengths
 
     def of(self, rows: Tensor, longest: int | None = None) -> Encoded:
-        """Some rows; sets are padded with zeros up to ``longest`` vectors, by default the longest of these rows."""
+        """Return some rows; sets are padded with zeros to ``longest`` vectors, by default the longest of these rows."""
         if self.lengths is None:
             return (self.vectors[rows],)
         lengths = self.lengths[rows]
@@ -76,7 +76,7 @@ class Packed:
         return self.vectors[where] * mask[:, :, None], mask
 
     def select(self, rows: Tensor) -> Packed:
-        """Some rows by themselves."""
+        """Return some rows, packed."""
         if self.lengths is None:
             return Packed(self.vectors[rows])
         lengths = self.lengths[rows]
@@ -85,19 +85,19 @@ class Packed:
         return Packed(self.vectors[where], lengths)
 
     def all(self) -> Encoded:
-        """All rows."""
+        """Return all rows."""
         return self.of(torch.arange(len(self), device=self.vectors.device))
 
 
 def packed(parts: Iterable[Encoded]) -> Packed:
-    """Several parts of one side, one after the other."""
+    """Pack several parts of one side, one after the other."""
     vectors, lengths = [], []
     for part in parts:
         vectors.append(part[0] if len(part) == 1 else part[0][part[1]])
         lengths += [mask.sum(1) for mask in part[1:]]
     end = sum(map(len, vectors))
     whole = vectors[0].new_empty(end, *vectors[0].shape[1:])
-    while vectors:  # each part is freed when it is copied, so that all are in memory once, not twice
+    while vectors:  # free each part once it is copied, so that memory holds the vectors once, not twice
         last = vectors.pop()
         whole[end - len(last) : end] = last
         end -= len(last)
@@ -105,7 +105,7 @@ def packed(parts: Iterable[Encoded]) -> Packed:
 
 
 def padded(sets: Encoded, longest: int) -> Encoded:
-    """Sets padded to ``longest`` vectors; single vectors stay as they are."""
+    """Pad sets to ``longest`` vectors; return single vectors unchanged."""
     if len(sets) == 1:
         return sets
     vectors, mask = sets

@@ -1,4 +1,4 @@
-"""What a model reads: the kinds and lengths of its inputs, and captions as features, tokens or words."""
+"""The inputs of a model: their kinds and lengths, and captions as features, tokens or words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.train.data.captions import CaptionInputs, TokenNumbers, WordNumbers
@@ -19,23 +19,23 @@ from vse.train.models.encoders.identity import IdentitySettings
 
 
 def check_one_space(model: ModelConfig, images: FeatureCache, captions: FeatureCache | None) -> None:
-    """:class:`UserError` if cached vectors that are compared as they are come from different models."""
+    """Raise :class:`UserError` if cached vectors that are compared without encoders come from different models."""
     encoders = model.image_encoder, model.caption_encoder
     if captions is None or not all(isinstance(encoder, IdentitySettings) for encoder in encoders):
         return
-    theirs, ours = backbone_of(images), backbone_of(captions)
+    theirs, ours = read_backbone(images), read_backbone(captions)
     if (theirs and theirs.sha256) != (ours and ours.sha256):
         of_images, of_captions = (by.experiment if by else "no run" for by in (theirs, ours))
         raise UserError(
-            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}, and not of one model; "
-            "the two caches that one vse-embed --as-features writes share a space"
+            f"{captions.path} holds captions by {of_captions}, {images.path} images by {of_images}: not by the same model; "
+            "use two caches that the same vse-embed --as-features wrote"
         )
 
 
 def model_inputs(
     images: FeatureCache, captions: FeatureCache | None, transformer: Transformer | None, vocabulary: Vocabulary
 ) -> tuple[Input, Input]:
-    """What a model reads of images and of captions."""
+    """Return the inputs of a model for images and for captions."""
     if captions is not None:
         return input_of(images), input_of(captions)
     if transformer is not None:
@@ -53,9 +53,9 @@ def read_captions(
     memory_gb: float = 0,
     taken_gb: float = 0,
 ) -> CaptionInputs:
-    """What the model reads of captions: features of a cache, tokens of a transformer, or words.
+    """Return the captions as inputs of the model: features of a cache, tokens of a transformer, or words.
 
-    Of the features so many GB may be kept in memory, of which others have taken some already.
+    Cached features may keep ``memory_gb`` (in units of 1e9 bytes) in memory, of which other features already use ``taken_gb``.
     """
     if cache is not None:
         return CachedFeatures(FeatureReader(cache, 0, mapped=False), pairs.caption_ids, device, memory_gb, taken_gb)

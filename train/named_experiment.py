@@ -1,6 +1,6 @@
-"""An experiment by its name, with settings changed, as the data set changes it: trained on a feature cache.
+"""Train an experiment by its name, and select the combinations of a ladder that can be trained.
 
-Which combinations of a ladder fit together: what a model takes is what its features are.
+A combination can be trained if its model and solver can read its features.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from vse.features.backbones.device import NO_MEMORY, memory_guard, use_threads
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard, use_threads
 from vse.features.cache.feature_cache import open_cache
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import list_changes, load_ladder
 from vse.pipeline.presets.schema import ComposedName
@@ -25,11 +25,11 @@ from vse.train.training import train
 
 
 def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[str, str]]:
-    """The composed experiments of a ladder, on ``dataset``, that can be trained, and for each other one why it cannot.
+    """Return the composed experiments of a ladder that can be trained, and the reason for each that cannot.
 
-    An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers read no words.
-    Whatever contradicts that is left out. :class:`UserError` if something is wrong with the ladder or an experiment itself,
-    if a feature is not of what it stands for, or if nothing is left.
+    An encoder reads words, single vectors or sets, and a similarity compares vectors or sets; some solvers cannot read words.
+    The settings are those for ``dataset``. Raises :class:`UserError` if the ladder or an experiment itself is invalid, if a
+    feature is not of the kind that its place requires, or if no combination can be trained.
     """
     fits, misfits = [], {}
     for made in load_ladder(ladder).combinations():
@@ -40,12 +40,12 @@ def fitting(ladder: str, dataset: str | None = None) -> tuple[list[str], dict[st
             misfits[made.name] = why
     if not fits:
         name, why = next(iter(misfits.items()))
-        raise UserError(f"ladder {ladder!r}: no combination fits together, the first ({name}): {why}")
+        raise UserError(f"ladder {ladder!r}: no combination can be trained; the reason for the first ({name}): {why}")
     return fits, misfits
 
 
 def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None = None) -> str | None:
-    """Why a composed experiment cannot read its features; None if it can."""
+    """Return the reason why a composed experiment cannot read its features, or None if it can."""
     image_input = Input(_kind_of(made.feature, "image", dataset), 1, f"the feature {made.feature!r}")
     if experiment.solver.reads_phrases:
         return f"the solver {experiment.solver.name!r} reads phrases, not captions"
@@ -65,12 +65,12 @@ def misfit(made: ComposedName, experiment: ExperimentConfig, dataset: str | None
 
 
 def _kind_of(feature: str, kind: str, dataset: str | None) -> Kind:
-    """What the rows of a feature are read as; :class:`UserError` if it is none of images, or of captions."""
+    """Return the input kind of a feature's rows. Raises :class:`UserError` if the feature is not of images, or of captions."""
     settings = load_feature(feature, dataset)
     if settings.kind != kind or settings.text_rows != "captions":
         of = "phrases" if settings.text_rows == "phrases" else "images" if settings.kind == "image" else "captions"
         wanted = "images" if kind == "image" else "captions"
-        raise UserError(f"the feature {feature!r} is of {of}, and a ladder sets it where one of {wanted} stands")
+        raise UserError(f"the ladder uses the feature {feature!r} for {wanted}, but it is a feature of {of}")
     return kind_of_rows(settings.row_kind)
 
 
@@ -78,7 +78,7 @@ log = logging.getLogger(__name__)
 
 
 def leads() -> bool:
-    """Whether this process is the first of those that torchrun started, or the only one."""
+    """Return whether this process is the only one, or the first of the processes that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -96,13 +96,13 @@ def train_experiment(
     existing: Existing = Existing(),
     extras: Extras = Extras(),
 ) -> Path:
-    """Train an experiment on a feature cache; returns the run folder. See :func:`vse.train.training.train`.
+    """Train an experiment on a feature cache and return the run folder; see :func:`vse.train.training.train`.
 
-    ``experiment`` is a preset or a YAML file, ``sets`` changes settings of it (``key=value``), and ``label`` is what tables
-    call the run; by default the experiment and what was changed. What the preset of the data set changes is logged.
+    ``experiment`` is a preset or a YAML file, and ``sets`` changes its settings (``key=value``). ``label`` is the name of the
+    run in tables, by default the experiment and the changes. The changes by the preset of the data set are logged.
     """
     if label is not None and not (label.strip() and label.isprintable()):
-        raise UserError(f"--name {label!r}: a name is a line of printable text")
+        raise UserError(f"--name {label!r}: a name must be one line of printable text")
     if not leads():
         logging.getLogger("vse").setLevel(logging.WARNING)
     use_threads(threads)
@@ -112,7 +112,7 @@ def train_experiment(
     changes = list_changes(plain.model_dump(), config.model_dump())
     if changes:
         log.info("data set preset %r changes %s", dataset, "; ".join(changes))
-    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {NO_MEMORY}"):
+    with memory_guard(f"lower train.batch_size, or --set train.features_in_memory=false; {MEMORY_ADVICE}"):
         return train(
             features,
             config.model_copy(update={"label": label}),

@@ -1,4 +1,4 @@
-"""What a training is made of, opened and built: pairs, what is read of them, the model, and all that a solver is given."""
+"""Build the task of a solver from the inputs of a run: the pairs, their images and captions, and the model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import torch
 
 from vse.features.cache.reader import FeatureReader
-from vse.features.extractors.cnn import cnn_config, rebuild_extractor
+from vse.features.extractors.cnn import read_cnn_config, rebuild_cnn_extractor
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
 from vse.train.data.images import CachedImages, EvaluationImages, TrainingImages, photo_crops
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 def prepare_task(
     experiment: ExperimentConfig, inputs: Inputs, seed: int, processes: Processes, log_negatives: int
 ) -> tuple[Task, Vocabulary]:
-    """All that a solver is given, and the vocabulary, from opened inputs."""
+    """Return the task of a solver, built from the run's inputs, and the vocabulary."""
     if isinstance(experiment.solver, PhraseSettings):
         if log_negatives:
-            raise UserError("--log-negatives lists captions and images; a training on phrases has neither")
+            raise UserError("--log-negatives lists captions and images, and training on phrases ranks neither")
         return _phrases(experiment, experiment.solver, inputs, seed, processes)
     dataset, settings = inputs.dataset, experiment.train
     if settings.restval and "restval" not in dataset.splits:
         raise UserError(
-            f"{dataset.path}: no images in split 'restval', and train.restval asks for some; "
-            "--set train.restval=false does without"
+            f"{dataset.path}: no images in split 'restval', which train.restval requires; "
+            "--set train.restval=false trains without them"
         )
     splits = ["train", "restval"] if settings.restval else ["train"]
     pairs = Pairs(images_of(dataset, splits, inputs.cache, captioned=True))
@@ -95,7 +95,7 @@ def prepare_task(
 def _phrases(
     experiment: ExperimentConfig, reading: PhraseSettings, inputs: Inputs, seed: int, processes: Processes
 ) -> tuple[Task, Vocabulary]:
-    """All that a solver of phrases is given."""
+    """Return the task of a solver that matches regions and phrases, and the vocabulary."""
     check_phrase_inputs(inputs)
     settings, device = experiment.train, processes.device
     train, truth_of = training_split(inputs, reading, settings, device)
@@ -120,42 +120,44 @@ def _phrases(
 
 
 def _room(experiment: ExperimentConfig) -> float:
-    """Memory for training features, in units of 1e9 bytes."""
+    """Return the memory for training features, in units of 1e9 bytes."""
     return experiment.train.memory_gb if experiment.train.features_in_memory else 0
 
 
 def _images(
     experiment: ExperimentConfig, inputs: Inputs, pairs: Pairs, val: Pairs, processes: Processes
 ) -> tuple[TrainingImages, EvaluationImages, TrainableCnn | None]:
-    """What the model reads of training and validation images, and the CNN if it is part of the model."""
+    """Return the inputs of training images and of validation images, and the CNN if it is part of the model."""
     settings, device = experiment.images, processes.device
     cached = CachedImages(FeatureReader(inputs.evaluated, 0, mapped=False), val.image_ids, device)
     if settings.source == "cache":
         reader = FeatureReader(inputs.cache, 0, mapped=False)
         return CachedImages(reader, pairs.image_ids, device, _room(experiment)), cached, None
-    extractor = rebuild_extractor(inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune)
+    extractor = rebuild_cnn_extractor(
+        inputs.cache, inputs.weights_dir, str(device), positions=True, trainable=settings.finetune
+    )
     if not settings.finetune:
         return photo_crops(extractor, inputs.dataset, pairs.images, settings, through=True), cached, None
     if settings.batch_norm == "train" and processes.size > 1:
-        raise UserError("images.batch_norm: train takes one process; the statistics of each process would be its own")
+        raise UserError("images.batch_norm: train requires a single process; each process would have its own statistics")
     seen = photo_crops(extractor, inputs.dataset, pairs.images, settings)
     cnn = TrainableCnn(extractor, settings.batch_norm, settings.gradient_checkpointing, experiment.train.compile)
-    prepared = cnn_config(inputs.evaluated, positions=True)
+    prepared = read_cnn_config(inputs.evaluated, positions=True)
     return seen, photo_crops(extractor, inputs.dataset, val.images, settings, config=prepared), cnn
 
 
 def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: ExperimentConfig) -> None:
-    """Load the weights of another run, or of some parts of it; a CNN that it did not train stays as it is."""
+    """Load the weights of another run, or of some of its parts; a CNN that it did not train keeps its weights."""
     parts = experiment.start_parts or [part for part in PARTS if getattr(model, part) is not None]
     if inputs.words is not None and "caption_encoder" in parts:
-        raise UserError(f"{inputs.words}: the word embeddings come from {base.path} already; leave the word vectors out")
+        raise UserError(f"{inputs.words}: the word embeddings are already loaded from {base.path}; remove the word vectors")
     tokens = inputs.transformer if "caption_encoder" in parts else None
     if tokens is not None and base.read_transformer().tokenizer_json != tokens.tokenizer_json:
         raise UserError(f"{base.tokenizer_file}: not the tokenizer of {tokens.name}; start from a run of the same model")
     prefixes = tuple(f"{part}." for part in parts)
     best, read_sha256 = base.read_best()
     if read_sha256 != inputs.base_sha256:
-        raise UserError(f"{base.best_file}: was replaced while this run started; start it again")
+        raise UserError(f"{base.best_file}: was replaced during the start of this run; start it again")
     weights = {name: weight for name, weight in best.items() if name.startswith(prefixes)}
     own = {name: weight for name, weight in model.state_dict().items() if name.startswith(prefixes)}
     wrong = [name for name in weights if name not in own or own[name].shape != weights[name].shape]
@@ -169,4 +171,4 @@ def _start_from(model: Model, base: RunFolder, inputs: Inputs, experiment: Exper
     if experiment.freeze:
         model.freeze(*parts)
         if not any(weight.requires_grad for weight in model.parameters()):
-            raise UserError("freeze: nothing of the model is left to train; name the start_parts that stay as they are")
+            raise UserError("freeze: no part of the model is left to train; list only the parts to freeze in start_parts")

@@ -1,4 +1,4 @@
-"""From a feature cache and an experiment to a run folder."""
+"""Train an experiment on a feature cache and write the run folder."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter
 
-from vse.features.backbones.precision import precision_on
+from vse.features.backbones.device import choose_precision
 from vse.features.cache.feature_cache import open_cache
 from vse.features.cache.rows import TextRows
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import Vocabulary
@@ -48,22 +48,22 @@ def train(
     existing: Existing = Existing(),
     extras: Extras = Extras(),
 ) -> Path:
-    """Train an experiment on a feature cache; returns the run folder.
+    """Train an experiment on a feature cache and return the run folder.
 
     Parameters
     ----------
-    features : the cache; it names the data set and where its captions lie
+    features : the cache; it records the data set and the path of its captions
     experiment : every setting
-    seed : of the initial weights, of the order of the pairs and of random crops
+    seed : seed of the initial weights, of the order of the pairs and of random crops
     out : the run folder, ``runs/<dataset>_<experiment>/seed-<seed>`` if None
-    device : ``auto`` takes a GPU if there is one
-    inputs : where else than in the usual places things are read
-    existing : what becomes of a run that is in ``out`` already
-    extras : what is written beside the usual files
+    device : ``auto`` chooses a GPU if there is one
+    inputs : paths that replace the usual paths of inputs
+    existing : whether a run that is already in ``out`` is resumed or replaced
+    extras : optional output files
     """
     if experiment.solver.uses_loss and experiment.warmup.epochs >= experiment.train.epochs:
         log.warning(
-            "all %d epochs are warm-up with the loss %r, and %r is never used (--set warmup.epochs=0 changes that)",
+            "all %d epochs are warm-up with the loss %r, so %r is never used (--set warmup.epochs=0 disables the warm-up)",
             experiment.train.epochs,
             experiment.warmup.loss,
             experiment.loss.name,
@@ -92,7 +92,7 @@ def train(
 
         action = _agreed(processes, decide)
         if action == "nothing":
-            log.info("%s: this run is finished (--overwrite trains it again)", folder.path)
+            log.info("%s: this run is finished (add --overwrite to train it again)", folder.path)
             return folder.path
 
         def build() -> tuple[Solver, Vocabulary]:
@@ -102,7 +102,7 @@ def train(
         solver, vocabulary, action, best_sha256 = _built(folder, build, action, existing, processes)
         record = {**identity, **opened.record(folder.path), **_record(experiment, solver, vocabulary, extras)}
         known: dict[str, Any] = {"identity": identity, "log_negatives": extras.log_negatives}
-        processes.broadcast(0)  # nobody writes before all have read
+        processes.broadcast(0)  # a barrier: no process writes before all have read
         if processes.first:
             if action == "start":
                 folder.start(experiment, record)
@@ -124,38 +124,40 @@ def train(
 def _built(
     folder: RunFolder, build: Callable[[], tuple[Solver, Vocabulary]], action: str, existing: Existing, processes: Processes
 ) -> tuple[Solver, Vocabulary, str, str | None]:
-    """The solver, as its checkpoint says if it resumes, what is done then, and the SHA-256 of the best weights so far.
+    """Return the solver, its vocabulary, the action and the SHA-256 of the best weights so far, after restoring a checkpoint.
 
-    A checkpoint that cannot be read is refused or, if the run may be overwritten, left for a new start.
+    A checkpoint that cannot be read is an error unless ``--overwrite`` is set; then the action becomes ``start``.
     """
     solver, vocabulary = build()
     if action != "resume":
         return solver, vocabulary, action, None
     fault, best_sha256 = _restored(folder, solver, processes)
     if not processes.any(fault is not None):
-        log.info("%s: continues after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
+        log.info("%s: continuing after epoch %d, step %d", folder.path, solver.progress.epoch, solver.progress.step)
         return solver, vocabulary, action, best_sha256
-    refusal = fault or UserError(f"{folder.checkpoint_file}: another process cannot read it")
+    refusal = fault or UserError(f"{folder.checkpoint_file}: another process cannot read this checkpoint")
     if not existing.overwrite:
         raise refusal
-    log.warning("%s. It trains from the start", refusal)
+    log.warning("%s. Training starts from the beginning", refusal)
     return *build(), "start", None
 
 
 def _precision(asked: str, processes: Processes) -> str:
-    """Return the precision of all processes: ``auto`` is ``bf16`` where the devices of all have it."""
+    """Return the precision of all processes: ``auto`` becomes ``bf16`` if all their devices support it."""
     if asked != "auto":
-        return precision_on(processes.device, asked, "training", "train.precision") if processes.first else asked
-    chosen = precision_on(processes.device, asked, "training", "train.precision")
+        return choose_precision(processes.device, asked, "training", "train.precision") if processes.first else asked
+    chosen = choose_precision(processes.device, asked, "training", "train.precision")
     return "fp32" if processes.any(chosen == "fp32") else "bf16"
 
 
 def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
-    """The experiment with the features that it really reads, which may be others than its preset asks for."""
+    """Return the experiment with the features that are read, which may differ from the features of its preset."""
     read = _features_read(experiment, inputs)
     for key, name in read.items():
         if (asked := getattr(experiment, key)) != name:
-            log.info("experiment %r asks for %s %r; this run reads %r", experiment.name, key, asked or "words", name)
+            log.info(
+                "the preset of experiment %r sets %s to %r; this run reads %r", experiment.name, key, asked or "words", name
+            )
     if inputs.captions is None and not experiment.solver.reads_words:
         raise UserError(
             f"solver: {experiment.solver.name} reads captions as vectors: name a caption feature "
@@ -167,7 +169,7 @@ def _as_read(experiment: ExperimentConfig, inputs: Inputs) -> ExperimentConfig:
 
 def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, str | None]:
     """The settings that say what is read: the run whose embeddings it is, or the features."""
-    backbone = backbone_of(inputs.cache)
+    backbone = read_backbone(inputs.cache)
     if experiment.backbone is not None and backbone is not None:
         return {"backbone": backbone.experiment}
     names = {"feature": inputs.cache.feature, "caption_feature": inputs.captions.feature if inputs.captions else None}
@@ -177,7 +179,7 @@ def _features_read(experiment: ExperimentConfig, inputs: Inputs) -> dict[str, st
 
 
 def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
-    """What the first process decides; the others end if it refuses."""
+    """Return the decision of the first process in every process. If it raises UserError, the others raise one too."""
     refusal = None
     code = -1
     if processes.first:
@@ -189,18 +191,18 @@ def _agreed(processes: Processes, decide: Callable[[], str]) -> str:
     if refusal is not None:
         raise refusal
     if code < 0:
-        raise UserError("the first process refused; see its message")
+        raise UserError("the first process reported an error; see its message")
     return _ACTIONS[code]
 
 
 def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[UserError | None, str | None]:
-    """Continue from the checkpoint: what is wrong with it, if anything, and the SHA-256 of the best weights at that time.
+    """Restore the checkpoint; return its error, if any, and the SHA-256 of the best weights at that time.
 
-    Nothing is trained before the best weights were found to be those that the checkpoint names.
+    Checks that the best weights are the file that the checkpoint names, so that training never continues with others.
     """
     try:
         state = folder.checkpoint()
-        with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; --overwrite trains again"):
+        with wrap_read_errors(folder.checkpoint_file, "a checkpoint of this run; add --overwrite to train again"):
             TypeAdapter(Progress).validate_python({name: state[name] for name in vars(solver.progress)})
             solver.restore(state)
     except UserError as fault:
@@ -208,7 +210,7 @@ def _restored(folder: RunFolder, solver: Solver, processes: Processes) -> tuple[
     sha256 = state.get("best_sha256")
     validated = any("rsum" in row for row in solver.progress.rows)
     if processes.first and not folder.settle_best(sha256) and validated:
-        return UserError(f"{folder.best_file}: not what the training wrote; --overwrite trains again"), None
+        return UserError(f"{folder.best_file}: changed since the training wrote it; add --overwrite to train again"), None
     return None, sha256
 
 
@@ -231,10 +233,10 @@ def _record(experiment: ExperimentConfig, solver: Solver, vocabulary: Vocabulary
 def _run(
     folder: RunFolder, solver: Solver, known: Mapping[str, Any], tensorboard: bool, best_sha256: str | None
 ) -> str | None:
-    """Train the epochs that are left; returns the SHA-256 of the best weights' file, which comes with what was so before.
+    """Train the remaining epochs; return the SHA-256 of the best weights' file (before: ``best_sha256``).
 
-    New best weights are written before the checkpoint that counts their epoch, and take their place after it. Every
-    checkpoint also holds ``known``, by which a resume recognises the run.
+    New best weights are written before the checkpoint that counts their epoch, and replace the old ones after it. Every
+    checkpoint also holds ``known``, so that a resume can identify the run.
     """
     first, patience = solver.processes.first, solver.patience
     events = _events(folder, solver.progress.epoch) if tensorboard and first else None
@@ -266,7 +268,7 @@ def _run(
 
 
 def _is_best(solver: Solver) -> bool:
-    """Whether the last epoch was validated and is the best so far."""
+    """Return whether the last epoch was validated and is the best so far."""
     row = solver.progress.rows[-1]
     return "rsum" in row and solver.progress.best is row
 
@@ -284,7 +286,7 @@ def _save_epoch(folder: RunFolder, solver: Solver, save: Callable[[], None]) -> 
 
 
 def _save_tables(folder: RunFolder, solver: Solver) -> None:
-    """Write the tables of a run's epochs."""
+    """Write the tables of the finished epochs."""
     if solver.progress.rows:
         folder.save_metrics(solver.progress.rows)
     if solver.listing:
@@ -292,7 +294,7 @@ def _save_tables(folder: RunFolder, solver: Solver) -> None:
 
 
 def _events(folder: RunFolder, epoch: int) -> Any:
-    """A writer of TensorBoard events; what an earlier process wrote of unfinished epochs is hidden."""
+    """Return a writer of TensorBoard events that hides the events of unfinished epochs."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -303,7 +305,7 @@ def _events(folder: RunFolder, epoch: int) -> Any:
 def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha256: str | None) -> None:
     progress = solver.progress
     if not folder.has_best(best_sha256):
-        raise UserError(f"{folder.best_file}: was changed while the run was trained; --overwrite trains again")
+        raise UserError(f"{folder.best_file}: was changed during the training; add --overwrite to train again")
     written = [folder.best_file, folder.metrics_file, *([folder.negatives_file] if solver.listing else [])]
     files = {**record["files"], **{file.name: sha256_file(file) for file in written}}
     timing: dict[str, Any] = {
@@ -315,6 +317,6 @@ def _finish(folder: RunFolder, record: dict[str, Any], solver: Solver, best_sha2
     }
     learned = {name: round(value, 6) for name, value in solver.learned().items()}
     if learned:
-        log.info("the loss has learned: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
+        log.info("learned values of the loss: %s", ", ".join(f"{name} {value:.4g}" for name, value in learned.items()))
         timing["learned"] = learned
     write_json(folder.record_file, {**record, "state": "finished", "files": files, **timing})

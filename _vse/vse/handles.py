@@ -256,7 +256,7 @@ class OpenFeatures(OpenFile):
         return self._reader.positions(wanted.astype(np.int64))
 
     def _repr_html_(self) -> str:
-        return self._head(f"{self._cache.described()}; data set {self.dataset!r}, feature {self.feature!r}")
+        return self._head(f"{self._cache.describe()}; data set {self.dataset!r}, feature {self.feature!r}")
 
 
 class Run(OpenFile):

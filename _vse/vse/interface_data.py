@@ -170,14 +170,14 @@ def import_data(
     birds.dataset.splits
     ```
     """
-    from vse.features.exchange.formats import Import
+    from vse.features.exchange.formats import ImportJob
     from vse.features.exchange.formats import import_data as import_sources
     from vse.pipeline.imports.rows import import_settings
 
     pairs = [(field, columns) for field, columns in (columns or {}).items()]
     given = [f"{field}={one}" for field, many in pairs for one in ([many] if isinstance(many, str) else many)]
     settings = import_settings(as_path(out), name, val, test, seed, tokeniser, skip_bad, given, quoting)
-    job = Import(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features), key_until)
+    job = ImportJob(as_paths(sources), settings, as_path(captions), as_path(images), as_path(out_features), key_until)
     return ImportedData(import_sources(job, format))
 
 

@@ -23,7 +23,7 @@ from vse.arguments import (
     device_of,
     public,
 )
-from vse.eval.defaults import COMPARED, CROSS_CHECKED, QUERIES, SAMPLES
+from vse.eval.defaults import BOOTSTRAP_SAMPLES, COMPARISON_SAMPLES, CROSS_CHECK_QUERIES, REPORT_QUERIES
 from vse.pipeline.errors import UserError
 from vse.results import Evaluation, HtmlReport, ModelComparison, ShownTable
 
@@ -51,7 +51,7 @@ def evaluate(
     protocol: Names = "auto",
     bootstrap: From0 | None = None,
     cross_check: bool = True,
-    cross_checked: From0 = CROSS_CHECKED,
+    cross_checked: From0 = CROSS_CHECK_QUERIES,
     k: ListFrom1 = (),
     iou: Share | None = None,
     cxc: StrPath | None = None,
@@ -168,7 +168,7 @@ def evaluate(
     asked = EvaluationOptions(
         cross_check=cross_check,
         cross_checked=cross_checked,
-        bootstrap=SAMPLES if bootstrap is None else bootstrap,
+        bootstrap=BOOTSTRAP_SAMPLES if bootstrap is None else bootstrap,
         unfinished=unfinished,
         ks=k,
         cxc=as_path(cxc),
@@ -205,7 +205,7 @@ def compare(
     protocol: Names = "auto",
     bootstrap: From0 | None = None,
     cross_check: bool = True,
-    cross_checked: From0 = CROSS_CHECKED,
+    cross_checked: From0 = CROSS_CHECK_QUERIES,
     iou: Share | None = None,
     unfinished: bool = False,
     force: bool = False,
@@ -252,7 +252,7 @@ def compare(
     from vse.eval.tables.significance import compare_files
 
     use_device(device_of(device))
-    samples = COMPARED if bootstrap is None else bootstrap
+    samples = COMPARISON_SAMPLES if bootstrap is None else bootstrap
     written = compare_files(as_paths(files), as_path(out), protocol, cross_check, samples, unfinished, iou, cross_checked)
     return ModelComparison(written)
 
@@ -264,7 +264,7 @@ def report(
     *,
     data: StrPath | None = None,
     embeddings: Paths = (),
-    queries: From0 = QUERIES,
+    queries: From0 = REPORT_QUERIES,
     seed: From0 = 0,
     force: bool = False,
     allow_code: bool = False,
@@ -369,7 +369,7 @@ def _array(given: Any) -> NDArray[Any]:
 
 def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> Embeddings:
     """Embeddings from arrays, checked as those of a file are; ids that are not given are counted from 0."""
-    from vse.eval.files.embeddings import embeddings_of
+    from vse.eval.files.embeddings import build_embeddings
 
     for which, array in arrays.items():
         axes = 1 if which.endswith("_ids") else 2
@@ -388,4 +388,4 @@ def _of_arrays(name: str, arrays: Mapping[str, NDArray[Any]], attributes: Mappin
     counted.setdefault("image_ids", np.arange(n_images))
     counted.setdefault("caption_ids", np.arange(len(arrays["caption_image_ids"])))
     scored = {"similarity": "scores"} if "scores" in arrays else {}
-    return embeddings_of(Path(name), counted, {**attributes, **scored})
+    return build_embeddings(Path(name), counted, {**attributes, **scored})

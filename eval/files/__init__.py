@@ -1,4 +1,4 @@
-"""The files of evaluation: embeddings or scores of a split, results and comparisons.
+"""Readers and writers of the files of an evaluation: embeddings, scores, results and comparisons.
 
-May import ranking.
+This package may import ``vse.eval.ranking``.
 """

@@ -1,12 +1,14 @@
-"""Fields of HDF5 files that any program may have written: ids and attributes, checked.
+"""Fields of HDF5 files that any program may have written: checked ids and attributes, and the hash of a file's content.
 
-The sum of the content of an embeddings file, by which a later change of it is noticed.
+:func:`stored_ids`, :func:`stored_attribute` and :func:`stored_hashes` check what was read. :func:`hash_content` computes the
+hash that a file stores, so that the reader notices a later change.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,62 +20,73 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, InputFolder
 from vse.pipeline.files.writing import sha256_json
 
-SUM = "content_sha256"
-_ROWS = 4096  # hashed at once
+log = logging.getLogger(__name__)
+HASH_ATTRIBUTE = "content_sha256"
+_HASH_ROWS = 4096  # rows that are hashed at once
 
 
-class ArraySum:
-    """What a sum knows of an array: its type, its shape, and the SHA-256 of its rows, which are added in their order."""
+class ArrayHash:
+    """The type and shape of an array, and the SHA-256 of its rows, which :meth:`add` takes in their order."""
 
     def __init__(self, dtype: Any, shape: Iterable[int]) -> None:
-        self._described = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
+        self._description = f"{np.dtype(dtype).str} {' x '.join(map(str, shape))}"
         self._digest = hashlib.sha256()
 
     def add(self, rows: NDArray[Any]) -> None:
-        """The next rows."""
+        """Add the next rows."""
         self._digest.update(np.ascontiguousarray(rows).data)
 
     def __str__(self) -> str:
-        return f"{self._described} {self._digest.hexdigest()}"
+        return f"{self._description} {self._digest.hexdigest()}"
 
 
-def array_sum(values: NDArray[Any]) -> ArraySum:
-    """The sum of a whole array, read some rows at a time."""
-    total = ArraySum(values.dtype, values.shape)
-    for start in range(0, len(values), _ROWS):
-        total.add(values[start : start + _ROWS])
-    return total
+def hash_array(values: NDArray[Any]) -> ArrayHash:
+    """Hash a complete array, reading some rows at a time."""
+    array_hash = ArrayHash(values.dtype, values.shape)
+    for start in range(0, len(values), _HASH_ROWS):
+        array_hash.add(values[start : start + _HASH_ROWS])
+    return array_hash
 
 
-def content_sum(sums: Mapping[str, ArraySum], attributes: Mapping[str, Any]) -> str:
-    """SHA-256 of the arrays of a file, by their names, and its attributes; what is None is not there."""
+def hash_content(array_hashes: Mapping[str, ArrayHash], attributes: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a file's arrays, by their names, and of its attributes, except those that are None."""
     plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in attributes.items()}
-    there = {name: value for name, value in plain.items() if value is not None}
-    return sha256_json({"arrays": {name: str(sums[name]) for name in sums}, "attributes": there})
+    stored = {name: value for name, value in plain.items() if value is not None}
+    return sha256_json({"arrays": {name: str(array_hashes[name]) for name in array_hashes}, "attributes": stored})
 
 
-class Described(Protocol):
-    """What a file of embeddings or of phrase scores says of itself: what it is of, and which model made it.
+def check_hash(path: Path, stored: object, compute: Callable[[], str]) -> None:
+    """Raise UserError if the stored hash of a file's content is not the computed one; log a line if none is stored."""
+    if stored is None:
+        log.info("%s: has no %s, so its content is not checked", path, HASH_ATTRIBUTE)
+    elif not isinstance(stored, str) or stored != compute():
+        raise UserError(
+            f"{path}: its content has changed since it was written ({HASH_ATTRIBUTE} does not match); create it again"
+        )
 
-    ``experiment`` and ``seed`` are None if the writer did not say, ``trained_on`` if that is ``dataset``; ``source`` is the
-    file or folder that it was read from, if there is one.
+
+class FileMetadata(Protocol):
+    """Metadata of a file of embeddings or phrase scores: its split and the model that computed it.
+
+    ``experiment`` and ``seed`` are None if the writer did not store them, and ``trained_on`` is None if it is the same as
+    ``dataset``. ``source`` is the file or folder that was read, or None.
     """
 
     @property
     def dataset(self) -> str:
-        """The data set."""
+        """The name of the data set."""
 
     @property
     def split(self) -> str:
-        """The split of it."""
+        """The name of the split of the data set."""
 
     @property
     def experiment(self) -> str | None:
-        """The model's experiment."""
+        """The name of the model's experiment."""
 
     @property
     def seed(self) -> int | None:
-        """The model's seed."""
+        """The seed of the model."""
 
     @property
     def trained_on(self) -> str | None:
@@ -81,15 +94,25 @@ class Described(Protocol):
 
     @property
     def provenance(self) -> str:
-        """JSON: features, settings and versions."""
+        """JSON text with features, settings and versions."""
 
     @property
     def source(self) -> InputFile | InputFolder | None:
-        """The file."""
+        """The file or folder that was read."""
+
+
+def check_same_attributes(
+    first_path: Path, first: FileMetadata, path: Path, other: FileMetadata, names: Sequence[str]
+) -> None:
+    """Raise UserError if two files differ in one of the attributes, except where one of the files does not have it."""
+    for name in names:
+        first_value, value = getattr(first, name), getattr(other, name)
+        if None not in (first_value, value) and first_value != value:
+            raise UserError(f"{path} has {name} {value!r}, but {first_path} has {first_value!r}")
 
 
 def stored_attribute(path: Path, name: str, value: Any) -> Any:
-    """An attribute as text, or ``seed`` as an integer, however the writer stored it; :class:`UserError` if it is neither."""
+    """Return an attribute as text, and ``seed`` as an integer, from any HDF5 type. Raises UserError for another value."""
     value = value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim) else value
     try:
         value = value.decode() if isinstance(value, bytes) else value
@@ -103,7 +126,7 @@ def stored_attribute(path: Path, name: str, value: Any) -> Any:
 
 
 def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[np.int64]:
-    """A 1-D array of integers as int64; :class:`UserError` if it is anything else."""
+    """Return a 1-D array of integers as int64. Raises UserError for any other array."""
     integers = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind in "iu"
     if not integers or (values.dtype.kind == "u" and values.size and values.max() > np.iinfo(np.int64).max):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
@@ -112,7 +135,7 @@ def stored_ids(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDAr
 
 
 def stored_hashes(path: Path, name: str, values: NDArray[Any] | h5py.Empty, n: int, width: int) -> NDArray[np.uint8]:
-    """Return hashes (n, width) as they are stored; raise UserError if they are of another type or shape."""
+    """Return hashes (n, width) unchanged. Raises UserError if their type is not uint8 or their shape is another."""
     if not isinstance(values, np.ndarray) or values.dtype != np.uint8 or values.shape != (n, width):
         kind = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "empty"
         raise UserError(f"{path}: {name} must be uint8 of shape ({n}, {width}), but is {kind}")

@@ -1,11 +1,10 @@
-"""The file between a model that localises phrases and the evaluator: how each phrase scores the candidate boxes of its image.
+"""Reader and writer of the file of phrase scores that a model which localises phrases passes to the evaluator.
 
-Any program can write it; see ``docs/formats.md``.
+The file has the score of each phrase with each candidate box of its image. Any program can write it; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -16,7 +15,16 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.files.hdf5_fields import SUM, array_sum, content_sum, stored_attribute, stored_hashes, stored_ids
+from vse.eval.files.hdf5_fields import (
+    HASH_ATTRIBUTE,
+    check_hash,
+    check_same_attributes,
+    hash_array,
+    hash_content,
+    stored_attribute,
+    stored_hashes,
+    stored_ids,
+)
 from vse.pipeline.dataset.identity import CAPTION_BYTES, PHOTO_BYTES, DataIdentity, check_same_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset
@@ -31,22 +39,23 @@ _ARRAYS = (*_IDS, "offsets", "scores", "boxes", "truth", "types")
 _HASHES = {"photo_hashes": PHOTO_BYTES, "caption_hashes": CAPTION_BYTES}
 _ATTRIBUTES = ("dataset", "split", "experiment", "seed", "provenance", "trained_on")
 _REQUIRED = ("dataset", "split")
-_MOST = 100_000_000  # candidates or phrases of a file; more is a fault
-_MOST_TYPES = 1000
-log = logging.getLogger(__name__)
+_MAX_ROWS = 100_000_000  # candidates or phrases in a file; a larger number is an error
+_MAX_TYPES = 1000
 
 
 @dataclass(frozen=True, eq=False)
 class PhraseScores:
-    """The phrases of a split, and the scores and boxes of the candidates of each.
+    """The phrases of a split, with the scores and boxes of the candidates of each phrase.
 
-    ``phrase_ids``, ``image_ids`` and ``caption_ids`` are (n_phrases,); a phrase's id is its number among all phrases of the
-    data set, in file order, from 0. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
-    ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is where the phrase is, NaN where it has no box. Boxes are
-    x1, y1, x2, y2 in pixels of the original image, x2 and y2 exclusive. ``types`` (n_phrases,) are texts such as ``people``,
-    several of a phrase joined by ``/``. ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are those of
-    :class:`vse.pipeline.dataset.identity.DataIdentity` for the image and the caption of each phrase, if they are known. The
-    attributes are those of :class:`vse.eval.files.embeddings.Embeddings`.
+    ``phrase_ids``, ``image_ids`` and ``caption_ids`` are (n_phrases,). The id of a phrase is its index among all phrases of
+    the data set, in file order. The candidates of phrase k are ``scores`` (n,) and ``boxes`` (n, 4) at
+    ``offsets[k]:offsets[k + 1]``. ``truth`` (n_phrases, 4) is the ground-truth box of each phrase, or NaN if it has none.
+    Boxes are x1, y1, x2, y2 in pixels of the original image, with x2 and y2 exclusive. ``types`` (n_phrases,) are texts such
+    as ``people``; several types of a phrase are joined by ``/``.
+
+    ``photo_hashes`` (n_phrases, 32) and ``caption_hashes`` (n_phrases, 8) are the hashes of each phrase's image and caption,
+    as :class:`vse.pipeline.dataset.identity.DataIdentity` has them, or None if they are unknown. The attributes are those of
+    :class:`vse.eval.files.split.Embeddings`.
     """
 
     phrase_ids: NDArray[np.int64]
@@ -79,16 +88,16 @@ class PhraseScores:
 
     @property
     def has_box(self) -> NDArray[np.bool_]:
-        """Which phrases have a ground-truth box (n_phrases,)."""
+        """A mask (n_phrases,) of the phrases with a ground-truth box."""
         return np.asarray(~np.isnan(self.truth).any(1))
 
     def candidates(self, phrase: int) -> slice:
-        """The rows of ``scores`` and ``boxes`` that are the candidates of a phrase, given by its row."""
+        """Return the rows of ``scores`` and ``boxes`` with the candidates of the phrase in row ``phrase``."""
         return slice(int(self.offsets[phrase]), int(self.offsets[phrase + 1]))
 
 
 def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
-    """Write the file atomically; returns ``path``. ValueError if what is to be written would be refused by the reader."""
+    """Write the file atomically and return ``path``. Raises ValueError if the reader would refuse these values."""
     try:
         _check(path, scores)
     except UserError as error:
@@ -103,12 +112,12 @@ def write_phrase_scores(path: Path, scores: PhraseScores) -> Path:
         file.create_dataset("types", data=arrays["types"].astype(object), dtype=h5py.string_dtype())
         file.attrs.update(format=FORMAT, version=VERSION)
         file.attrs.update({name: value for name, value in _attributes_of(scores).items() if value is not None})
-        file.attrs[SUM] = _sum(arrays, _attributes_of(scores))
+        file.attrs[HASH_ATTRIBUTE] = _content_hash(arrays, _attributes_of(scores))
     return write_bytes(path, buffer.getbuffer())
 
 
 def read_phrase_scores(path: Path) -> PhraseScores:
-    """Read and check a file; :class:`UserError` names what is missing, duplicate, of the wrong length or not finite."""
+    """Read and check a file. Raises UserError if something is missing, duplicate, of the wrong length or not finite."""
     if not path.exists():
         raise UserError(f"{path}: no such file")
     source = InputFile(path)
@@ -119,22 +128,19 @@ def read_phrase_scores(path: Path) -> PhraseScores:
         items |= {name: item for name in _HASHES if (item := find_hdf5_dataset(file, name, path=path)) is not None}
         arrays = {name: _values(path, name, item) for name, item in items.items() if item is not None}
         attributes = {name: stored_attribute(path, name, file.attrs[name]) for name in _ATTRIBUTES if name in file.attrs}
-        content_sha256 = file.attrs.get(SUM)
+        content_sha256 = file.attrs.get(HASH_ATTRIBUTE)
     fields: dict[str, Any] = {name: stored_ids(path, name, arrays[name]) for name in (*_IDS, "offsets")}
     fields |= {name: _numbers(path, name, arrays[name]) for name in ("scores", "boxes", "truth")}
     n = len(fields["phrase_ids"])
     fields |= {name: stored_hashes(path, name, arrays[name], n, width) for name, width in _HASHES.items() if name in arrays}
     run = PhraseScores(**fields, types=_texts(path, arrays["types"]), **attributes, source=source)
     _check(path, run)
-    if content_sha256 is None:
-        log.info("%s: has no %s, so its content is not checked", path, SUM)
-    elif content_sha256 != _sum(arrays, _attributes_of(run)):
-        raise UserError(f"{path}: its content is not what was written (its {SUM} is of another one); make it again")
+    check_hash(path, content_sha256, lambda: _content_hash(arrays, _attributes_of(run)))
     return run
 
 
 def is_phrase_scores(path: Path) -> bool:
-    """Whether a file says that it is one of phrase scores; False if it is no HDF5 file, or not there."""
+    """Return whether a file has the format of phrase scores; False if it is not an HDF5 file, or does not exist."""
     try:
         source = InputFile(path)
         with wrap_read_errors(path, "a readable HDF5 file"), h5py.File(source.stream, "r") as file:
@@ -143,17 +149,16 @@ def is_phrase_scores(path: Path) -> bool:
         return False
 
 
-def same_phrases(first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, of: Sequence[str] = ()) -> None:
-    """:class:`UserError` unless two files are of the same phrases with the same boxes, and agree in the attributes ``of``."""
-    for name in ("dataset", "split", *of):
-        ours, theirs = getattr(first, name), getattr(run, name)
-        if None not in (ours, theirs) and ours != theirs:
-            raise UserError(f"{path} is of {name} {theirs!r}, {first_path} of {ours!r}")
+def check_same_phrases(
+    first_path: Path, first: PhraseScores, path: Path, run: PhraseScores, attributes: Sequence[str] = ()
+) -> None:
+    """Raise UserError if two files differ in their phrases or ground-truth boxes, or in one of the ``attributes``."""
+    check_same_attributes(first_path, first, path, run, ("dataset", "split", *attributes))
     for name in (*_IDS, "types"):
         if not np.array_equal(getattr(first, name), getattr(run, name)):
-            raise UserError(f"{path} and {first_path} differ in {name}; what is evaluated together shares them")
+            raise UserError(f"{path} and {first_path} differ in {name}; files that are evaluated together must have the same")
     if not np.array_equal(first.truth, run.truth, equal_nan=True):
-        raise UserError(f"{path} and {first_path} differ in truth; what is evaluated together shares it")
+        raise UserError(f"{path} and {first_path} differ in truth; files that are evaluated together must have the same")
     check_same_data(path, run.identity, first_path, first.identity)
 
 
@@ -161,20 +166,20 @@ def _attributes_of(scores: PhraseScores) -> dict[str, Any]:
     return {name: getattr(scores, name) for name in _ATTRIBUTES}
 
 
-def _sum(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
-    """The sum of the content as it is stored; of ``types`` it is of their UTF-8 bytes, each closed by a line feed."""
+def _content_hash(arrays: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any]) -> str:
+    """Hash the content as it is stored; for ``types`` hash their UTF-8 bytes, with a line feed after each text."""
     texts = np.frombuffer("".join(f"{text}\n" for text in arrays["types"].tolist()).encode(), np.uint8)
-    return content_sum({name: array_sum(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
+    return hash_content({name: hash_array(values) for name, values in {**arrays, "types": texts}.items()}, attributes)
 
 
 def _check_format(path: Path, file: h5py.File) -> None:
-    said = _text_of(file.attrs.get("format"))
-    if said != FORMAT:
-        what = "it has no attribute format" if said is None else f"its attribute format is {said!r}"
-        raise UserError(f"{path}: not a file of phrase scores: {what}, not {FORMAT!r} (docs/formats.md)")
+    found = _text_of(file.attrs.get("format"))
+    if found != FORMAT:
+        reason = "it has no attribute format" if found is None else f"its attribute format is {found!r}"
+        raise UserError(f"{path}: not a file of phrase scores: {reason}, expected {FORMAT!r} (docs/formats.md)")
     version = file.attrs.get("version")
     if not isinstance(version, int | np.integer) or version != VERSION:
-        raise UserError(f"{path}: of version {version} of phrase scores, and this program reads version {VERSION}")
+        raise UserError(f"{path}: phrase scores in version {version} of their format; this program reads version {VERSION}")
 
 
 def _check_complete(path: Path, items: Mapping[str, h5py.Dataset | None], file: h5py.File) -> None:
@@ -191,8 +196,8 @@ def _text_of(value: Any) -> str | None:
 
 
 def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Empty:
-    if item.size is not None and item.size > 4 * _MOST:
-        raise UserError(f"{path}: {name} says that it has {item.shape} values, more than any file of phrase scores")
+    if item.size is not None and item.size > 4 * _MAX_ROWS:
+        raise UserError(f"{path}: {name} has shape {item.shape}, more values than any file of phrase scores")
     if name == "types" and h5py.check_string_dtype(item.dtype) is not None:
         try:
             return np.asarray(item.asstr()[()], dtype=object)
@@ -203,12 +208,12 @@ def _values(path: Path, name: str, item: h5py.Dataset) -> NDArray[Any] | h5py.Em
 
 
 def _numbers(path: Path, name: str, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
-    """Values in float32; scores of float64 in their own precision, so that no two become equal."""
+    """Return values in float32; scores in float64 keep their precision, so that different scores stay different."""
     if not isinstance(values, np.ndarray) or values.dtype.kind not in "fiu":
         raise UserError(f"{path}: {name} holds no numbers")
     if name == "scores" and values.dtype == np.float64:
         return values
-    with np.errstate(over="ignore"):  # what becomes infinite is refused by its row
+    with np.errstate(over="ignore"):  # values that overflow are refused below, with their row
         return values.astype(np.float32, copy=False)
 
 
@@ -219,7 +224,7 @@ def _texts(path: Path, values: NDArray[Any] | h5py.Empty) -> NDArray[Any]:
 
 
 def _check(path: Path, run: PhraseScores) -> None:
-    """:class:`UserError` if the arrays do not fit each other."""
+    """Raise UserError if the arrays do not fit together."""
     n_phrases, n_candidates = len(run.phrase_ids), len(run.scores) if run.scores.ndim == 1 else -1
     if not n_phrases:
         raise UserError(f"{path}: no phrases")
@@ -232,9 +237,9 @@ def _check(path: Path, run: PhraseScores) -> None:
             raise UserError(f"{path}: {name} has shape {getattr(run, name).shape}, expected {shape}")
     _check_ids(path, run)
     _check_offsets(path, run.offsets, n_candidates)
-    if len(np.unique(run.types)) > _MOST_TYPES:
-        raise UserError(f"{path}: types has more than {_MOST_TYPES} different texts; they are categories such as people")
-    _refuse_row(path, "scores", ~np.isfinite(run.scores), "is not finite (NaN or infinite)", run)
+    if len(np.unique(run.types)) > _MAX_TYPES:
+        raise UserError(f"{path}: types has more than {_MAX_TYPES} different texts; they are categories such as people")
+    _check_rows(path, "scores", ~np.isfinite(run.scores), "is not finite (NaN or infinite)", run)
     _check_boxes(path, run)
 
 
@@ -256,20 +261,20 @@ def _check_offsets(path: Path, offsets: NDArray[np.int64], n_candidates: int) ->
 
 
 def _check_boxes(path: Path, run: PhraseScores) -> None:
-    """Candidates may have no area, a truth may not; either is refused if its corners are in another order."""
-    _refuse_row(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
-    turned = np.asarray((run.boxes[:, 2:] < run.boxes[:, :2]).any(1))
-    _refuse_row(path, "boxes", turned, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
+    """Check the order of corners; a ground-truth box must have an area, a candidate need not."""
+    _check_rows(path, "boxes", np.asarray(~np.isfinite(run.boxes).all(1)), "is not finite (NaN or infinite)", run)
+    swapped = np.asarray((run.boxes[:, 2:] < run.boxes[:, :2]).any(1))
+    _check_rows(path, "boxes", swapped, "is not x1, y1, x2, y2: x2 < x1 or y2 < y1", run)
     missing = np.isnan(run.truth)
-    _refuse_row(
+    _check_rows(
         path, "truth", (missing.any(1) != missing.all(1)) | np.isinf(run.truth).any(1), "is neither a box nor NaN", run
     )
     empty = np.asarray((run.truth[:, 2:] <= run.truth[:, :2]).any(1))
-    _refuse_row(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
+    _check_rows(path, "truth", empty, "is not x1, y1, x2, y2: x2 <= x1 or y2 <= y1", run)
 
 
-def _refuse_row(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
-    """:class:`UserError` names the first row that is wrong, and its phrase."""
+def _check_rows(path: Path, name: str, wrong: NDArray[np.bool_], why: str, run: PhraseScores) -> None:
+    """Raise UserError with the first row that is wrong, if any, and its phrase."""
     for row in np.flatnonzero(wrong)[:1]:
         phrase = row if name == "truth" else np.searchsorted(run.offsets, row, "right") - 1
         raise UserError(f"{path}: {name} row {row}, of phrase {run.phrase_ids[phrase]}, {why}")

@@ -1,8 +1,8 @@
-"""The file of what each query got: a row per query, as CSV or parquet.
+"""Writers of files with the answers to each query.
 
-Run and qrels files, which trec_eval, ranx and ir_measures read.
-
-Images are called ``image-<id>``, captions ``caption-<id>``.
+:func:`write_per_query` writes a table with a row per query, as CSV or parquet: its rank, its best right answer and its best
+wrong one. :func:`write_trec` writes run and qrels files, which trec_eval, ranx and ir_measures read. These call images
+``image-<id>`` and captions ``caption-<id>``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import Embeddings
-from vse.eval.ranking.answers import BestAnswers, BestList, falling, lists_of_captions, lists_of_images
+from vse.eval.ranking.answers import BestAnswers, RankedList, rank_captions, rank_images, strictly_descending
+from vse.eval.ranking.metrics import IMAGE_TEXT
 from vse.pipeline.errors import UserError, printable
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, read_first_bytes
 from vse.pipeline.files.writing import open_atomic
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-_KINDS = (".csv", ".parquet")
+_SUFFIXES = (".csv", ".parquet")
 _COLUMNS = (
     *("seed", "protocol", "fold", "direction", "query_id", "rank"),
     *("right_id", "right_score", "wrong_id", "wrong_score"),
 )
-_NAME = "a file of queries that vse-eval wrote"
+_TABLE = "a file of queries that vse-eval wrote"
 
 
 class FoldAnswers(NamedTuple):
-    """The best answers of one direction in a fold (from 0) of a protocol, of the embeddings of a seed if they name one."""
+    """The best answers of one direction in a fold (0-based) of a protocol; ``seed`` is None if the file does not name it."""
 
     seed: int | None
     protocol: str
@@ -47,20 +48,21 @@ class FoldAnswers(NamedTuple):
 
 
 def check_per_query(out: Path, inputs: Iterable[Path] = ()) -> None:
-    """Check the name of a file of queries before any work; :class:`UserError` says what is wrong with it."""
-    check_output(out, csv_kind(_NAME, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_NAME, _is_parquet), inputs)
-    if out.suffix not in _KINDS:
-        raise UserError(f"{out}: the file of queries is written as {' or '.join(_KINDS)}")
+    """Check the output path of a table of queries before it is computed. Raises UserError if it cannot be written."""
+    check_output(out, csv_kind(_TABLE, *_COLUMNS) if out.suffix == ".csv" else OutputKind(_TABLE, _is_parquet), inputs)
+    if out.suffix not in _SUFFIXES:
+        raise UserError(f"{out}: the file of queries is written as {' or '.join(_SUFFIXES)}")
     if out.suffix == ".parquet" and not find_spec("pyarrow"):
         raise UserError(f"{out}: parquet needs a package: pip install 'vse-pipeline[parquet]', or name a .csv")
 
 
 def write_per_query(out: Path, folds: Iterable[FoldAnswers]) -> Path:
-    """Write a row per query, atomically; returns ``out``.
+    """Write a row per query, atomically, and return ``out``.
 
-    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank`` (0-based, ties against the model:
-    R@K counts ranks below K), ``right_id`` and ``right_score`` of the best right answer, ``wrong_id`` and ``wrong_score`` of
-    the best wrong one, missing where there is none. Scores are in the precision in which they were ranked.
+    The columns are ``seed``, ``protocol``, ``fold``, ``direction``, ``query_id``, ``rank``, ``right_id``, ``right_score``,
+    ``wrong_id`` and ``wrong_score``. The rank is 0-based with ties against the model, so that R@K counts ranks below K. The
+    last four columns have the best right and the best wrong answer; a query without a wrong answer has missing values there.
+    Scores have the precision in which they were ranked.
     """
     import pandas as pd
 
@@ -81,7 +83,7 @@ def _is_parquet(path: Path) -> bool:
 def _rows(fold: FoldAnswers) -> pd.DataFrame:
     import pandas as pd
 
-    answers, none = fold.answers, np.isneginf(fold.answers.wrong_scores)
+    answers, without_wrong = fold.answers, np.isneginf(fold.answers.wrong_scores)
     n_queries = len(answers.queries)
     return pd.DataFrame(
         {
@@ -93,8 +95,8 @@ def _rows(fold: FoldAnswers) -> pd.DataFrame:
             "rank": answers.ranks,
             "right_id": answers.right,
             "right_score": answers.right_scores,
-            "wrong_id": pd.arrays.IntegerArray(answers.wrong.copy(), none),
-            "wrong_score": np.where(none, np.nan, answers.wrong_scores),
+            "wrong_id": pd.arrays.IntegerArray(answers.wrong.copy(), without_wrong),
+            "wrong_score": np.where(without_wrong, np.nan, answers.wrong_scores),
         }
     )
 
@@ -104,57 +106,58 @@ _TREC = OutputKind("a run or qrels file of vse-eval", lambda path: _LINE.fullmat
 
 
 def check_trec(folder: Path, inputs: Sequence[Path] = ()) -> None:
-    """Check a folder for run files before any work.
+    """Check an output folder for run files before they are computed.
 
-    Raises UserError if it is something else, or if a file in it would be replaced that is an input or no run file.
+    Raises UserError if it is not a folder, or if a file in it that would be replaced is an input or not a run file.
     """
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: run files are written to a folder, and this is none")
+        raise UserError(f"{folder}: run files are written to a folder, but this is not one")
     for file in sorted([*folder.glob("*.run"), *folder.glob("*.qrels")]):
-        if file.name.startswith(("i2t", "t2i")):
+        if file.name.startswith(tuple(direction.name for direction in IMAGE_TEXT)):
             check_output(file, _TREC, inputs)
 
 
 def write_trec(folder: Path, runs: Sequence[Embeddings], depth: int) -> list[Path]:
-    """Write what is right, and the best ``depth`` answers (0: all) of some seeds of a model, to a folder; returns the files.
+    """Write qrels and run files for the seeds of a model, over the whole split, and return their paths.
 
-    ``i2t.qrels`` and ``t2i.qrels`` say what is right: an image's own captions, and a caption's image. ``i2t.run`` and
-    ``t2i.run``, of several seeds ``i2t-<seed>.run`` and so on, have the answers over the whole split. They are in our order,
-    ties against the model; :func:`vse.eval.ranking.answers.falling` makes their scores strictly descending.
+    ``i2t.qrels`` and ``t2i.qrels`` have the right answers: the captions of each image, and the image of each caption.
+    ``i2t.run`` and ``t2i.run`` have the best ``depth`` answers to each query (all if it is 0); for several seeds these files
+    are ``i2t-<seed>.run`` and so on. Answers are in our order, with ties against the model, and their scores are made strictly
+    descending by :func:`vse.eval.ranking.answers.strictly_descending`.
     """
     check_trec(folder)
     first = runs[0]
-    images, captions = _names("image", first.image_ids), _names("caption", first.caption_ids)
+    names = {"image": _names("image", first.image_ids), "caption": _names("caption", first.caption_ids)}
     image_of_caption = first.image_of_caption()
-    by_image = np.argsort(image_of_caption, kind="stable")
-    pairs = [
-        ("i2t", ((images[image_of_caption[c]], captions[c]) for c in by_image)),
-        ("t2i", ((captions[c], images[image]) for c, image in enumerate(image_of_caption))),
-    ]
+    n_queries = {"image": len(np.unique(image_of_caption)), "caption": len(image_of_caption)}
     files = []
-    for direction, right in pairs:
-        files.append(folder / f"{direction}.qrels")
+    for direction in IMAGE_TEXT:
+        files.append(folder / f"{direction.name}.qrels")
+        # Both files list the pairs query by query.
+        order = np.argsort(image_of_caption, kind="stable") if direction.query == "image" else range(len(image_of_caption))
+        pairs = ({"image": names["image"][image_of_caption[c]], "caption": names["caption"][c]} for c in order)
         with open_atomic(files[-1]) as stream:
-            stream.writelines(f"{query} 0 {answer} 1\n".encode() for query, answer in right)
+            stream.writelines(f"{pair[direction.query]} 0 {pair[direction.candidate]} 1\n".encode() for pair in pairs)
     seeds = [run.seed for run in runs]
     for k, run in enumerate(runs):
         seed = k if None in seeds else seeds[k]
-        name = "" if len(runs) == 1 else f"-{seed}"
-        tag = re.sub(r"\s+", "_", f"{printable(run.experiment or '')}{name}") or "vse"
+        suffix = "" if len(runs) == 1 else f"-{seed}"
+        tag = re.sub(r"\s+", "_", f"{printable(run.experiment or '')}{suffix}") or "vse"
         i2t, t2i = run.score_blocks()
-        files.append(folder / f"i2t{name}.run")
-        _write_run(files[-1], lists_of_images(i2t, depth), len(np.unique(image_of_caption)), images, captions, tag)
-        files.append(folder / f"t2i{name}.run")
-        _write_run(files[-1], lists_of_captions(t2i or i2t, depth), len(captions), captions, images, tag)
+        lists = {"i2t": rank_captions(i2t, depth), "t2i": rank_images(t2i or i2t, depth)}
+        for direction in IMAGE_TEXT:
+            files.append(folder / f"{direction.name}{suffix}.run")
+            query_names, answer_names = names[direction.query], names[direction.candidate]
+            _write_run(files[-1], lists[direction.name], n_queries[direction.query], query_names, answer_names, tag)
     return files
 
 
 def _write_run(
-    path: Path, lists: Iterable[BestList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
+    path: Path, lists: Iterable[RankedList], n_queries: int, queries: Sequence[str], answers: Sequence[str], tag: str
 ) -> None:
     with open_atomic(path) as stream:
         for query, rows, scores in progress_bar(lists, desc=path.name, total=n_queries, unit="queries"):
-            ranked = enumerate(zip(rows.tolist(), falling(scores).tolist(), strict=True), 1)
+            ranked = enumerate(zip(rows.tolist(), strictly_descending(scores).tolist(), strict=True), 1)
             lines = (f"{queries[query]} Q0 {answers[row]} {place} {score:.9g} {tag}\n" for place, (row, score) in ranked)
             stream.write("".join(lines).encode())
 

@@ -1,4 +1,8 @@
-"""The files that ``vse-eval`` writes, results and comparisons: signed when written, checked when read."""
+"""Schemas and readers of the JSON files that ``vse-eval`` writes: results and comparisons.
+
+Each file has a SHA-256 of its content, so that the reader refuses a file that was edited. The module also has the functions
+that tables and reports share: the display name of a model, and the selection of protocols and files.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Len
-from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, StrictInt, ValidationError, model_validator
 
 from vse.eval.defaults import FOLD
-from vse.eval.files.hdf5_fields import Described
+from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.split import SplitIdentity
+from vse.eval.ranking.metrics import DIRECTIONS
 from vse.pipeline.dataset.identity import DataChecksums
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import json_kind
@@ -28,8 +33,8 @@ VERSION = 1
 COMPARISON_VERSION = 1
 
 
-class OverSeeds(BaseModel):
-    """A metric over several seeds: its mean, and the sample's standard deviation."""
+class SeedStatistics(BaseModel):
+    """The mean and the sample standard deviation of a metric over several seeds."""
 
     mean: float
     std: float
@@ -37,28 +42,27 @@ class OverSeeds(BaseModel):
 
 def _ascending(interval: tuple[float, float]) -> tuple[float, float]:
     if interval[0] > interval[1]:
-        raise ValueError("low above high")
+        raise ValueError("the lower end is above the upper end")
     return interval
 
 
-Metric = float | OverSeeds
+Metric = float | SeedStatistics
 Interval = Annotated[tuple[float, float], AfterValidator(_ascending)]
 _Fold = dict[str, Metric | dict[str, Metric]]
 
 
 class ProtocolMetrics(BaseModel):
-    """The metrics of a protocol: of each direction by name, and the sums of both; ``ci95`` has their 95% intervals.
+    """The metrics of a protocol.
 
-    The protocol ``phrase`` has those of ``phrase`` and ``per_type``, and the IoU from which on a candidate was right.
+    A file has the metrics of each direction under the name of the direction (see
+    :data:`vse.eval.ranking.metrics.DIRECTIONS`); here :attr:`directions` holds those that have any. ``rsum`` and
+    ``mean_recall`` summarise both directions between images and captions, and ``ci95`` has the 95% intervals of all metrics.
+    The protocol ``phrase`` also has the metrics of each type of phrases, ``per_type``, and ``iou``, the threshold for a right
+    candidate.
     """
 
     model_config = ConfigDict(extra="allow")
-    i2t: dict[str, Metric] = {}
-    t2i: dict[str, Metric] = {}
-    s2s: dict[str, Metric] = {}
-    i2i: dict[str, Metric] = {}
-    t2t: dict[str, Metric] = {}
-    phrase: dict[str, Metric] = {}
+    directions: dict[str, dict[str, Metric]] = {}
     per_type: dict[str, dict[str, Metric]] = {}
     iou: float | None = None
     n_phrases: int | None = None
@@ -70,51 +74,53 @@ class ProtocolMetrics(BaseModel):
     folds: int = 1
     per_fold: list[_Fold] = []
 
-    @property
-    def directions(self) -> dict[str, dict[str, Metric]]:
-        """The metrics of the directions that have any."""
-        names = ("i2t", "t2i", "i2i", "t2t", "s2s", "phrase")
-        directions: dict[str, dict[str, Metric]] = {name: getattr(self, name) for name in names}
-        return {direction: metrics for direction, metrics in directions.items() if metrics}
+    @model_validator(mode="before")
+    @classmethod
+    def _group_directions(cls, content: Any) -> Any:
+        """Collect the metrics of all directions under ``directions``."""
+        if not isinstance(content, Mapping):
+            return content
+        others = {name: value for name, value in content.items() if name not in DIRECTIONS and name != "directions"}
+        return {**others, "directions": {name: content[name] for name in DIRECTIONS if content.get(name, {}) != {}}}
 
     @property
     def sums(self) -> dict[str, Metric]:
-        """The metrics of both directions together."""
+        """The metrics that summarise both directions between images and captions."""
         sums = {"rsum": self.rsum, "mean_recall": self.mean_recall}
         return {name: metric for name, metric in sums.items() if metric is not None}
 
     def metric(self, name: str) -> Metric | None:
-        """A metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if it is not there."""
+        """Return a metric by the name of its column, e.g. ``i2t_r1`` or ``rsum``; None if the protocol does not have it."""
         direction, _, rest = name.partition("_")
         return self.sums.get(name, self.directions.get(direction, {}).get(rest))
 
     def interval(self, name: str) -> tuple[float, float] | None:
-        """The 95% interval of a metric, e.g. of ``i2t_r1``; None if it has none."""
+        """Return the 95% interval of a metric, e.g. of ``i2t_r1``, or None."""
         direction, _, rest = name.partition("_")
-        of_direction = self.ci95.get(direction)
-        nested = of_direction.get(rest) if isinstance(of_direction, dict) else None
+        direction_intervals = self.ci95.get(direction)
+        nested = direction_intervals.get(rest) if isinstance(direction_intervals, dict) else None
         interval = self.ci95.get(name, nested)
         return None if isinstance(interval, dict) else interval
 
-    def interval_of_type(self, name: str, metric: str) -> tuple[float, float] | None:
-        """The 95% interval of a metric of the phrases of a type; None if it has none."""
-        of_types = self.ci95.get("per_type")
-        of_type = of_types.get(name) if isinstance(of_types, dict) else None
-        interval = of_type.get(metric) if isinstance(of_type, dict) else None
+    def type_interval(self, name: str, metric: str) -> tuple[float, float] | None:
+        """Return the 95% interval of a metric for the phrases of a type, or None."""
+        intervals_by_type = self.ci95.get("per_type")
+        type_intervals = intervals_by_type.get(name) if isinstance(intervals_by_type, dict) else None
+        interval = type_intervals.get(metric) if isinstance(type_intervals, dict) else None
         return None if isinstance(interval, dict) else interval
 
 
 class Member(BaseModel):
-    """A member of an ensemble; ``seed`` is None if its file does not say."""
+    """A member of an ensemble; ``seed`` is None if its file does not have one."""
 
     experiment: str
     seed: StrictInt | None
 
 
 class Combination(BaseModel):
-    """How an image-sentence model and a phrase model were combined (see :mod:`vse.eval.protocols.ensemble`).
+    """The combination of an image-sentence model with a phrase model (see :mod:`vse.eval.protocols.ensemble`).
 
-    ``rsum_val`` is the rsum on the validation split of each ``alpha`` that was tried there.
+    ``alpha`` is the share of phrases. ``rsum_val`` has the rsum on the validation split for each share that was tried there.
     """
 
     alpha: float
@@ -124,10 +130,10 @@ class Combination(BaseModel):
 
 
 class Result(BaseModel):
-    """A result file. A seed is None if the embeddings do not name it.
+    """A result file.
 
-    ``trained_on`` is the data set that the model was trained on, if that is another one than ``dataset``; ``unfinished`` has
-    the embeddings ``file`` and the ``state`` of each run whose training did not finish.
+    A seed is None if its embeddings do not name it. ``trained_on`` is the data set that the model was trained on, if it is not
+    ``dataset``. ``unfinished`` lists runs whose training did not finish, each with its embeddings ``file`` and its ``state``.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -151,13 +157,13 @@ class Result(BaseModel):
     sha256: str | None = None
 
     @property
-    def shown_name(self) -> str:
-        """What tables call the model; see :func:`shown_name`."""
-        return shown_name(self.experiment, self.provenance)
+    def display_name(self) -> str:
+        """The name of the model in tables; see :func:`display_name`."""
+        return display_name(self.experiment, self.provenance)
 
 
 class ComparedMetric(BaseModel):
-    """A metric of two models on the same queries: how far they are apart, and whether the test images explain it."""
+    """A metric of two models on the same queries, with the interval and p-value of the difference."""
 
     a: float
     b: float
@@ -167,7 +173,7 @@ class ComparedMetric(BaseModel):
 
 
 class ComparedModel(BaseModel):
-    """One of two models that are compared; ``name`` is what tables call it, if that is not its experiment."""
+    """One of two compared models; ``name`` is its display name, or empty if that is the experiment."""
 
     experiment: str
     name: str = ""
@@ -175,7 +181,7 @@ class ComparedModel(BaseModel):
 
 
 class Comparison(BaseModel):
-    """A comparison file: by protocol, then as in a result."""
+    """A comparison file; ``comparisons`` has for each protocol the metrics in the structure of a result."""
 
     model_config = ConfigDict(extra="allow")
     dataset: str
@@ -194,17 +200,17 @@ _Protocol = TypeVar("_Protocol")
 
 
 def read_result(path: Path) -> Result:
-    """A result file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
+    """Read a result file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
     return _read(path, VERSION, "protocols", Result, "a result file of vse-eval")
 
 
 def read_comparison(path: Path) -> Comparison:
-    """A comparison file; :class:`UserError` if it is none, or was changed after ``vse-eval`` wrote it."""
+    """Read a comparison file. Raises UserError if it is another file, or was edited after ``vse-eval`` wrote it."""
     return _read(path, COMPARISON_VERSION, "comparisons", Comparison, "a comparison of vse-eval --compare")
 
 
-def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
-    """Raise UserError if two results or comparisons are of one name, split and ids, but of other photographs or captions."""
+def check_one_dataset(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
+    """Raise UserError if two files have the same data set name, split and ids, but different photographs or captions."""
     known: dict[tuple[str, str, str], list[tuple[Path, DataChecksums]]] = {}
     for path, result in files:
         if result.data is None:
@@ -213,16 +219,17 @@ def check_one_data(files: Sequence[tuple[Path, Result | Comparison]]) -> None:
         for other_path, other in others:
             if differing := other.differences(result.data):
                 raise UserError(
-                    f"{path} and {other_path} are of different data sets called {result.dataset!r}: their "
-                    f"{' and '.join(differing)} differ; results side by side must be of one data set"
+                    f"{path} and {other_path} have different data sets with the name {result.dataset!r}: their "
+                    f"{' and '.join(differing)} differ; files that are compared must have the same data set"
                 )
         others.append((path, result.data))
 
 
-def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
-    """What to call a model: what ``vse-train --name`` gave or, without it, its experiment and the settings that were changed.
+def display_name(experiment: str, provenance: Mapping[str, Any]) -> str:
+    """Return the name of a model in tables: its label, or its experiment followed by the settings that were changed.
 
-    ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin. Which features it read is no part of the name.
+    The label is what ``vse-train --name`` set. ``vsepp[margin=0.1]`` is a run of ``vsepp`` with another margin; the features
+    that it read are left out.
     """
     config = provenance.get("config")
     label = config.get("label") if isinstance(config, Mapping) else None
@@ -230,69 +237,69 @@ def shown_name(experiment: str, provenance: Mapping[str, Any]) -> str:
 
 
 def changes_suffix(provenance: Mapping[str, Any]) -> str:
-    """``[margin=0.1]`` for the settings in which a run is not its preset; empty without any."""
-    changes = [match.groups() for text in changed_settings_of(provenance) if (match := _CHANGE.match(text))]
-    shown = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
-    last = [key.rpartition(".")[2] for key in shown]
-    names = [name if last.count(name) == 1 else key for key, name in zip(shown, last, strict=True)]
-    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, shown.values(), strict=True))}]" if names else ""
+    """Return e.g. ``[margin=0.1]`` for the settings that differ from the preset, or an empty text."""
+    changes = [match.groups() for text in changed_settings(provenance) if (match := _CHANGE.match(text))]
+    named = {key: value for key, value in changes if not key.endswith(("feature", "code_sha256"))}
+    last = [key.rpartition(".")[2] for key in named]
+    names = [name if last.count(name) == 1 else key for key, name in zip(named, last, strict=True)]
+    return f"[{', '.join(f'{name}={value}' for name, value in zip(names, named.values(), strict=True))}]" if names else ""
 
 
-def changed_settings_of(provenance: Mapping[str, Any]) -> list[str]:
-    """``loss.margin: 0.2 -> 0.1`` for every setting in which a run is not its preset, as far as the file says."""
-    noted = provenance.get("changed_settings")
-    return [text for text in noted if isinstance(text, str)] if isinstance(noted, list) else []
+def changed_settings(provenance: Mapping[str, Any]) -> list[str]:
+    """Return e.g. ``loss.margin: 0.2 -> 0.1`` for each setting of a run that differs from its preset, if they are recorded."""
+    recorded = provenance.get("changed_settings")
+    return [text for text in recorded if isinstance(text, str)] if isinstance(recorded, list) else []
 
 
 def mean_and_std(metric: Metric | None) -> tuple[float, float]:
-    """A metric and its standard deviation over seeds; NaN is what is not known."""
-    if isinstance(metric, OverSeeds):
+    """Return a metric and its standard deviation over seeds; NaN replaces an unknown value."""
+    if isinstance(metric, SeedStatistics):
         return metric.mean, metric.std
     return (math.nan if metric is None else metric), math.nan
 
 
-def distinct(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
-    """The protocols of a result or a comparison, but those whose one fold is the whole split where that is there, too."""
+def distinct_protocols(protocols: Mapping[str, _Protocol], n_images: int) -> dict[str, _Protocol]:
+    """Drop each protocol over folds whose only fold is the whole split, if the protocol over the whole split is present."""
     folded = {"1k": "full", "sentence-1k": "sentence"}
     repeated = {name for name, whole in folded.items() if n_images <= FOLD and whole in protocols}
     return {name: protocol for name, protocol in protocols.items() if name not in repeated}
 
 
-def without_comparisons(paths: Sequence[Path]) -> list[Path]:
-    """Those of some files that are no comparisons, which may lie in the same folder; a line says which are."""
+def drop_comparisons(paths: Sequence[Path]) -> list[Path]:
+    """Return the files that are not comparisons, which may lie in the same folder; log a warning for each comparison."""
     kept = []
     for path in paths:
         content = read_json(path)
         if isinstance(content, dict) and "comparisons" in content:
-            log.warning("%s is left out: it is a comparison, of which vse-table significance makes a table", path)
+            log.warning("%s is left out: it is a comparison, which vse-table significance prints", path)
         else:
             kept.append(path)
     return kept
 
 
 def content_sha256(content: Mapping[str, Any]) -> str:
-    """SHA-256 of all of a file but its own ``sha256``, by which a later change of the file is noticed."""
+    """Return the SHA-256 of a file's content without the key ``sha256``, which stores it."""
     return sha256_json({name: value for name, value in content.items() if name != "sha256"})
 
 
-def file_reference(embeddings: Described, out: Path) -> dict[str, str]:
-    """The path of an embeddings file, relative to the folder of the file ``out``, and the SHA-256 of what was read of it."""
+def file_reference(embeddings: FileMetadata, out: Path) -> dict[str, str]:
+    """Return the path of an embeddings file, relative to the folder of ``out``, and the SHA-256 of its bytes."""
     if embeddings.source is None:
-        raise ValueError("embeddings that were read from no file")
+        raise ValueError("these embeddings were not read from a file")
     return {"file": os.path.relpath(embeddings.source.path, out.parent), "sha256": embeddings.source.sha256}
 
 
-def _read(path: Path, version: int, key: str, schema: type[_Schema], what: str) -> _Schema:
+def _read(path: Path, version: int, key: str, schema: type[_Schema], kind: str) -> _Schema:
     content = read_json(path)
     if not isinstance(content, dict) or content.get("version") != version or key not in content:
-        raise UserError(f"{path}: not {what}")
+        raise UserError(f"{path}: not {kind}")
     if "sha256" in content and content["sha256"] != content_sha256(content):
         raise UserError(
-            f"{path}: was edited after vse-eval wrote it (its sha256 is of another content); remove it and evaluate again"
+            f"{path}: was edited after vse-eval wrote it (its sha256 does not match); remove it and evaluate again"
         )
     try:
         return schema.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path}: not {what}: {place}: {first['msg']}; evaluate again") from None
+        place = ".".join(str(part) for part in first["loc"] if part != "directions")
+        raise UserError(f"{path}: not {kind}: {place}: {first['msg']}; evaluate again") from None

@@ -1,8 +1,8 @@
-"""Embeddings or scores of a split, with the ids and the identity of its data.
+"""Embeddings or scores of a split, with ids and the identity of the data.
 
-Which images a split has: a hash of their ids, and the name that ``config/published/splits.yaml`` gives to it.
-
-Score matrices that are read some rows at a time: the mean of several, and a selection of one.
+:class:`Embeddings` holds what a file of embeddings or scores has. Large score matrices are read some rows at a time:
+:class:`MeanScores` averages several matrices, and :func:`select_scores` selects rows and columns of one.
+:func:`split_identity` hashes the ids of the images and finds the name of the split in ``config/published/splits.yaml``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from vse.pipeline.presets.preset_files import read_yaml
 
 
 class SplitIdentity(BaseModel):
-    """The images of a split.
+    """The identity of the images of a split.
 
     Attributes
     ----------
-    ids : what the images were known by: ``coco_ids`` or ``image_ids``
-    sha256 : of the sorted ids as a canonical JSON list
-    name : what this split of the data set is called, e.g. ``karpathy``; None if it is not known
+    ids : kind of the ids that are hashed: ``coco_ids`` or ``image_ids``
+    sha256 : SHA-256 of the sorted ids as a canonical JSON list
+    name : name of this split of the data set, e.g. ``karpathy``; None if it is unknown
     """
 
     ids: str
@@ -43,24 +43,24 @@ class SplitIdentity(BaseModel):
 
 
 def split_identity(run: Embeddings) -> SplitIdentity:
-    """The identity of the split that embeddings or scores are of."""
+    """Return the identity of the images of some embeddings or scores."""
     ids, values = ("image_ids", run.image_ids) if run.coco_ids is None else ("coco_ids", run.coco_ids)
-    return identity_of(run.dataset, ids, values)
+    return image_identity(run.dataset, ids, values)
 
 
-def identity_of(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
-    """The identity of the images of a data set whose ``ids``, which are ``image_ids`` or ``coco_ids``, are ``values`` (n,)."""
+def image_identity(dataset: str, ids: str, values: NDArray[np.int64]) -> SplitIdentity:
+    """Return the identity of some images of a data set; ``values`` (n,) are their ``image_ids`` or ``coco_ids``."""
     sha256 = sha256_json(sorted(values.tolist()))
     return SplitIdentity(ids=ids, sha256=sha256, name=split_name(dataset, sha256))
 
 
 def split_name(dataset: str, sha256: str) -> str | None:
-    """The name of a data set's split by the hash of its ids; a folder of presets (``VSE_PRESETS``) may name further ones."""
-    return next((name for name, known in _named_splits(dataset) if known == sha256), None)
+    """Return the name of a data set's split by the hash of its ids. Presets in the folder ``VSE_PRESETS`` may add names."""
+    return next((name for name, known in _known_splits(dataset) if known == sha256), None)
 
 
-def _named_splits(dataset: str) -> Iterator[tuple[str, str]]:
-    """Name and hash of each split of a data set that has a name."""
+def _known_splits(dataset: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and hash of each known split of a data set."""
     own = os.environ.get("VSE_PRESETS")
     for folder in [*([Path(own, "published")] if own else []), published_folder()]:
         path = folder / "splits.yaml"
@@ -80,7 +80,7 @@ def _mapping(path: Path, content: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MeanScores:
-    """The mean of several score matrices of one shape, computed where it is read, in the precision of the first."""
+    """The mean of several score matrices of one shape: computed for the rows that are read, in the precision of the first."""
 
     members: Sequence[ScoreMatrix]
 
@@ -117,8 +117,8 @@ class _SelectedScores:
         return selected
 
 
-def selected_scores(scores: ScoreMatrix, images: NDArray[np.int64], captions: NDArray[np.int64]) -> ScoreMatrix:
-    """The scores of some images with some captions, by their rows and columns; selected where they are read."""
+def select_scores(scores: ScoreMatrix, images: NDArray[np.int64], captions: NDArray[np.int64]) -> ScoreMatrix:
+    """Return the scores of some images with some captions, by rows and columns; values are selected when they are read."""
     return _SelectedScores(scores, images, captions)
 
 
@@ -126,26 +126,35 @@ SCORES = ("scores", "scores_i2t", "scores_t2i")
 POOLED = ("pooled_images", "pooled_captions")
 VECTORS = ("images", "captions", *POOLED)
 MATRICES = (*VECTORS, *SCORES)
-_OF_IMAGES = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
-_OF_CAPTIONS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
+_IMAGE_FIELDS = ("image_ids", "coco_ids", "n_regions", "photo_hashes")
+_CAPTION_FIELDS = ("caption_ids", "caption_image_ids", "n_phrases", "caption_hashes")
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Embeddings of a split: ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or scores of all pairs.
+    """Embeddings or scores of a split.
 
-    Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if the score depends on which side
-    queries. Where there are any, images and captions are compared by them alone; ``captions``, if they are there as well,
-    serve to compare captions. ``pooled_images`` (n_images, dim) and ``pooled_captions`` (n_captions, dim), of a file of
-    scores, are single vectors by whose inner products a search may choose what is scored. The attributes name the
-    ``dataset``, the ``split`` and the ``similarity`` (without scores one of
-    :data:`vse.eval.ranking.scores.SIMILARITIES`), and the ``experiment`` and ``seed`` unless the writer did not say;
-    ``trained_on`` names the data set that the model was trained on, if that is another one than ``dataset``.
-    ``provenance`` (JSON) tells of features, settings and versions. ``coco_ids`` (n_images,) are the images' numbers in
-    MS-COCO, if they are of it. ``n_phrases`` (n_captions,) and ``n_regions`` (n_images,) are there if the scores are those of
-    phrases with regions: how many there were, 0 where a score says nothing. ``photo_hashes`` (n_images, 32) and
-    ``caption_hashes`` (n_captions, 8) are those of :class:`vse.pipeline.dataset.identity.DataIdentity`, if they are known.
-    ``source`` is the file that they were read from, if there is one.
+    A file has either embeddings, ``images`` (n_images, dim) and ``captions`` (n_captions, dim), or the scores of all pairs.
+    Scores (n_images, n_captions) are ``scores``, or ``scores_i2t`` and ``scores_t2i`` if they depend on the direction. Images
+    and captions are then compared by scores alone; a file of scores may still have ``captions``, to compare captions with
+    captions. It may also have ``pooled_images`` (n_images, dim) and ``pooled_captions`` (n_captions, dim): single vectors
+    whose inner products a search may use to choose the pairs that it scores.
+
+    Attributes
+    ----------
+    image_ids, caption_ids : (n_images,) and (n_captions,)
+    caption_image_ids : (n_captions,) id of each caption's image
+    dataset, split : names of the data set and of its split
+    experiment, seed : experiment and seed of the model, or None if the writer did not store them
+    similarity : how embeddings are compared; for a file without scores one of :data:`vse.eval.ranking.scores.SIMILARITIES`
+    provenance : JSON text with features, settings and versions
+    trained_on : data set that the model was trained on, or None if it is ``dataset``
+    coco_ids : (n_images,) ids of the images in MS-COCO, or None
+    n_phrases, n_regions : (n_captions,) and (n_images,), only if scores compare phrases with regions: the number of phrases of
+        each caption and of regions of each image; if one of them is 0, the score of a pair has no meaning
+    photo_hashes, caption_hashes : (n_images, 32) and (n_captions, 8), as
+        :class:`vse.pipeline.dataset.identity.DataIdentity` has them, or None if they are unknown
+    source : file or folder that they were read from, or None
     """
 
     image_ids: NDArray[np.int64]
@@ -174,70 +183,70 @@ class Embeddings:
 
     @property
     def identity(self) -> DataIdentity:
-        """The identity of the split."""
+        """The identity of the images and captions."""
         return DataIdentity(self.image_ids, self.caption_ids, self.photo_hashes, self.caption_hashes)
 
     @property
     def directional(self) -> bool:
-        """Whether each direction has scores of its own."""
+        """Whether the two directions have different scores."""
         return self.scores is None and self.scores_i2t is not None
 
     @property
-    def of_phrases(self) -> bool:
-        """Whether the scores are those of the captions' phrases with regions of the images."""
+    def has_phrase_scores(self) -> bool:
+        """Whether the scores compare the phrases of captions with regions of images."""
         return self.n_phrases is not None
 
     @property
     def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The embeddings of images and captions if it is these that are compared; None if scores are."""
-        if self.scores_of("i2t") is not None or self.images is None or self.captions is None:
+        """The embeddings of images and captions; None if scores compare images and captions."""
+        if self.direction_scores("i2t") is not None or self.images is None or self.captions is None:
             return None
         return self.images, self.captions
 
     @property
     def pooled(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """The single vectors of images and captions beside scores; None if there are none."""
+        """The single vectors of images and captions that accompany scores, or None."""
         if self.pooled_images is None or self.pooled_captions is None:
             return None
         return self.pooled_images, self.pooled_captions
 
-    def scores_of(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
-        """The scores (n_images, n_captions) of a direction; None if vectors are compared."""
+    def direction_scores(self, direction: Literal["i2t", "t2i"]) -> ScoreMatrix | None:
+        """Return the scores (n_images, n_captions) of a direction; None if embeddings are compared."""
         if self.scores is not None:
             return self.scores
         return self.scores_i2t if direction == "i2t" else self.scores_t2i
 
     def score_blocks(self) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """What :func:`vse.eval.ranking.ranks.ranks_from_blocks` takes; the second is None if both directions share scores."""
+        """Return the scores in blocks for both directions; the second is None if both directions share scores."""
         image_of_caption = torch.from_numpy(self.image_of_caption())
         if self.vectors is not None:
             images, captions = map(shared_tensor, self.vectors)
             return blocks_from_embeddings(images, captions, image_of_caption, self.similarity), None
-        i2t, t2i = self.scores_of("i2t"), self.scores_of("t2i")
+        i2t, t2i = self.direction_scores("i2t"), self.direction_scores("t2i")
         if i2t is None or t2i is None:
             raise ValueError("neither embeddings of images and captions nor scores of both directions")
         blocks = blocks_from_scores(i2t, image_of_caption)
         return blocks, blocks_from_scores(t2i, image_of_caption) if self.directional else None
 
     def select(self, images: NDArray[np.int64], captions: NDArray[np.int64]) -> Embeddings:
-        """Some rows, in their order; scores are not copied, but selected where they are read."""
+        """Return some images and captions, by their rows; scores are not copied but selected when they are read."""
         selected: dict[str, Any] = {}
         for name in MATRICES:
             matrix = getattr(self, name)
             if matrix is not None:
                 rows = captions if name.endswith("captions") else images
-                selected[name] = selected_scores(matrix, images, captions) if name in SCORES else matrix[rows]
-        for rows, names in ((images, _OF_IMAGES), (captions, _OF_CAPTIONS)):
+                selected[name] = select_scores(matrix, images, captions) if name in SCORES else matrix[rows]
+        for rows, names in ((images, _IMAGE_FIELDS), (captions, _CAPTION_FIELDS)):
             selected |= {name: getattr(self, name)[rows] for name in names if getattr(self, name) is not None}
         return replace(self, **selected)
 
     def image_of_caption(self) -> NDArray[np.int64]:
-        """For each caption the row of its image; :class:`UserError` if an id has no image."""
+        """Return for each caption the row of its image. Raises UserError if a caption belongs to an unknown image."""
         order = np.argsort(self.image_ids, kind="stable")
         places = np.searchsorted(self.image_ids[order], self.caption_image_ids).clip(max=len(order) - 1)
         rows: NDArray[np.int64] = order[places]
-        lost = self.image_ids[rows] != self.caption_image_ids
-        if lost.any():
-            imgid = self.caption_image_ids[lost][0]
-            raise UserError(f"a caption belongs to image {imgid}, which is not among the image ids")
+        unknown = self.image_ids[rows] != self.caption_image_ids
+        if unknown.any():
+            image_id = self.caption_image_ids[unknown][0]
+            raise UserError(f"a caption belongs to image {image_id}, which is not among the image ids")
         return rows

@@ -40,8 +40,8 @@ from numpy.typing import NDArray
 from vse.eval.defaults import RECALLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.ranking.answers import BestAnswers
-from vse.eval.ranking.metrics import Fold, Queries, list_metrics
-from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, check_finite, scores_of_captions, shared_tensor
+from vse.eval.ranking.metrics import Fold, Queries, position_metrics
+from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_embeddings, caption_scores, check_finite, shared_tensor
 from vse.eval.ranking.sentences import unit_rows
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, wrap_read_errors
@@ -203,7 +203,7 @@ def coco_fold(
     rows = rows_of(images, candidates, "image")
     asked, answers = _answers(f"{protocol}_caption_to_image.json", captions, "caption", rows_by_id(candidates))
     answered = []
-    for part, scores in scores_of_captions(t2i_blocks or i2t_blocks, asked):
+    for part, scores in caption_scores(t2i_blocks or i2t_blocks, asked):
         answered += [answered_query(scores[rows, n], answers[k]) for n, k in enumerate(part)]
     return {"i2t": i2t, "t2i": measure(answered, asked, i2t_blocks.image_of_caption.numpy()[asked], rows)}
 
@@ -278,7 +278,7 @@ def ranked_queries(
     wrong_before = np.concatenate([one.positions - np.arange(len(one.positions)) for one in answered])
     query_of = np.repeat(np.arange(len(answered)), [len(one.positions) for one in answered])
     best = _best(answered, asked, candidates)
-    return replace(Queries.ranked(best.ranks, images, ks, list_metrics(query_of, wrong_before)), answers=best)
+    return replace(Queries.from_ranks(best.ranks, images, ks, position_metrics(query_of, wrong_before)), answers=best)
 
 
 def _precisions(answered: Sequence[AnsweredQuery], asked: Rows, images: Rows, candidates: Rows) -> Queries:

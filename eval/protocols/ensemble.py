@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import (
     EMBEDDINGS,
     Embeddings,
-    experiment_of,
-    provenance_of,
+    check_same_split,
+    experiment_name,
+    parse_provenance,
     read_embeddings,
-    same_split,
     write_embeddings,
     write_scores,
 )
-from vse.eval.files.results import changed_settings_of, shown_name
+from vse.eval.files.results import changed_settings, display_name
 from vse.eval.files.split import MeanScores
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import ScoreBlocks, ScoreMatrix, ranks_from_blocks
@@ -65,12 +65,12 @@ def members_by_seed(files: Sequence[Path], plan: ExperimentPlan | None = None) -
     if len({path.resolve() for path in files}) < len(files):
         raise UserError("an ensemble counts every member once, and a file is given twice")
     members = [(path, read_embeddings(path)) for path in files]
-    names = plan.ensemble_of if plan else list(dict.fromkeys(experiment_of(*member) for member in members))
+    names = plan.ensemble_of if plan else list(dict.fromkeys(experiment_name(*member) for member in members))
     if not plan and len(names) in (1, len(files)):
         return [members]
     found: dict[tuple[str, int | None], tuple[Path, Embeddings]] = {}
     for path, member in members:
-        name = experiment_of(path, member)
+        name = experiment_name(path, member)
         if plan and name not in names:
             raise UserError(f"{path}: of the experiment {name}, and the ensemble {plan.name} is of {' and '.join(names)}")
         other, _ = found.setdefault((name, member.seed), (path, member))
@@ -108,7 +108,7 @@ def ensemble(
     """
     (first_path, first), *_ = members
     runs = [member for _, member in members]
-    names = dict.fromkeys(experiment_of(*member) for member in members)
+    names = dict.fromkeys(experiment_name(*member) for member in members)
     said: dict[str, Any] = {
         "experiment": plan.name if plan else f"ensemble of {len(members)} ({', '.join(names)})",
         "provenance": json.dumps(_provenance(members, plan)),
@@ -121,7 +121,7 @@ def ensemble(
             raise ValueError("an ensemble with a model of phrases needs their share, alpha")
         return replace(combined_scores(*streams, alpha), **said)
     for path, member in members:
-        same_split(first_path, first, path, member, of=("similarity",))
+        check_same_split(first_path, first, path, member, attributes=("similarity",))
         if (member.vectors is None) != (first.vectors is None):
             raise UserError(f"{first_path} and {path} cannot be averaged: one holds scores, the other embeddings")
         if sentence and member.captions is not None:
@@ -165,12 +165,12 @@ def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]
     changed: dict[str, None] = {}
     shown: dict[str, None] = {}
     for path, member in members:
-        said = provenance_of(member)
-        shown[shown_name(experiment_of(path, member), said)] = None
+        said = parse_provenance(member)
+        shown[display_name(experiment_name(path, member), said)] = None
         read = said.get("features")
         features |= read if isinstance(read, Mapping) else {}
-        changed |= dict.fromkeys(f"{experiment_of(path, member)}.{change}" for change in changed_settings_of(said))
-    plain = {experiment_of(*member) for member in members}
+        changed |= dict.fromkeys(f"{experiment_name(path, member)}.{change}" for change in changed_settings(said))
+    plain = {experiment_name(*member) for member in members}
     named = {"label": " + ".join(shown)} if len(shown) > 1 and plain != set(shown) else {}
     config = {name: getattr(plan, name) for name in ENSEMBLE_KEYS} if plan else named
     return {"features": features, "config": config, "changed_settings": list(changed)}
@@ -178,7 +178,7 @@ def _provenance(members: Members, plan: ExperimentPlan | None) -> dict[str, Any]
 
 def _mean_scores(members: Sequence[Embeddings]) -> dict[str, Any]:
     """The score matrices of the ensemble by their names; all None if its vectors are compared."""
-    i2t, t2i = (_mean([member.scores_of(direction) for member in members]) for direction in _DIRECTIONS)
+    i2t, t2i = (_mean([member.direction_scores(direction) for member in members]) for direction in _DIRECTIONS)
     if any(member.directional for member in members):
         return {"scores": None, "scores_i2t": i2t, "scores_t2i": t2i}
     return {"scores": i2t}
@@ -230,10 +230,10 @@ def both_streams(members: Sequence[Member]) -> tuple[Member, Member] | None:
 
     :class:`UserError` if it is of more, or of two phrase models.
     """
-    by_phrases = [member for member in members if member[1].of_phrases]
+    by_phrases = [member for member in members if member[1].has_phrase_scores]
     if not by_phrases:
         return None
-    others = [member for member in members if not member[1].of_phrases]
+    others = [member for member in members if not member[1].has_phrase_scores]
     if len(by_phrases) != 1 or len(others) != 1:
         raise UserError(
             f"{by_phrases[0][0]} holds scores of phrases, which are combined with one model of images and sentences; this "
@@ -244,7 +244,7 @@ def both_streams(members: Sequence[Member]) -> tuple[Member, Member] | None:
 
 def phrases_of(members: Sequence[Member]) -> Embeddings:
     """The phrase model's scores among the members of an ensemble that has one."""
-    return next(run for _, run in members if run.of_phrases)
+    return next(run for _, run in members if run.has_phrase_scores)
 
 
 def share_of_phrases(by_seed: Sequence[Sequence[Member]], alpha: float | None) -> Share | None:
@@ -283,7 +283,7 @@ def combined_scores(sentences: Member, phrases: Member, alpha: float, nearness: 
     minus; ``nearness`` is -d, if it is known. Where a caption has no phrase, or an image no region, D = d. The whole matrix
     is held, or two if the scores of the image-sentence model depend on the direction.
     """
-    same_split(*sentences, *phrases)
+    check_same_split(*sentences, *phrases)
     (_, model), (_, of_phrases) = sentences, phrases
     assert of_phrases.scores is not None
     assert of_phrases.n_phrases is not None
@@ -326,7 +326,7 @@ def _validation_file(path: Path, run: Embeddings) -> Member:
     if run.split == "val" or name == path.name:
         raise UserError(f"{path}: alpha is chosen on the validation split, and the file is not named by another; give --alpha")
     if not beside.exists():
-        option = " --sentences" if run.of_phrases else ""
+        option = " --sentences" if run.has_phrase_scores else ""
         raise UserError(
             f"{beside}: no such file, and alpha is chosen by it: write it with vse-embed {path.parent} --split val{option}, "
             "or give --alpha"

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from vse.eval.defaults import RECALLS, TREC_DEPTH
-from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
-from vse.eval.files.hdf5_fields import Described
+from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
+from vse.eval.files.hdf5_fields import FileMetadata
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.query_files import FoldAnswers, check_per_query, check_trec, write_per_query, write_trec
 from vse.eval.files.results import RESULT, VERSION, content_sha256, file_reference
@@ -43,7 +43,7 @@ from vse.eval.protocols.protocols import (
     queries_of,
 )
 from vse.eval.ranking.bootstrap import intervals
-from vse.eval.ranking.metrics import Fold, averaged, fold_metrics
+from vse.eval.ranking.metrics import Fold, average, fold_metrics
 from vse.eval.search.approximate import approximate_recalls, reranked_metrics
 from vse.pipeline import __version__
 from vse.pipeline.command import current_provenance
@@ -100,7 +100,7 @@ def evaluated_run(
     if asked.trec is not None:
         check_trec(asked.trec)
     path = Path(name)
-    runs = as_one_model([path], [run], same_split, _SAME)
+    runs = as_one_model([path], [run], check_same_split, _SAME)
     return _result(_Opened([path], runs, [[(path, run)]]), out, protocol, asked, started)
 
 
@@ -129,7 +129,7 @@ def _opened(files: Sequence[Path], out: Path, protocol: str | Sequence[str], ask
     firsts = [path for (path, _), *_ in by_seed]
     share = share_of_phrases(by_seed, asked.alpha)
     averaged_runs = [ensemble(members, sentence, plan, share.alpha if share else None) for members in by_seed]
-    runs = as_one_model(firsts, averaged_runs, same_split, _SAME)
+    runs = as_one_model(firsts, averaged_runs, check_same_split, _SAME)
     if asked.save is not None:
         save_ensemble(asked.save, runs, [out, *files])
     return _Opened(firsts, runs, by_seed, share)
@@ -186,8 +186,8 @@ def _result(
 
 
 def signed_result(
-    first: Described,
-    read: Sequence[Described],
+    first: FileMetadata,
+    read: Sequence[FileMetadata],
     out: Path,
     unfinished: Sequence[Mapping[str, str]],
     measured: Mapping[str, Any],
@@ -199,7 +199,7 @@ def signed_result(
     and how many ``seconds`` the evaluation took is added, if that is known.
     """
     embeddings = [file_reference(run, out) for run in read if run.source is not None]
-    costs = [provenance_of(run).get("cost") for run in read]
+    costs = [parse_provenance(run).get("cost") for run in read]
     spent = {**({"costs": costs} if any(costs) else {}), **({} if seconds is None else {"evaluation_s": seconds})}
     result = {
         "version": VERSION,
@@ -219,7 +219,7 @@ def read_seeds(files: Sequence[Path]) -> list[Embeddings]:
 
     If no file names its experiment, it is called as the first file is.
     """
-    return as_one_model(files, [read_embeddings(path) for path in files], same_split, _SAME)
+    return as_one_model(files, [read_embeddings(path) for path in files], check_same_split, _SAME)
 
 
 def as_one_model(
@@ -235,7 +235,7 @@ def as_one_model(
     named_path, named = next(
         ((path, run) for path, run in zip(files, runs, strict=True) if run.experiment), (files[0], runs[0])
     )
-    experiment = experiment_of(named_path, named)
+    experiment = experiment_name(named_path, named)
     of_seed: dict[int, Path] = {}
     for path, run in zip(files, runs, strict=True):
         same(named_path, named, path, run, of)
@@ -249,11 +249,11 @@ def as_one_model(
     return [replace(run, experiment=experiment) for run in runs]
 
 
-def unfinished_runs(runs: Sequence[Described], out: Path, allowed: bool) -> list[dict[str, str]]:
+def unfinished_runs(runs: Sequence[FileMetadata], out: Path, allowed: bool) -> list[dict[str, str]]:
     """The files of ``runs`` whose training did not finish, with its state; :class:`UserError` if that is not ``allowed``."""
     unfinished = []
     for run in runs:
-        state = provenance_of(run).get("unfinished")
+        state = parse_provenance(run).get("unfinished")
         if not state or run.source is None:
             continue
         if not allowed:
@@ -330,7 +330,7 @@ def _warn_of_lengths(path: Path, run: Embeddings) -> None:
 
 
 def _member(path: Path, run: Embeddings) -> dict[str, Any]:
-    return {"experiment": experiment_of(path, run), "seed": run.seed}
+    return {"experiment": experiment_name(path, run), "seed": run.seed}
 
 
 def _tried_index(path: Path, run: Embeddings, factory: str, parameters: str) -> dict[str, Any]:
@@ -354,9 +354,9 @@ def _protocol(run: Embeddings, protocol: str, folds: Sequence[Fold]) -> dict[str
     per_fold = [fold_metrics(fold) for fold in folds]
     if protocol == "sentence-1k":
         n_queries = sum(len(fold["s2s"].images) for fold in folds)
-        return {"folds": len(per_fold), **averaged(per_fold), "n_queries": n_queries, "per_fold": per_fold}
+        return {"folds": len(per_fold), **average(per_fold), "n_queries": n_queries, "per_fold": per_fold}
     if protocol == "1k":
-        return {"folds": len(per_fold), **averaged(per_fold), "per_fold": per_fold}
+        return {"folds": len(per_fold), **average(per_fold), "per_fold": per_fold}
     if protocol == "sentence":
         return {**per_fold[0], "n_queries": len(folds[0]["s2s"].images)}
     asked = {direction: len(queries.images) for direction, queries in folds[0].items()}
@@ -377,7 +377,7 @@ def over_seeds(results: Sequence[Any]) -> Any:
     return {"mean": float(np.mean(results)), "std": float(np.std(results, ddof=1))}
 
 
-def _provenance(run: Described) -> dict[str, Any]:
+def _provenance(run: FileMetadata) -> dict[str, Any]:
     versions = {
         "vse": __version__,
         "torch": torch.__version__,
@@ -385,4 +385,4 @@ def _provenance(run: Described) -> dict[str, Any]:
         "faiss": faiss.__version__,
         "python": platform.python_version(),
     }
-    return {"features": {}, "config": {}, **provenance_of(run), "versions": versions}
+    return {"features": {}, "config": {}, **parse_provenance(run), "versions": versions}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vse.eval.defaults import CROSS_CHECKED, RECALLS, SAMPLES
+from vse.eval.defaults import BOOTSTRAP_SAMPLES, CROSS_CHECK_QUERIES, RECALLS
 from vse.eval.files.results import Combination, Result, mean_and_std
-from vse.eval.ranking.metrics import LIST_METRICS, metric_name
+from vse.eval.ranking.metrics import POSITION_METRICS, metric_title
 from vse.pipeline.errors import UserError
 
 _FEWEST = 100  # samples of an interval
@@ -48,8 +48,8 @@ class EvaluationOptions:
     """
 
     cross_check: bool = True
-    cross_checked: int = CROSS_CHECKED
-    bootstrap: int = SAMPLES
+    cross_checked: int = CROSS_CHECK_QUERIES
+    bootstrap: int = BOOTSTRAP_SAMPLES
     unfinished: bool = False
     ks: Sequence[int] = ()
     cxc: Path | None = None
@@ -104,9 +104,9 @@ def summary_line(result: Result, protocol: str) -> str:
     shown = result.protocols[protocol]
     parts = []
     for direction, metrics in shown.directions.items():
-        names = [name for name in metrics if name not in ("medr", "meanr", *LIST_METRICS)]
+        names = [name for name in metrics if name not in ("medr", "meanr", *POSITION_METRICS)]
         if names:
-            labels = "/".join(map(metric_name, names))
+            labels = "/".join(map(metric_title, names))
             labels = labels if "mAP@R" in labels else labels.replace("/R@", "/")
             parts.append(f"{direction} {labels} " + " / ".join(f"{mean_and_std(metrics[name])[0]:.1f}" for name in names))
     if shown.rsum is not None:
@@ -118,7 +118,7 @@ def summary_line(result: Result, protocol: str) -> str:
         ["not finished"] if result.unfinished else []
     )
     said = f" ({', '.join(facts)})" if facts else ""
-    return f"{result.dataset} {result.shown_name}{said} {protocol}: {', '.join(parts)}"
+    return f"{result.dataset} {result.display_name}{said} {protocol}: {', '.join(parts)}"
 
 
 def index_line(index: Mapping[str, Any]) -> str:

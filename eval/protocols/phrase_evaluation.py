@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from vse.eval.defaults import IOU, PHRASE, RECALLS, SAMPLES
-from vse.eval.files.phrase_scores import PhraseScores, is_phrase_scores, read_phrase_scores, same_phrases
+from vse.eval.defaults import BOOTSTRAP_SAMPLES, IOU, PHRASE, RECALLS
+from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, is_phrase_scores, read_phrase_scores
 from vse.eval.files.results import RESULT, Metric, ProtocolMetrics, Result, mean_and_std
-from vse.eval.files.split import identity_of
+from vse.eval.files.split import image_identity
 from vse.eval.protocols.evaluate import as_one_model, evaluated, over_seeds, signed_result, unfinished_runs
 from vse.eval.protocols.options import EvaluationOptions, combination_line, index_line, rerank_line, summary_line
 from vse.eval.ranking.bootstrap import differences, intervals
-from vse.eval.ranking.localisation import localised
-from vse.eval.ranking.metrics import NAMES, Fold, fold_metrics
+from vse.eval.ranking.localisation import phrase_ranks
+from vse.eval.ranking.metrics import METRIC_TITLES, Fold, fold_metrics
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.outputs import check_output
 from vse.pipeline.files.writing import write_json
@@ -79,7 +79,7 @@ def check_no_iou(files: Sequence[Path], iou: float | None, phrases: bool) -> Non
 
 
 def evaluate_phrases(
-    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
+    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, unfinished: bool = False
 ) -> Path:
     """Write the result file of one model's phrase scores, a file per seed; returns ``out``. See :func:`phrases_evaluated`."""
     check_output(out, RESULT, files)
@@ -87,7 +87,7 @@ def evaluate_phrases(
 
 
 def phrases_evaluated(
-    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = SAMPLES, unfinished: bool = False
+    files: Sequence[Path], out: Path, iou: float = IOU, bootstrap: int = BOOTSTRAP_SAMPLES, unfinished: bool = False
 ) -> dict[str, Any]:
     """The content of the result file ``out`` of one model's phrase scores, a file per seed.
 
@@ -104,7 +104,7 @@ def phrases_evaluated(
     if bootstrap:
         protocol["ci95"] = _nested(intervals([[fold] for fold in folds], bootstrap))
     measured = {
-        "split_identity": identity_of(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
+        "split_identity": image_identity(first.dataset, "image_ids", np.unique(first.image_ids)).model_dump(),
         "data": first.identity.checksums.model_dump(),
         "n_images": len(np.unique(first.image_ids)),
         "n_captions": len(np.unique(first.caption_ids)),
@@ -131,7 +131,7 @@ def phrase_differences(
 
 def read_phrase_seeds(files: Sequence[Path]) -> list[PhraseScores]:
     """The phrase scores of one model, a file per seed; :class:`UserError` if they are not of one split and experiment."""
-    return as_one_model(files, [read_phrase_scores(path) for path in files], same_phrases, ("experiment",))
+    return as_one_model(files, [read_phrase_scores(path) for path in files], check_same_phrases, ("experiment",))
 
 
 def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float) -> list[Fold]:
@@ -140,7 +140,7 @@ def phrase_folds(files: Sequence[Path], runs: Sequence[PhraseScores], iou: float
     for path, run in zip(files, runs, strict=True):
         if not run.has_box.any():
             raise UserError(f"{path}: none of its {len(run.truth):,} phrases has a box, so there is nothing to evaluate")
-        outcome = localised(run.scores, run.boxes, run.offsets, run.truth, iou)
+        outcome = phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou)
         images = np.unique(run.image_ids, return_inverse=True)[1]
         every, located = outcome.queries(images), run.has_box
         rows = {"phrase": located} | {f"{_OF_TYPE}{name}": of & located for name, of in types_of(run).items()}
@@ -185,13 +185,15 @@ def result_lines(result: Result) -> list[str]:
 def phrase_line(result: Result) -> str:
     """The metrics of a result of phrases, for a person."""
     protocol = result.protocols["phrase"]
-    recalls = " / ".join(f"{mean_and_std(protocol.phrase[f'r{k}'])[0]:.1f}" for k in RECALLS)
+    recalls = " / ".join(f"{mean_and_std(protocol.directions[PHRASE][f'r{k}'])[0]:.1f}" for k in RECALLS)
     interval = protocol.interval("phrase_r1")
     around = f" (R@1 [{interval[0]:.1f}, {interval[1]:.1f}])" if interval else ""
-    others = ", ".join(f"{NAMES[key]} {mean_and_std(protocol.phrase[key])[0]:.1f}" for key in ("bound", "mean_iou"))
+    others = ", ".join(
+        f"{METRIC_TITLES[key]} {mean_and_std(protocol.directions[PHRASE][key])[0]:.1f}" for key in ("bound", "mean_iou")
+    )
     facts = ([f"trained on {result.trained_on}"] if result.trained_on else []) + (["not finished"] * bool(result.unfinished))
     said = f" ({', '.join(facts)})" if facts else ""
-    head = f"{result.dataset} {result.shown_name}{said} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"
+    head = f"{result.dataset} {result.display_name}{said} phrase: R@1/5/10 at IoU {protocol.iou:g} {recalls}{around}"
     return f"{head}, {others}; {counts_line(protocol)}"
 
 

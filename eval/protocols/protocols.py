@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECKED, FOLD, FOLDED, PROTOCOLS, RECALLS
+from vse.eval.defaults import COCO_PROTOCOLS, CROSS_CHECK_QUERIES, FOLD, FOLDED_PROTOCOLS, PROTOCOLS, RECALLS
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.protocols.coco import JudgedPairs, coco_fold, intramodal_fold, is_coco_test
 from vse.eval.ranking.answers import best_answers
-from vse.eval.ranking.metrics import Fold, Queries, fold_of
+from vse.eval.ranking.metrics import Fold, Queries, build_fold
 from vse.eval.ranking.ranks import ranks_from_blocks, shared_tensor
 from vse.eval.ranking.sentences import sentence_ranks
 from vse.eval.search.cross_check import (
@@ -44,7 +44,7 @@ class AskedOfQueries(NamedTuple):
     answers: bool = False
     ks: Sequence[int] = RECALLS
     pairs: JudgedPairs | None = None
-    cross_checked: int = CROSS_CHECKED
+    cross_checked: int = CROSS_CHECK_QUERIES
 
 
 NOTHING_MORE = AskedOfQueries()
@@ -74,7 +74,7 @@ def protocols_of(run: Embeddings, asked: Sequence[str]) -> list[str]:
     set of COCO, if their package is installed.
     """
     n_images, n_asking = len(run.image_ids), len(np.unique(run.image_of_caption()))
-    for name in FOLDED:
+    for name in FOLDED_PROTOCOLS:
         if name in asked and n_images < FOLD:
             raise UserError(f"the protocol {name} needs {FOLD} images, there are {n_images}")
     if "1k" in asked and n_asking < n_images:
@@ -103,9 +103,9 @@ def queries_of(
             fold = {**fold, **intramodal_fold(run, _coco_ids(run), asked.pairs, asked.ks)}
         return ProtocolQueries([_named(run, fold)], [], "its right answers are no captions' own images")
     of_fold = _sentences if protocol.startswith("sentence") else partial(_both_directions, answers=asked.answers)
-    n_folds = len(run.image_ids) // FOLD if protocol in FOLDED else 1
+    n_folds = len(run.image_ids) // FOLD if protocol in FOLDED_PROTOCOLS else 1
     checked = -(-asked.cross_checked // n_folds) if cross_check else None
-    done = [of_fold(part, checked, asked.ks) for part in (_thousands(run) if protocol in FOLDED else [run])]
+    done = [of_fold(part, checked, asked.ks) for part in (_thousands(run) if protocol in FOLDED_PROTOCOLS else [run])]
     folds, agreements = [fold for fold, _ in done], [agreement for _, agreement in done if agreement is not None]
     if agreements:
         _log_agreement(protocol, agreements)
@@ -130,7 +130,7 @@ def _sentences(run: Embeddings, checked: int | None, ks: Sequence[int]) -> tuple
     assert run.captions is not None
     image_of_caption = run.image_of_caption()
     exact = sentence_ranks(shared_tensor(run.captions), torch.from_numpy(image_of_caption))
-    fold = {"s2s": replace(Queries.ranked(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
+    fold = {"s2s": replace(Queries.from_ranks(exact.ranks, image_of_caption[exact.queries], ks), answers=exact.answers)}
     if checked is None:
         return _named(run, fold), None
     return _named(run, fold), check_sentences_against_search(run.captions, image_of_caption, exact, RECALLS, checked)
@@ -140,7 +140,7 @@ def _both_directions(run: Embeddings, checked: int | None, ks: Sequence[int], an
     """The queries of all images and captions of a run, or of a fold of it, of which so many are ``checked``."""
     image_of_caption = run.image_of_caption()
     ranks = ranks_from_blocks(*run.score_blocks(), own_ranks=True)
-    fold, vectors = fold_of(ranks, image_of_caption, ks), run.vectors
+    fold, vectors = build_fold(ranks, image_of_caption, ks), run.vectors
     if answers:
         best = best_answers(*run.score_blocks(), ranks)
         fold = _named(run, {direction: replace(queries, answers=best[direction]) for direction, queries in fold.items()})
@@ -155,7 +155,9 @@ def _named(run: Embeddings, fold: Fold) -> Fold:
     """The fold with the ids of ``run`` in its answers, which had rows of it."""
     ids = {"i": run.image_ids, "t": run.caption_ids, "s": run.caption_ids}
     return {
-        direction: replace(queries, answers=queries.answers and queries.answers.named(ids[direction[0]], ids[direction[-1]]))
+        direction: replace(
+            queries, answers=queries.answers and queries.answers.with_ids(ids[direction[0]], ids[direction[-1]])
+        )
         for direction, queries in fold.items()
     }
 

@@ -1,4 +1,4 @@
-"""Scores, exact ranks, metrics and their intervals: pure functions of tensors and arrays.
+"""Scores, exact ranks, metrics and their confidence intervals, as pure functions of tensors and arrays.
 
-Imports no other folder of the room.
+This package imports no other package of ``vse.eval``.
 """

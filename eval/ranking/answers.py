@@ -1,6 +1,8 @@
-"""What each query got: its rank, its best right answer and its best wrong one, from a stream of score blocks.
+"""The best answers to each query, from a stream of score blocks.
 
-The best candidates of each query in their order, and scores that keep this order in other programs.
+:func:`best_answers` finds the best right and the best wrong answer to each query. :func:`rank_captions` and
+:func:`rank_images` list the best candidates of each query, and :func:`strictly_descending` gives these lists scores that
+other programs sort in the same order.
 """
 
 from __future__ import annotations
@@ -15,17 +17,21 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.eval.ranking.ranks import Ranks, ScoreBlocks, row_blocks, scores_of_captions
+from vse.eval.ranking.ranks import Ranks, ScoreBlocks, caption_scores, row_blocks
 
 
 @dataclass(frozen=True)
 class BestAnswers:
-    """The best answers to the queries of one direction; queries and answers are rows until :meth:`named` makes ids of them.
+    """The best right and the best wrong answer to each query of one direction.
 
+    Queries and answers are rows of the split; :meth:`with_ids` replaces the rows by ids.
+
+    Attributes
+    ----------
     queries : (n,) the queries
-    ranks : (n,) 0-based, how many wrong answers score at least as high as the best right one
-    right, right_scores : (n,) the best right answer and its score; of several that tie the first
-    wrong, wrong_scores : (n,) the same of the wrong answers; the score is -inf where there is none
+    ranks : (n,) 0-based: the number of wrong answers that score at least as high as the best right one
+    right, right_scores : (n,) the best right answer and its score; the first one if several tie
+    wrong, wrong_scores : (n,) the best wrong answer and its score, which is -inf if the query has no wrong answer
     """
 
     queries: NDArray[np.int64]
@@ -35,42 +41,45 @@ class BestAnswers:
     wrong: NDArray[np.int64]
     wrong_scores: NDArray[np.floating]
 
-    def named(self, of_queries: NDArray[np.int64], of_answers: NDArray[np.int64]) -> BestAnswers:
-        """The same with the ids of the rows of queries and answers; what is no answer keeps its row."""
-        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, of_answers[self.wrong])
-        return replace(self, queries=of_queries[self.queries], right=of_answers[self.right], wrong=wrong)
+    def with_ids(self, query_ids: NDArray[np.int64], answer_ids: NDArray[np.int64]) -> BestAnswers:
+        """Replace rows by ids; ``wrong`` keeps its row for a query without a wrong answer."""
+        wrong = np.where(np.isneginf(self.wrong_scores), self.wrong, answer_ids[self.wrong])
+        return replace(self, queries=query_ids[self.queries], right=answer_ids[self.right], wrong=wrong)
 
 
 def best_answers(i2t: ScoreBlocks, t2i: ScoreBlocks | None, ranks: Ranks) -> dict[str, BestAnswers]:
-    """The best answers in both directions, ``i2t`` and ``t2i``, in the order of the ``ranks`` of the same scores.
+    """Return the best answers in both directions, ``i2t`` and ``t2i``, in the order of the ``ranks`` of the same scores.
 
-    ``i2t`` and ``t2i`` are as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`; each block is asked for once, and no more
-    than two copies of a block are held. For captions an image without a caption is a wrong answer like any other.
+    ``i2t`` and ``t2i`` are as for :func:`vse.eval.ranking.ranks.ranks_from_blocks`. Each block is requested once, and at most
+    two copies of a block are held. For a caption, an image without captions is a wrong answer like any other.
     """
     image_of_caption = i2t.image_of_caption
-    images = _Best(i2t.n_images, image_of_caption.device)
-    captions = _Best(len(image_of_caption), image_of_caption.device)
+    for_images = _BestSoFar(i2t.n_images, image_of_caption.device)
+    for_captions = _BestSoFar(len(image_of_caption), image_of_caption.device)
     for rows, own in row_blocks(i2t):
         pairs = (image_of_caption[own] - rows.start, own)
         scores = i2t.score(rows, None)
-        images.add(slice(rows.start, rows.stop), scores, _mask(scores, pairs), 0)
+        for_images.update(slice(rows.start, rows.stop), scores, _pair_mask(scores, pairs), 0)
         if t2i is not None:
             scores = t2i.score(rows, None)
-        captions.add(slice(None), scores.T, _mask(scores, pairs).T, rows.start)
-    asking = torch.unique(image_of_caption).numpy()
-    return {"i2t": images.of(asking, ranks.i2t), "t2i": captions.of(np.arange(len(image_of_caption)), ranks.t2i)}
+        for_captions.update(slice(None), scores.T, _pair_mask(scores, pairs).T, rows.start)
+    images_with_captions, captions = torch.unique(image_of_caption).numpy(), np.arange(len(image_of_caption))
+    return {
+        "i2t": for_images.answers(images_with_captions, ranks.i2t),
+        "t2i": for_captions.answers(captions, ranks.t2i),
+    }
 
 
-class _Best:
-    """The best right and wrong answers to some queries so far, as more and more candidates are scored."""
+class _BestSoFar:
+    """The best right and wrong answers among the candidates that were scored so far."""
 
     def __init__(self, n_queries: int, device: torch.device) -> None:
         self._scores = torch.full((2, n_queries), -torch.inf, dtype=torch.float64, device=device)
         self._rows = torch.zeros((2, n_queries), dtype=torch.int64, device=device)
         self._dtype = np.dtype(np.float32)
 
-    def add(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
-        """``scores`` of some queries with the candidates from row ``first`` on, and a mask of those that are ``right``."""
+    def update(self, queries: slice, scores: Float[Tensor, "n m"], right: Tensor, first: int) -> None:
+        """Add the ``scores`` of some queries with the candidates from row ``first`` on; ``right`` masks the right ones."""
         self._dtype = np.dtype(str(scores.dtype).removeprefix("torch."))
         for k, others in enumerate((~right, right)):
             best, row = scores.masked_fill(others, -torch.inf).max(1)
@@ -79,23 +88,22 @@ class _Best:
             self._rows[k, queries] = torch.where(better, row + first, rows)
             self._scores[k, queries] = torch.where(better, best.double(), before)
 
-    def of(self, queries: NDArray[np.int64], ranks: NDArray[np.int64]) -> BestAnswers:
-        """What there is of some ``queries``."""
+    def answers(self, queries: NDArray[np.int64], ranks: NDArray[np.int64]) -> BestAnswers:
+        """Return the best answers to the ``queries``, given by their rows."""
         scores, rows = self._scores.cpu().numpy()[:, queries].astype(self._dtype), self._rows.cpu().numpy()[:, queries]
         return BestAnswers(queries, ranks, rows[0], scores[0], rows[1], scores[1])
 
 
-def _mask(scores: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """Which scores are those of ``pairs``."""
+def _pair_mask(scores: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
     mask = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
     mask[pairs] = True
     return mask
 
 
-_LARGEST = 1e38  # in single precision, with room for smaller and larger numbers
+_LARGEST = 1e38  # bound of absolute scores in single precision; it leaves room for larger numbers
 
 
-class BestList(NamedTuple):
+class RankedList(NamedTuple):
     """The row of a query, and the rows (n,) and scores (n,) of its best candidates, best first."""
 
     query: int
@@ -103,33 +111,34 @@ class BestList(NamedTuple):
     scores: NDArray[np.floating]
 
 
-def lists_of_images(blocks: ScoreBlocks, depth: int) -> Iterator[BestList]:
-    """The best captions of each image that has one, a block of images at a time.
+def rank_captions(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
+    """Yield the best captions of each image that has a caption of its own, image by image.
 
-    Of candidates that tie, wrong ones come first, then lower rows. ``depth`` is how many there are at most, 0 for all.
+    At most ``depth`` captions are listed, or all if it is 0. Among captions that tie, wrong ones come first, then lower rows.
     """
     for rows, own in row_blocks(blocks):
         image_of_own = blocks.image_of_caption[own]
         scores = blocks.score(rows, None).cpu().numpy()
         for image in torch.unique(image_of_own).tolist():
-            yield _best_list(image, scores[image - rows.start], own[image_of_own == image].cpu().numpy(), depth)
+            yield _ranked_list(image, scores[image - rows.start], own[image_of_own == image].cpu().numpy(), depth)
 
 
-def lists_of_captions(blocks: ScoreBlocks, depth: int) -> Iterator[BestList]:
-    """The best images of each caption, as :func:`lists_of_images`, for some captions at a time."""
+def rank_images(blocks: ScoreBlocks, depth: int) -> Iterator[RankedList]:
+    """Yield the best images of each caption; ``depth`` and ties are as in :func:`rank_captions`."""
     image_of_caption = blocks.image_of_caption.cpu().numpy()
-    for captions, scores in scores_of_captions(blocks, np.arange(len(image_of_caption))):
+    for captions, scores in caption_scores(blocks, np.arange(len(image_of_caption))):
         for caption, column in zip(captions, np.ascontiguousarray(scores.T), strict=True):
-            yield _best_list(int(caption), column, image_of_caption[caption, None], depth)
+            yield _ranked_list(int(caption), column, image_of_caption[caption, None], depth)
 
 
-def falling(scores: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Scores in descending order made strictly descending in single precision: each one as it is, or the next smaller number.
+def strictly_descending(scores: NDArray[np.floating]) -> NDArray[np.float32]:
+    """Return descending scores as strictly descending ones in single precision.
 
-    A program that sorts by them, in single precision as trec_eval does or in double, has no ties left to decide.
+    Each score stays, or becomes the next smaller number after its predecessor. A program that sorts by these scores, in
+    single precision as trec_eval does or in double precision, finds no ties.
     """
     bits = np.clip(scores, -_LARGEST, _LARGEST).astype(np.float32).view(np.int32).astype(np.int64)
-    # Numbers of single precision, in their order, as consecutive integers; both zeros are 0.
+    # Map the numbers of single precision, in their order, to consecutive integers; both zeros become 0.
     places = np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
     steps = np.arange(len(places))
     places = np.minimum.accumulate(places + steps) - steps
@@ -138,8 +147,8 @@ def falling(scores: NDArray[np.floating]) -> NDArray[np.float32]:
     return strict
 
 
-def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> BestList:
-    """The best of all candidates, which have ``scores`` (n_candidates,) and of which some rows are ``right``."""
+def _ranked_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64], depth: int) -> RankedList:
+    """Return the best of all candidates; ``scores`` is (n_candidates,), and ``right`` has the rows of the right ones."""
     n = len(scores)
     rows = np.arange(n)
     if 0 < depth < n:
@@ -147,4 +156,4 @@ def _best_list(query: int, scores: NDArray[np.floating], right: NDArray[np.int64
     is_right = np.zeros(n, bool)
     is_right[right] = True
     rows = rows[np.lexsort((rows, is_right[rows], -scores[rows]))][: depth or n]
-    return BestList(query, rows, scores[rows])
+    return RankedList(query, rows, scores[rows])

@@ -1,8 +1,8 @@
-"""Where a phrase is in its image: the ranks of the right candidate boxes, with ties against the model.
+"""Ranks of the right candidate boxes of phrases, with ties against the model.
 
-A candidate is right if its intersection over union with the phrase's ground-truth box reaches a threshold (Plummer et al.,
-ICCV 2015; Wang et al., TPAMI 2018, section 4). Boxes are x1, y1, x2, y2 with x2 and y2 exclusive; of whole pixels that is the
-IoU of the published evaluation, which counts both ends in and adds 1 to each side.
+A candidate is right if its intersection over union (IoU) with the phrase's ground-truth box reaches a threshold (Plummer et
+al., ICCV 2015; Wang et al., TPAMI 2018, section 4). Boxes are x1, y1, x2, y2 with x2 and y2 exclusive. For whole pixels this
+gives the IoU of the published evaluation, which includes both ends and adds 1 to each side.
 """
 
 from __future__ import annotations
@@ -18,48 +18,58 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import Queries
 
 MISSED = np.iinfo(np.int64).max  # the rank of a phrase without a right candidate
-_CANDIDATES = 2**19  # looked at at once
+_MAX_CANDIDATES = 2**19  # candidates that are compared at once
 
 
-class Localised(NamedTuple):
-    """What became of each phrase.
+class PhraseRanks(NamedTuple):
+    """The rank of each phrase's right box, and the IoU of its best-scoring box.
 
-    ranks : (n_phrases,) how many wrong candidates score at least as high as the best right one; ``MISSED`` if none is right
-    best_iou : (n_phrases,) IoU of the best-scoring candidate, of several that score alike the worst; 0 without candidates
+    Attributes
+    ----------
+    ranks : (n_phrases,) number of wrong candidates that score at least as high as the best right one; ``MISSED`` if no
+        candidate is right
+    best_iou : (n_phrases,) IoU of the best-scoring candidate; the lowest IoU if several tie, and 0 without candidates
     """
 
     ranks: Int[np.ndarray, " n_phrases"]
     best_iou: Float[np.ndarray, " n_phrases"]
 
     def queries(self, images: NDArray[np.int64]) -> Queries:
-        """The metrics of phrases of these ``images`` (n_phrases,), in percent.
+        """Return the metrics of each phrase, in percent; ``images`` (n_phrases,) has the image of each phrase.
 
-        R@K; ``bound``, the share of phrases with any right candidate; ``mean_iou``.
+        The metrics are R@K, ``bound`` (100 if any candidate is right, else 0) and ``mean_iou``.
         """
         values = {f"r{k}": np.where(self.ranks < k, 100.0, 0.0) for k in RECALLS}
         return Queries(images, values | {"bound": np.where(self.ranks < MISSED, 100.0, 0.0), "mean_iou": 100 * self.best_iou})
 
 
-def localised(
+def phrase_ranks(
     scores: Float[np.ndarray, " n"],
     boxes: Float[np.ndarray, "n 4"],
     offsets: Int[np.ndarray, " n_phrases_and_one"],
     truth: Float[np.ndarray, "n_phrases 4"],
     iou: float,
-) -> Localised:
-    """What became of phrases, of which number k has the candidates ``offsets[k]:offsets[k + 1]``; ``iou`` is the threshold.
+) -> PhraseRanks:
+    """Return the ranks of phrases; ``iou`` is the threshold for a right candidate.
 
-    A phrase whose ``truth`` is NaN is missed.
+    The candidates of phrase k are ``scores`` and ``boxes`` at ``offsets[k]:offsets[k + 1]``. A phrase whose ``truth`` is NaN
+    is missed.
     """
     parts = [
-        _block(scores[of], boxes[of], offsets[rows.start : rows.stop + 1] - offsets[rows.start], truth[rows], iou)
-        for rows, of in _blocks(offsets)
+        _rank_block(
+            scores[candidates],
+            boxes[candidates],
+            offsets[phrases.start : phrases.stop + 1] - offsets[phrases.start],
+            truth[phrases],
+            iou,
+        )
+        for phrases, candidates in _blocks(offsets)
     ]
-    return Localised(*(np.concatenate(values) for values in zip(*parts, strict=True)))
+    return PhraseRanks(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def pairwise_iou(boxes: Float[np.ndarray, "n 4"], others: Float[np.ndarray, "n 4"]) -> Float[np.ndarray, " n"]:
-    """Intersection over union of the boxes of each row, in float64; 0 where one has no area, or is NaN."""
+    """Return the intersection over union of the boxes of each row, in float64; 0 if one has no area or is NaN."""
     first, second = (values.astype(np.float64) for values in (boxes, others))
     width, height = (np.minimum(first[:, k + 2], second[:, k + 2]) - np.maximum(first[:, k], second[:, k]) for k in (0, 1))
     shared = np.where((width > 0) & (height > 0), width * height, 0.0)
@@ -73,15 +83,15 @@ def _areas(boxes: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _blocks(offsets: NDArray[np.int64]) -> Iterator[tuple[slice, slice]]:
-    """Rows of phrases, and of their candidates: one phrase at least, and no more than ``_CANDIDATES`` if it can be."""
+    """Yield the rows of some phrases and of their candidates: at most ``_MAX_CANDIDATES``, unless one phrase has more."""
     start, n_phrases = 0, len(offsets) - 1
     while start < n_phrases:
-        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _CANDIDATES, "right")) - 1)
+        stop = max(start + 1, int(np.searchsorted(offsets, offsets[start] + _MAX_CANDIDATES, "right")) - 1)
         yield slice(start, stop), slice(int(offsets[start]), int(offsets[stop]))
         start = stop
 
 
-def _block(
+def _rank_block(
     scores: NDArray[np.floating],
     boxes: NDArray[np.floating],
     offsets: NDArray[np.int64],
@@ -91,16 +101,16 @@ def _block(
     counts = np.diff(offsets)
     overlaps = pairwise_iou(boxes, np.repeat(truth, counts, axis=0))
     right: Bool[np.ndarray, " n"] = overlaps >= iou
-    best_right = _reduced(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
+    best_right = _reduce(np.maximum, np.where(right, scores, -np.inf), offsets, -np.inf)
     before = ~right & (scores >= np.repeat(best_right, counts))
-    ranks = np.where(np.isfinite(best_right), _reduced(np.add, before.astype(np.int64), offsets, 0), MISSED)
-    highest = np.repeat(_reduced(np.maximum, scores.astype(np.float64), offsets, -np.inf), counts)
-    best = _reduced(np.minimum, np.where(scores == highest, overlaps, np.inf), offsets, 0.0)
+    ranks = np.where(np.isfinite(best_right), _reduce(np.add, before.astype(np.int64), offsets, 0), MISSED)
+    highest = np.repeat(_reduce(np.maximum, scores.astype(np.float64), offsets, -np.inf), counts)
+    best = _reduce(np.minimum, np.where(scores == highest, overlaps, np.inf), offsets, 0.0)
     return ranks, best
 
 
-def _reduced(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
-    """``function`` over ``values[offsets[k]:offsets[k + 1]]`` for each k; ``empty`` where there are none."""
+def _reduce(function: np.ufunc, values: NDArray[Any], offsets: NDArray[np.int64], empty: float) -> NDArray[Any]:
+    """Reduce ``values[offsets[k]:offsets[k + 1]]`` with ``function`` for each k; ``empty`` is the result of no values."""
     reduced = np.full(len(offsets) - 1, empty, values.dtype)
     filled = offsets[1:] > offsets[:-1]
     if filled.any():

@@ -1,19 +1,22 @@
-"""R@K, Med r, mean r and rsum from what became of each query, over the whole split or over folds of 1,000 images.
+"""Metrics of retrieval, over the whole split or over folds of 1,000 images.
 
-What directions and metrics are called, where people read them.
+:class:`Queries` holds the value of each metric for each query of one direction; a :class:`Fold` holds the queries of each
+direction. :func:`fold_metrics` reduces a fold to the metrics of a result file: R@K, Med r, mean r, rsum, and nDCG@10, MRR and
+mAP, which depend on the positions of all right answers and agree with trec_eval.
 
-nDCG@10, MRR and mAP: metrics of the positions of all right answers to a query, as trec_eval defines them.
+:data:`DIRECTIONS` describes the directions of retrieval. :data:`POSITION_METRICS` is the registry of metrics of positions:
+a further one is a function of :class:`RightAnswers` and a line there.
 
-Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here of gains 0 and 1);
+Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", TOIS 2002 (nDCG, here with gains 0 and 1);
 Manning, Raghavan and Schütze, "Introduction to Information Retrieval", 2008, chapter 8 (mAP).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +25,121 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.answers import BestAnswers
 from vse.eval.ranking.ranks import Ranks
 
+
+@dataclass(frozen=True)
+class Direction:
+    """A direction of retrieval: what is a query, and what is ranked for it.
+
+    Attributes
+    ----------
+    name : key of its metrics in files, e.g. ``i2t``
+    title : its name in tables and reports, e.g. ``image to text``
+    query : what each query is: an ``image``, a ``caption`` or a ``phrase``
+    candidate : what each candidate is: an ``image``, a ``caption`` or a ``region``
+    """
+
+    name: str
+    title: str
+    query: str
+    candidate: str
+
+
 DIRECTIONS = {
-    "i2t": "image to text",
-    "t2i": "text to image",
-    "i2i": "image to image",
-    "t2t": "text to text",
-    "s2s": "sentence to sentence",
-    "phrase": "phrase to region",
+    direction.name: direction
+    for direction in (
+        Direction("i2t", "image to text", "image", "caption"),
+        Direction("t2i", "text to image", "caption", "image"),
+        Direction("i2i", "image to image", "image", "image"),
+        Direction("t2t", "text to text", "caption", "caption"),
+        Direction("s2s", "sentence to sentence", "caption", "caption"),
+        Direction("phrase", "phrase to region", "phrase", "region"),
+    )
 }
-NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
+IMAGE_TEXT = (DIRECTIONS["i2t"], DIRECTIONS["t2i"])  # the directions whose recalls rsum adds up
+
+
+@dataclass(frozen=True)
+class RightAnswers:
+    """All right answers to some queries: query after query, and each query's from the top of its ranked list.
+
+    Attributes
+    ----------
+    query : (n_right,) index of the query of each right answer, ascending from 0; every query has a right answer
+    right_before : (n_right,) number of right answers to the same query that are ranked before it
+    positions : (n_right,) 0-based position of each right answer among all candidates of its query
+    counts : (n_queries,) number of right answers to each query
+    first : (n_queries,) index of each query's first right answer
+    """
+
+    query: NDArray[np.int64]
+    right_before: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @classmethod
+    def from_wrong_before(cls, query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> RightAnswers:
+        """Build from the number of wrong candidates before each right answer; see :func:`position_metrics`."""
+        order = np.lexsort((wrong_before, query_of))
+        query, wrong = query_of[order], wrong_before[order]
+        counts = np.bincount(query)
+        first = np.cumsum(counts) - counts
+        right_before = np.arange(len(query)) - first[query]
+        return cls(query, right_before, wrong + right_before, counts, first)
+
+
+_NDCG_DEPTH = 10
+_DISCOUNTS = 1 / np.log2(np.arange(_NDCG_DEPTH) + 2)
+_IDEAL_GAINS = np.cumsum(_DISCOUNTS)  # discounted gains of 1, 2, ... right answers at the top of the list
+
+
+def ndcg(answers: RightAnswers) -> NDArray[np.float64]:
+    """Return nDCG@10: the sum of 1 / log2(2 + position) over right positions below 10, divided by its largest value."""
+    counted = answers.positions < _NDCG_DEPTH
+    gains = np.where(counted, _DISCOUNTS[np.minimum(answers.positions, _NDCG_DEPTH - 1)], 0)
+    values: NDArray[np.float64] = np.bincount(answers.query, gains) / _IDEAL_GAINS[np.minimum(answers.counts, _NDCG_DEPTH) - 1]
+    return values
+
+
+def reciprocal_rank(answers: RightAnswers) -> NDArray[np.float64]:
+    """Return 1 / (1 + p) for the 0-based position p of the first right answer; its mean is MRR."""
+    return 1 / (1 + answers.positions[answers.first])
+
+
+def average_precision(answers: RightAnswers) -> NDArray[np.float64]:
+    """Return the mean, over all right answers, of the precision of the list down to each of them; its mean is mAP."""
+    precision = (1 + answers.right_before) / (1 + answers.positions)
+    return np.bincount(answers.query, precision) / answers.counts
+
+
+class PositionMetric(NamedTuple):
+    """A metric of the positions of all right answers.
+
+    Attributes
+    ----------
+    name : its key in result files
+    title : its name in tables and reports
+    values : function that returns the value of each query, (n_queries,) from 0 to 1
+    """
+
+    name: str
+    title: str
+    values: Callable[[RightAnswers], NDArray[np.float64]]
+
+
+POSITION_METRICS = {
+    metric.name: metric
+    for metric in (
+        PositionMetric("ndcg10", "nDCG@10", ndcg),
+        PositionMetric("mrr", "MRR", reciprocal_rank),
+        PositionMetric("map", "mAP", average_precision),
+    )
+}
+METRIC_TITLES = {
+    **{f"r{k}": f"R@{k}" for k in RECALLS},
     "medr": "Med r",
     "meanr": "mean r",
-    "ndcg10": "nDCG@10",
-    "mrr": "MRR",
-    "map": "mAP",
+    **{name: metric.title for name, metric in POSITION_METRICS.items()},
     "map_at_r": "mAP@R",
     "rprecision": "R-Precision",
     "rsum": "rsum",
@@ -45,53 +149,33 @@ NAMES = {f"r{k}": f"R@{k}" for k in RECALLS} | {
 }
 
 
-def metric_name(metric: str) -> str:
-    """What people call a metric: ``R@50`` for ``r50``, say; the metric itself if there is no other name."""
-    return NAMES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
+def metric_title(metric: str) -> str:
+    """Return a metric's name for people, e.g. ``R@50`` for ``r50``; a metric without a title is returned unchanged."""
+    return METRIC_TITLES.get(metric) or (f"R@{metric[1:]}" if metric[:1] == "r" and metric[1:].isdecimal() else metric)
 
 
-DEPTH = 10  # of nDCG
-LIST_METRICS = ("ndcg10", "mrr", "map")
-_DISCOUNTS = 1 / np.log2(np.arange(DEPTH) + 2)
-_BEST = np.cumsum(_DISCOUNTS)  # discounted gain of 1, 2, ... right answers that come first
-
-
-def list_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-    """The metrics of each query (n_queries,), in percent, from all its right answers.
-
-    MRR has 1 / (1 + p) for the first right position p, which starts at 0; AP is the mean, over all right answers, of the share
-    of right ones up to each; nDCG@10 is the sum of 1 / log2(2 + p) over right positions below 10, as a share of the most
-    that so many right answers can have.
+def position_metrics(query_of: NDArray[np.int64], wrong_before: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+    """Return each metric of :data:`POSITION_METRICS` for each query, (n_queries,) in percent.
 
     Parameters
     ----------
-    query_of : (n_right,) for each right answer the number of its query, from 0; every query has one
-    wrong_before : (n_right,) how many wrong candidates come before it
+    query_of : (n_right,) for each right answer the index of its query, from 0; every query has a right answer
+    wrong_before : (n_right,) for each right answer the number of wrong candidates that are ranked before it
     """
-    order = np.lexsort((wrong_before, query_of))
-    of, wrong = query_of[order], wrong_before[order]
-    n_right = np.bincount(of)
-    first = np.cumsum(n_right) - n_right
-    right_before = np.arange(len(of)) - first[of]
-    positions = wrong + right_before
-    precision = (1 + right_before) / (1 + positions)
-    gains = np.where(positions < DEPTH, _DISCOUNTS[np.minimum(positions, DEPTH - 1)], 0)
-    values = {
-        "ndcg10": np.bincount(of, gains) / _BEST[np.minimum(n_right, DEPTH) - 1],
-        "mrr": 1 / (1 + positions[first]),
-        "map": np.bincount(of, precision) / n_right,
-    }
-    return {name: 100 * of_query for name, of_query in values.items()}
+    answers = RightAnswers.from_wrong_before(query_of, wrong_before)
+    return {name: 100 * metric.values(answers) for name, metric in POSITION_METRICS.items()}
 
 
 @dataclass(frozen=True)
 class Queries:
-    """What became of the queries of one direction.
+    """The queries of one direction, with the value of each metric for each query.
 
-    images : (n,) the row of the image that each query is or belongs to, with which it is resampled
-    values : of each metric that is a mean over queries, such as R@K in percent, the value (n,) of each query
-    ranks : (n,) 0-based, where the median is a metric, too
-    answers : the best right and wrong answers, by ids, where they were asked for
+    Attributes
+    ----------
+    images : (n,) row of the image that each query is or belongs to; a bootstrap resamples a query with this image
+    values : for each metric that is a mean over queries, such as R@K in percent, its value (n,) for each query
+    ranks : (n,) 0-based ranks, if the median rank is a metric of this direction
+    answers : the best right and wrong answer to each query, by their ids, if they were requested
     """
 
     images: NDArray[np.int64]
@@ -100,83 +184,91 @@ class Queries:
     answers: BestAnswers | None = None
 
     @classmethod
-    def ranked(
+    def from_ranks(
         cls,
         ranks: NDArray[np.int64],
         images: NDArray[np.int64],
         ks: Iterable[int] = RECALLS,
-        of_lists: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
+        more_values: Mapping[str, NDArray[np.float64]] = MappingProxyType({}),
     ) -> Queries:
-        """Queries whose metrics are R@K, mean r and Med r of their 0-based ranks, and those ``of_lists`` (n,) of answers."""
+        """Build queries with R@K, mean r and Med r of their 0-based ranks (n,), and with ``more_values`` (n,) of metrics."""
         values = {f"r{k}": np.where(ranks < k, 100.0, 0.0) for k in ks}
-        return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **of_lists}, ranks)
+        return cls(images, {**values, "meanr": (ranks + 1).astype(np.float64), **more_values}, ranks)
 
     def select(self, rows: NDArray[Any]) -> Queries:
-        """Some of the queries, by a mask (n,) or by their numbers."""
+        """Return some of the queries, selected by a mask (n,) or by their indices; their answers are left out."""
         ranks = None if self.ranks is None else self.ranks[rows]
         return Queries(self.images[rows], {name: values[rows] for name, values in self.values.items()}, ranks)
 
 
-# The queries of each direction among the same candidates: the whole split, or a fold of it.
+# The queries of each direction among the same candidates: those of the whole split, or of a fold of it.
 Fold = Mapping[str, Queries]
 
 
-def fold_of(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
-    """The queries in both directions among some images and all their captions; ``image_of_caption`` is (n_captions,).
+def build_fold(ranks: Ranks, image_of_caption: NDArray[np.int64], ks: Iterable[int] = RECALLS) -> Fold:
+    """Build the queries in both directions among some images and all their captions.
 
-    With the ranks of all own captions (:attr:`vse.eval.ranking.ranks.Ranks.own`) there are nDCG@10, MRR and mAP, too.
+    ``image_of_caption`` (n_captions,) has the row of each caption's image. If the ranks of all own captions are known
+    (:attr:`vse.eval.ranking.ranks.Ranks.own`), the metrics of :data:`POSITION_METRICS` are included.
     """
-    images, image = np.unique(image_of_caption, return_inverse=True)
-    i2t, t2i = {}, {}
+    images, query_of_caption = np.unique(image_of_caption, return_inverse=True)
+    query_images = {"i2t": images, "t2i": image_of_caption}
+    more_values: dict[str, dict[str, NDArray[np.float64]]] = {"i2t": {}, "t2i": {}}
     if ranks.own is not None:
-        i2t, t2i = list_metrics(image, ranks.own), list_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
-    return {"i2t": Queries.ranked(ranks.i2t, images, ks, i2t), "t2i": Queries.ranked(ranks.t2i, image_of_caption, ks, t2i)}
+        more_values["i2t"] = position_metrics(query_of_caption, ranks.own)
+        more_values["t2i"] = position_metrics(np.arange(len(ranks.t2i)), ranks.t2i)
+    return {
+        name: Queries.from_ranks(direction_ranks, query_images[name], ks, more_values[name])
+        for name, direction_ranks in ranks.by_direction.items()
+    }
 
 
 def fold_metrics(fold: Fold) -> dict[str, Any]:
-    """The metrics of each direction; where both are there with their recalls, also ``rsum`` and ``mean_recall``."""
+    """Return the metrics of each direction; also ``rsum`` and ``mean_recall`` if both directions have all recalls."""
     directions: dict[str, Any] = {direction: _means(queries) for direction, queries in fold.items()}
-    return {**directions, **_sums(directions)}
+    return {**directions, **_recall_sums(directions)}
 
 
 def direction_metrics(ranks: NDArray[np.int64]) -> dict[str, float]:
-    """Metrics of one direction from 0-based ranks.
+    """Return the metrics of one direction from 0-based ranks.
 
     ``r1``, ``r5``, ``r10`` = 100 x the share of queries whose rank is below K; ``medr`` = floor(median) + 1;
     ``meanr`` = mean + 1.
     """
-    return _means(Queries.ranked(ranks, np.arange(len(ranks))))
+    return _means(Queries.from_ranks(ranks, np.arange(len(ranks))))
 
 
 def metrics(ranks: Ranks) -> dict[str, Any]:
-    """The metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
-    directions: dict[str, Any] = {"i2t": direction_metrics(ranks.i2t), "t2i": direction_metrics(ranks.t2i)}
-    return {**directions, **_sums(directions)}
+    """Return the metrics of both directions, ``rsum`` (the sum of the six recalls) and ``mean_recall`` (a sixth of it)."""
+    directions: dict[str, Any] = {name: direction_metrics(values) for name, values in ranks.by_direction.items()}
+    return {**directions, **_recall_sums(directions)}
 
 
-def averaged(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The mean of every metric over folds."""
+def average(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the mean of every metric over several results, e.g. one per fold."""
     first = results[0]
     return {
-        key: averaged([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
+        key: average([r[key] for r in results]) if isinstance(value, dict) else np.mean([r[key] for r in results], 0)
         for key, value in first.items()
     }
 
 
-def resampled(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
-    """Every metric of :func:`fold_metrics`, averaged over folds, with each image counted as often as it weighs.
+def resample_metrics(folds: Sequence[Fold], weights: NDArray[np.float64]) -> dict[str, Any]:
+    """Return every metric of :func:`fold_metrics`, averaged over folds, for each sample of the images.
 
-    ``weights`` is (n_samples, n_images), of integers. A metric becomes (n_samples,); one of no query at all is NaN.
+    ``weights`` (n_samples, n_images) has integers: how often a sample contains each image. A metric is (n_samples,); it is
+    NaN for a sample without any query.
     """
     results = []
     for fold in folds:
         images = np.unique(np.concatenate([queries.images for queries in fold.values()]))
-        own = np.ascontiguousarray(weights[:, images].T)
+        fold_weights = np.ascontiguousarray(weights[:, images].T)
         directions: dict[str, Any] = {
-            direction: _weighted(queries, np.searchsorted(images, queries.images), own) for direction, queries in fold.items()
+            direction: _weighted_means(queries, np.searchsorted(images, queries.images), fold_weights)
+            for direction, queries in fold.items()
         }
-        results.append({**directions, **_sums(directions)})
-    return averaged(results)
+        results.append({**directions, **_recall_sums(directions)})
+    return average(results)
 
 
 def _means(queries: Queries) -> dict[str, float]:
@@ -185,11 +277,13 @@ def _means(queries: Queries) -> dict[str, float]:
     means = {name: float(np.mean(values)) for name, values in queries.values.items()}
     if queries.ranks is None:
         return means
-    return _ordered(means, float(np.floor(np.median(queries.ranks)) + 1))
+    return _insert_median(means, float(np.floor(np.median(queries.ranks)) + 1))
 
 
-def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
-    """Means and the median of queries that count as often as their ``images`` weigh (n_images, n_samples)."""
+def _weighted_means(
+    queries: Queries, images: NDArray[np.int64], weights: NDArray[np.float64]
+) -> dict[str, NDArray[np.float64]]:
+    """Return means and median of queries that count as often as their ``images``; ``weights`` is (n_images, n_samples)."""
     n_images = len(weights)
     counts = np.bincount(images, minlength=n_images)
     sums = [np.bincount(images, values, n_images) for values in queries.values.values()]
@@ -198,31 +292,31 @@ def _weighted(queries: Queries, images: NDArray[np.int64], weights: NDArray[np.f
         means = {name: total / count for name, total in zip(queries.values, totals, strict=True)}
     if queries.ranks is None:
         return means
-    return _ordered(means, _weighted_median_rank(queries.ranks, images, weights))
+    return _insert_median(means, _weighted_median_rank(queries.ranks, images, weights))
 
 
 def _weighted_median_rank(
     ranks: NDArray[np.int64], images: NDArray[np.int64], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """floor(median) + 1 of ranks that count as often as their images weigh."""
+    """Return floor(median) + 1 of ranks that count as often as their images."""
     from scipy.sparse import csr_array
 
-    values, which = np.unique(ranks, return_inverse=True)
-    of_each_rank = csr_array((np.ones(len(ranks)), (which, images)), shape=(len(values), len(weights)))
-    up_to = np.cumsum(of_each_rank @ weights, axis=0)
-    total = up_to[-1]
-    middle = [values[(up_to > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
+    values, value_of_query = np.unique(ranks, return_inverse=True)
+    queries_by_rank = csr_array((np.ones(len(ranks)), (value_of_query, images)), shape=(len(values), len(weights)))
+    cumulative = np.cumsum(queries_by_rank @ weights, axis=0)
+    total = cumulative[-1]
+    middle = [values[(cumulative > np.floor(position)).argmax(0)] for position in ((total - 1) / 2, total / 2)]
     return np.where(total > 0, np.floor((middle[0] + middle[1]) / 2) + 1, np.nan)
 
 
-def _ordered(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
-    """Recalls first, then Med r, then mean r and what else there is, as result files have them."""
+def _insert_median(means: Mapping[str, Any], medr: Any) -> dict[str, Any]:
+    """Insert Med r between the recalls and all other metrics, as result files order them."""
     recalls = {name: value for name, value in means.items() if name[0] == "r"}
     return {**recalls, "medr": medr, **{name: value for name, value in means.items() if name not in recalls}}
 
 
-def _sums(directions: Mapping[str, Any]) -> dict[str, Any]:
-    recalls = [directions.get(direction, {}).get(f"r{k}") for direction in ("i2t", "t2i") for k in RECALLS]
+def _recall_sums(directions: Mapping[str, Any]) -> dict[str, Any]:
+    recalls = [directions.get(direction.name, {}).get(f"r{k}") for direction in IMAGE_TEXT for k in RECALLS]
     if any(recall is None for recall in recalls):
         return {}
     rsum = sum(recalls)

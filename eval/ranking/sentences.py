@@ -1,8 +1,9 @@
-"""Sentence-to-sentence retrieval: a caption queries all other captions, right are those of its image.
+"""Sentence-to-sentence retrieval: each caption is a query for the other captions of its image among all captions.
 
 Wang et al., "Learning Two-Branch Neural Networks for Image-Text Matching Tasks", TPAMI 2018, section 5.5, Table 4.
-Captions are compared by cosine, whatever the model compares images and captions by: order scores are not symmetric, a
-caption being the more general side of a pair, and of two captions neither is; a model of pairs has no score for them.
+Captions are compared by cosine, whatever similarity the model has for images and captions. Order scores are not symmetric: a
+caption is the more general side of a pair with an image, but two captions are on the same side. A model that scores pairs of
+an image and a caption has no score for two captions.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ from vse.pipeline.errors import UserError
 
 
 class SentenceRanks(NamedTuple):
-    """``queries`` (n_queries,): the rows of the captions whose image has others; ``ranks`` (n_queries,): 0-based.
+    """The ranks of captions that query captions.
 
-    ``answers`` are the best right and wrong ones, in rows of captions.
+    Attributes
+    ----------
+    queries : (n_queries,) rows of the captions whose image has other captions
+    ranks : (n_queries,) their 0-based ranks
+    answers : their best right and wrong answers, as rows of captions
     """
 
     queries: NDArray[np.int64]
@@ -32,10 +37,10 @@ class SentenceRanks(NamedTuple):
 
 
 def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: Int[Tensor, " n_captions"]) -> SentenceRanks:
-    """How many captions of other images are at least as near to each query as the nearest other one of its own image.
+    """Return the rank of each query: how many captions of other images are at least as near as the nearest right caption.
 
-    The query itself is no candidate, and a caption that is the only one of its image no query. :class:`UserError` if
-    all are, or if a row is not finite.
+    Right captions are the others of the same image. The query itself is no candidate, and the only caption of an image is no
+    query. Raises UserError if there is no query, or if a row is not finite.
 
     Parameters
     ----------
@@ -46,7 +51,7 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: 
     queries = torch.nonzero(torch.bincount(image_of_caption)[image_of_caption] > 1)[:, 0]
     if not len(queries):
         raise UserError("the protocol sentence needs images with two captions or more: here every image has one")
-    # Image after image: the right answers to a block of queries are then neighbours.
+    # Sort captions by image, so that the right answers to a block of queries are neighbours.
     order = torch.argsort(image_of_caption, stable=True)
     units, images = unit_rows(captions[order]), image_of_caption[order]
     blocks = blocks_from_embeddings(units, units, torch.arange(len(units)))
@@ -62,22 +67,22 @@ def sentence_ranks(captions: Float[Tensor, "n_captions dim"], image_of_caption: 
         right = near.masked_fill(~own, -torch.inf)
         right.diagonal(start - first).fill_(-torch.inf)  # the queries themselves
         best, place = right.max(1, keepdim=True)
-        asked = order[rows]
-        ranks[asked] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
-        right_scores[asked], right_rows[asked] = best[:, 0], order[first + place[:, 0]]
+        queried = order[rows]
+        ranks[queried] = (scores >= best).sum(1) - (own & (near >= best)).sum(1)
+        right_scores[queried], right_rows[queried] = best[:, 0], order[first + place[:, 0]]
         wrong = scores.clone()
         wrong[:, first:last].masked_fill_(own, -torch.inf)
-        wrong_scores[asked], place = wrong.max(1)
-        wrong_rows[asked] = order[place]
+        wrong_scores[queried], place = wrong.max(1)
+        wrong_rows[queried] = order[place]
     found = (values[queries].numpy() for values in (ranks, right_rows, right_scores, wrong_rows, wrong_scores))
     answers = BestAnswers(queries.numpy(), *found)
     return SentenceRanks(answers.queries, answers.ranks, answers)
 
 
 def unit_rows(rows: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """Each row divided by its length, in float32; a row of zeros stays as it is."""
+    """Divide each row by its length, in float32; a row of zeros does not change."""
     largest = rows.float().abs().amax(1, keepdim=True)
-    # With its largest value 1, no square of a row overflows, and its length is 1 at least, unless it is of zeros.
+    # Divide by the largest value first: squares then do not overflow, and the length is at least 1 unless all values are 0.
     scaled = rows.float() / largest.where(largest > 0, 1)
     lengths: Tensor = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
     return scaled / lengths.clamp_min(1)

@@ -120,7 +120,7 @@ def _retrieved(query: int, scores: Tensor, right: NDArray[np.bool_], top: int) -
 
 def _scores_of_images(run: Embeddings, queries: Sequence[int]) -> Iterator[Tensor]:
     """Scores (n_captions,) of each of some images with all captions."""
-    scores = run.scores_of("i2t")
+    scores = run.direction_scores("i2t")
     if scores is not None:
         yield from (torch.as_tensor(scores[query : query + 1])[0] for query in queries)
     elif queries and run.vectors is not None:

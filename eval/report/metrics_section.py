@@ -11,10 +11,10 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COMPARED, PHRASE
-from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct, mean_and_std
+from vse.eval.defaults import COMPARISON_SAMPLES, PHRASE
+from vse.eval.files.results import Metric, ProtocolMetrics, Result, distinct_protocols, mean_and_std
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import DIRECTIONS, NAMES, fold_of, metric_name
+from vse.eval.ranking.metrics import DIRECTIONS, METRIC_TITLES, build_fold, metric_title
 from vse.eval.ranking.ranks import Ranks
 from vse.eval.report.charts import Bars, chance_recall, recall_bars
 
@@ -87,9 +87,11 @@ class ShownDifference(NamedTuple):
 
 def paired_differences(image_of_caption: NDArray[np.int64], first: Ranks, second: Ranks) -> list[ShownDifference]:
     """First minus second, over the whole split: recalls each direction and rsum (see :mod:`vse.eval.ranking.bootstrap`)."""
-    compared = differences([[fold_of(first, image_of_caption)]], [[fold_of(second, image_of_caption)]], COMPARED)
+    compared = differences(
+        [[build_fold(first, image_of_caption)]], [[build_fold(second, image_of_caption)]], COMPARISON_SAMPLES
+    )
     named = [
-        (f"{DIRECTIONS[direction]} {NAMES[name]}", compared[direction][name])
+        (f"{DIRECTIONS[direction].title} {METRIC_TITLES[name]}", compared[direction][name])
         for direction in ("i2t", "t2i")
         for name in _RECALLS
     ]
@@ -109,7 +111,7 @@ def shown_difference(name: str, leaf: Mapping[str, Any]) -> ShownDifference:
 
 def sections(results: Sequence[Result]) -> list[ProtocolSection]:
     """A section per protocol of any of the results; ``1k`` is left out where its one fold is the whole split."""
-    shown = distinct({name: None for result in results for name in result.protocols}, results[0].n_images)
+    shown = distinct_protocols({name: None for result in results for name in result.protocols}, results[0].n_images)
     return [_section(name, results) for name in shown]
 
 
@@ -121,7 +123,7 @@ def headline(result: Result) -> list[tuple[str, ShownMetric]]:
     protocols = result.protocols
     if PHRASE in protocols:
         metrics = _directions(protocols[PHRASE]).get(PHRASE, {})
-        return [(NAMES[key], metrics[key]) for key in _BARS if key in metrics]
+        return [(METRIC_TITLES[key], metrics[key]) for key in _BARS if key in metrics]
     for protocol in (protocols[name] for name in ("full", *protocols) if name in protocols):
         sums = _sums(protocol)
         if "rsum" in sums:
@@ -130,7 +132,7 @@ def headline(result: Result) -> list[tuple[str, ShownMetric]]:
             return [
                 ("rsum", sums["rsum"]),
                 *(
-                    (f"{NAMES[key]}, {DIRECTIONS[direction]}", directions[direction][key])
+                    (f"{METRIC_TITLES[key]}, {DIRECTIONS[direction].title}", directions[direction][key])
                     for key, direction in asked
                     if key in directions.get(direction, {})
                 ),
@@ -144,14 +146,14 @@ def _section(name: str, results: Sequence[Result]) -> ProtocolSection:
     directions = list(dict.fromkeys(direction for one in shown for direction in one))
     keys = list(dict.fromkeys(key for one in shown for metrics in one.values() for key in metrics))
     rows = [
-        MetricRow(DIRECTIONS[direction], series, [one[direction].get(key, ShownMetric(math.nan)) for key in keys])
+        MetricRow(DIRECTIONS[direction].title, series, [one[direction].get(key, ShownMetric(math.nan)) for key in keys])
         for direction in directions
         for series, one in enumerate(shown)
         if direction in one
     ]
-    sums = [(series, metric_name(key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()]
+    sums = [(series, metric_title(key), metric) for series, one in enumerate(protocols) for key, metric in _sums(one).items()]
     title = _title(name, results[0], next(result.protocols[name] for result in results if name in result.protocols))
-    columns = [metric_name(key) for key in keys]
+    columns = [metric_title(key) for key in keys]
     chance = _chance(name, results[0], directions)
     chart = _chart(title, directions, shown, chance)
     notes = " ".join(filter(None, [_notes(shown), left_out(protocols[0]) if name == PHRASE else ""]))
@@ -177,7 +179,7 @@ def _chance(name: str, result: Result, directions: Sequence[str]) -> dict[str, d
 
 def _chance_note(chance: dict[str, dict[str, float]]) -> str:
     """The chance level in numbers."""
-    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name]}" for name, of in chance.items()]
+    levels = [f"{' / '.join(f'{level:.1f}' for level in of.values())} {DIRECTIONS[name].title}" for name, of in chance.items()]
     return f"Dotted lines: chance, R@1 / 5 / 10 of {', '.join(levels)}." if levels else ""
 
 
@@ -202,7 +204,7 @@ def _chart(
     if not bars:
         return None
     groups = [
-        (DIRECTIONS[direction], [NAMES[key] for of, key in bars if of == direction])
+        (DIRECTIONS[direction].title, [METRIC_TITLES[key] for of, key in bars if of == direction])
         for direction in dict.fromkeys(of for of, _ in bars)
     ]
     series = []

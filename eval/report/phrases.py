@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.eval.defaults import COMPARED, IOU, PHRASE
+from vse.eval.defaults import COMPARISON_SAMPLES, IOU, PHRASE
 from vse.eval.files.phrase_scores import PhraseScores
 from vse.eval.files.results import ProtocolMetrics, mean_and_std
 from vse.eval.protocols.phrase_evaluation import phrase_folds
 from vse.eval.ranking.bootstrap import differences
-from vse.eval.ranking.localisation import MISSED, Localised, localised, pairwise_iou
-from vse.eval.ranking.metrics import NAMES
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
+from vse.eval.ranking.metrics import METRIC_TITLES
 from vse.eval.report.drawings import PlacedBox, PlacedPhoto, colour_of, placed_box, size_around
 from vse.eval.report.metrics_section import ShownDifference, ShownMetric, shown_difference
 from vse.eval.report.pages import sized_thumbnail
@@ -119,7 +119,7 @@ def mentions_of(run: PhraseScores, dataset: Dataset) -> dict[int, Mention]:
 def phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n: int, seed: int) -> PhraseGallery:
     """``n`` captions of one model's phrases, or of two models' of the same phrases; ``seed`` draws those that are drawn."""
     known = mentions_of(runs[0], dataset)
-    outcomes = [localised(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
+    outcomes = [phrase_ranks(run.scores, run.boxes, run.offsets, run.truth, iou) for run in runs]
     captions = _captions(runs[0], outcomes)
     groups = _select_of_two(captions, n) if len(runs) == 2 else _select(captions, n, seed)
     shown, unreadable = [], set()
@@ -133,7 +133,7 @@ def phrase_gallery(runs: Sequence[PhraseScores], dataset: Dataset, iou: float, n
     return PhraseGallery([group for group in shown if group.cards], len(unreadable), _counts(runs[0], outcomes))
 
 
-def _counts(run: PhraseScores, outcomes: Sequence[Localised]) -> tuple[int, int, int] | None:
+def _counts(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> tuple[int, int, int] | None:
     if len(outcomes) < 2:
         return None
     first, second = (outcome.ranks[run.has_box] == 0 for outcome in outcomes)
@@ -141,7 +141,7 @@ def _counts(run: PhraseScores, outcomes: Sequence[Localised]) -> tuple[int, int,
     return a, b, len(first) - a - b
 
 
-def _captions(run: PhraseScores, outcomes: Sequence[Localised]) -> _Captions:
+def _captions(run: PhraseScores, outcomes: Sequence[PhraseRanks]) -> _Captions:
     rows = np.flatnonzero(run.has_box)
     ids, first, which = np.unique(run.caption_ids[rows], return_index=True, return_inverse=True)
     n_phrases = np.bincount(which)
@@ -195,7 +195,7 @@ def _pick(captions: _Captions, order: NDArray[np.int64], size: int, shown: set[i
 def _card(
     sentid: int,
     runs: Sequence[PhraseScores],
-    outcomes: Sequence[Localised],
+    outcomes: Sequence[PhraseRanks],
     known: Mapping[int, Mention],
     dataset: Dataset,
 ) -> PhraseCard:
@@ -235,7 +235,7 @@ def _best(run: PhraseScores, row: int, number: int) -> list[PlacedBox]:
     return [placed_box(boxes[best], number)]
 
 
-def _placed(run: PhraseScores, outcome: Localised, row: int, number: int, known: Mapping[int, Mention]) -> PlacedPhrase:
+def _placed(run: PhraseScores, outcome: PhraseRanks, row: int, number: int, known: Mapping[int, Mention]) -> PlacedPhrase:
     rank = int(outcome.ranks[row])
     answer = "" if rank == 0 else "no right box" if rank == MISSED else f"right at rank {rank + 1:,}"
     text, types = known[int(run.phrase_ids[row])].text, str(run.types[row]).replace("/", ", ")
@@ -329,7 +329,10 @@ def phrase_paired_differences(reported: Sequence[ReportedResult]) -> list[ShownD
         return []
     folds = phrase_folds([one.path for one in reported], runs, _threshold(reported[0]))
     first, second = ([[{PHRASE: fold[PHRASE]}]] for fold in folds)
-    return [shown_difference(NAMES[key], leaf) for key, leaf in differences(first, second, COMPARED)[PHRASE].items()]
+    return [
+        shown_difference(METRIC_TITLES[key], leaf)
+        for key, leaf in differences(first, second, COMPARISON_SAMPLES)[PHRASE].items()
+    ]
 
 
 def _threshold(reported: ReportedResult) -> float:
@@ -349,4 +352,4 @@ def _types(protocols: Sequence[ProtocolMetrics]) -> list[TypeRow]:
 
 def _of_type(protocol: ProtocolMetrics, name: str) -> ShownMetric:
     metric = protocol.per_type.get(name, {}).get("r1")
-    return ShownMetric(*mean_and_std(metric), *(protocol.interval_of_type(name, "r1") or (math.nan, math.nan)))
+    return ShownMetric(*mean_and_std(metric), *(protocol.type_interval(name, "r1") or (math.nan, math.nan)))

@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from vse.eval.defaults import PHRASE, QUERIES
+from vse.eval.defaults import PHRASE, REPORT_QUERIES
 from vse.eval.files.results import Member, Result
 from vse.eval.protocols.options import combination_line
 from vse.eval.ranking.metrics import DIRECTIONS
@@ -66,7 +66,7 @@ def write_report(
     out: Path,
     data: Path | None = None,
     embeddings: Sequence[Path] = (),
-    queries: int = QUERIES,
+    queries: int = REPORT_QUERIES,
     seed: int = 0,
     attention: AttentionOfRun | None = None,
 ) -> Path:
@@ -326,8 +326,8 @@ def _histograms(ranks: Sequence[Ranks], result: Result) -> list[Chart]:
     for direction, n_candidates in (("i2t", result.n_captions), ("t2i", result.n_images)):
         of_results = [getattr(one, direction) for one in ranks]
         n_right = captions_each(result.n_images, result.n_captions) if direction == "i2t" else 1
-        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction]}", of_results, n_candidates, n_right)
-        charts.append(Chart(f"{DIRECTIONS[direction]}: {len(of_results[0]):,} queries among {n_candidates:,}", chart))
+        chart = rank_histogram(f"Ranks of right answers, {DIRECTIONS[direction].title}", of_results, n_candidates, n_right)
+        charts.append(Chart(f"{DIRECTIONS[direction].title}: {len(of_results[0]):,} queries among {n_candidates:,}", chart))
     return charts
 
 

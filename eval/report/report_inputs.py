@@ -16,8 +16,8 @@ import pandas as pd
 
 from vse.eval.defaults import PHRASE
 from vse.eval.files.embeddings import Embeddings, read_embeddings
-from vse.eval.files.hdf5_fields import Described
-from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
+from vse.eval.files.hdf5_fields import FileMetadata
+from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import Result, read_result
 from vse.eval.protocols.ensemble import ensemble
 from vse.pipeline.dataset.identity import check_same_data
@@ -135,7 +135,7 @@ def _not_there(files: Sequence[Path], given: bool) -> str:
     return "the embeddings are not where the result says (--embeddings does): no ranks, no gallery"
 
 
-def _check_sum(reported: ReportedResult, file: Path, run: Described, entry: Mapping[str, str]) -> None:
+def _check_sum(reported: ReportedResult, file: Path, run: FileMetadata, entry: Mapping[str, str]) -> None:
     if run.source is not None and run.source.sha256 != entry["sha256"]:
         raise UserError(
             f"{file}: not the embeddings that {reported.path} was made from, their sha256 is another; "
@@ -156,7 +156,7 @@ def _check_same(reported: ReportedResult, file: Path, run: Embeddings | PhraseSc
             raise UserError(f"{file}: of {name} {value!r}, {reported.path} of {theirs[name]!r}")
 
 
-def _captions_of(file: Path, run: Described) -> Path | None:
+def _captions_of(file: Path, run: FileMetadata) -> Path | None:
     """Where the embeddings say that ``dataset.json`` is."""
     try:
         captions = json.loads(run.provenance)["captions"]
@@ -239,7 +239,7 @@ def on_the_same_queries(first: ReportedResult, second: ReportedResult) -> Report
                 "results side by side must be on the same queries"
             )
     if first.phrases is not None and second.phrases is not None:
-        same_phrases(first.path, first.phrases, second.path, second.phrases)
+        check_same_phrases(first.path, first.phrases, second.path, second.phrases)
     if first.run is None or second.run is None:
         return second
     rows = {}

@@ -1,4 +1,4 @@
-"""Top-K search of embeddings, exact or by a FAISS index, and the check of exact ranks against it.
+"""Top-K search of embeddings, exact or with a FAISS index, and the check of exact ranks against such a search.
 
-May import ranking and files.
+This package may import ``vse.eval.ranking`` and ``vse.eval.files``.
 """

@@ -18,8 +18,8 @@ from vse.eval.defaults import RECALLS
 from vse.eval.ranking.metrics import metrics
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks
 from vse.eval.search.exact import BLOCK, Rows, Scores, TopK, exact_scores, exact_search
-from vse.eval.search.gpu import on_gpu
-from vse.eval.search.index import build_index, rows_needed, set_parameters
+from vse.eval.search.gpu import copy_to_gpu
+from vse.eval.search.index import build_index, min_training_rows, set_parameters
 from vse.eval.search.top_k import CANDIDATES, search
 from vse.pipeline.errors import UserError
 
@@ -198,7 +198,7 @@ def approximate_recalls(
         counts = f"{len(image_of_caption)} rows for {len(captions)} captions of {len(images)} images"
         raise UserError(f"image_of_caption has {counts}, or rows that are none of these images")
     asking = np.unique(image_of_caption)
-    needed = rows_needed(factory, images.shape[1])
+    needed = min_training_rows(factory, images.shape[1])
     measured: dict[str, Any] = {"factory": factory, "parameters": parameters, "similarity": similarity}
     if similarity != "cosine":
         measured["reranked"] = candidates
@@ -214,7 +214,7 @@ def approximate_recalls(
         if not small:
             set_parameters(built.index, parameters)
         times.append(time.perf_counter())
-        index = on_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
+        index = copy_to_gpu(built.index, depth if similarity == "cosine" else max(depth, candidates))
         top = search(corpus, queries, depth, similarity, direction=direction, candidates=candidates, index=index)
         times.append(time.perf_counter())
         del index

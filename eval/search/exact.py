@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from vse.eval.ranking.ranks import shared_tensor
 from vse.eval.ranking.scores import RankingSimilarity, similarity_by_name
-from vse.eval.search.gpu import GPU_RESULTS, give_up, gpu
+from vse.eval.search.gpu import GPU_RESULTS, fall_back_to_cpu, gpu
 from vse.pipeline.errors import UserError
 
 BLOCK = 65_536  # rows read at once: 256 MB of 1,024 dimensions
@@ -51,23 +51,23 @@ def exact_search(
 ) -> TopK:
     """The ``k`` rows of ``corpus`` (n, dim) that are most similar to each query (m, dim), all rows being scored.
 
-    ``block`` rows are held at a time, and the best of them merged with the best so far; rows that score the same stand in
+    ``block`` rows are held at a time, and the best of them merge_top_k with the best so far; rows that score the same stand in
     ascending order, but which of those that tie with the last are found is left to FAISS. ``direction`` is as for
     :func:`vse.eval.search.top_k.search`. :class:`UserError` names a row that is not finite.
     """
     scorer = similarity_by_name(similarity)
-    queries = checked_queries(corpus, queries)
+    queries = check_queries(corpus, queries)
     if similarity != "cosine":
         check_direction(similarity, direction)
     best = TopK(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))
     alone = similarity == "cosine" and len(queries) == 1 and queries.shape[1] > _SHORT and gpu() is None
-    for start, rows in blocks_of(corpus, block, checked=not alone):
+    for start, rows in read_blocks(corpus, block, checked=not alone):
         few = min(k, len(rows))
         if alone:
             near = _nearest(queries, rows, few, float(best.scores[0, -1]) if best.scores.shape[1] >= k else -np.inf, start)
         else:
             near = _knn(queries, rows, few) if similarity == "cosine" else _top(scorer, queries, rows, few, direction)
-        best = merged(k, best, TopK(near.scores, near.rows + start))
+        best = merge_top_k(k, best, TopK(near.scores, near.rows + start))
     return best
 
 
@@ -91,7 +91,7 @@ def exact_scores(corpus: Corpus, queries: NDArray[np.float32], rows: Rows, simil
     return scores
 
 
-def checked_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.float32]:
+def check_queries(corpus: Corpus, queries: NDArray[np.float32]) -> NDArray[np.float32]:
     """Queries as FAISS takes them; :class:`UserError` if they are of other dimensions or a row is not finite."""
     if len(corpus.shape) != 2 or queries.ndim != 2 or queries.shape[1] != corpus.shape[1]:
         raise UserError(f"queries of shape {queries.shape} do not suit a corpus of shape {corpus.shape}")
@@ -106,7 +106,7 @@ def check_direction(similarity: str, direction: str | None) -> None:
         raise ValueError(f"search by {similarity} needs to know whether the direction is i2t or t2i, not {direction!r}")
 
 
-def blocks_of(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def read_blocks(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """The corpus, ``block`` rows at a time, each with the number of its first row; ``checked`` rows are finite."""
     if block < 1:
         raise ValueError(f"blocks of {block} rows")
@@ -117,7 +117,7 @@ def blocks_of(corpus: Corpus, block: int, checked: bool = True) -> Iterator[tupl
         yield start, rows
 
 
-def merged(k: int, *parts: TopK) -> TopK:
+def merge_top_k(k: int, *parts: TopK) -> TopK:
     """The best ``k`` of several searches for the same queries; equal scores in the order of rows."""
     scores, rows = (np.concatenate(values, axis=1) for values in zip(*parts, strict=True))
     scores = np.where(rows < 0, np.float32(-np.inf), scores)
@@ -153,7 +153,7 @@ def _knn(queries: NDArray[np.float32], rows: NDArray[np.float32], k: int) -> Top
             found = faiss.knn_gpu(used.resources, queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT, device=used.number)
             return TopK(*found)
         except RuntimeError as error:  # other programs may have taken its memory
-            give_up(error)
+            fall_back_to_cpu(error)
     return TopK(*faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT))
 
 

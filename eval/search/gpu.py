@@ -43,7 +43,7 @@ def gpu() -> FaissGpu | None:
     return _current["gpu"]
 
 
-def give_up(error: Exception) -> None:
+def fall_back_to_cpu(error: Exception) -> None:
     """Compute on the processor from now on, because the GPU failed; that is said."""
     log.warning("FAISS computes on the processor from here on: its GPU failed (%s)", faiss_reason(error))
     _current["gpu"] = None
@@ -81,11 +81,11 @@ class GpuIndex:
                 return self._copy.search(queries, k)
             except RuntimeError as error:
                 self._copy = None
-                give_up(error)
+                fall_back_to_cpu(error)
         return self._index.search(queries, k)
 
 
-def on_gpu(index: Any, k: int) -> Any:
+def copy_to_gpu(index: Any, k: int) -> Any:
     """A copy on the GPU, if there is one and it can search for ``k`` results by such an index; else the index itself.
 
     :class:`UserError` if the index is to look into more lists than it could on a GPU.

@@ -27,8 +27,8 @@ from pydantic import (
     field_validator,
 )
 
-from vse.eval.files.array_folder import HELD_BYTES
-from vse.eval.search.exact import BLOCK, Corpus, TopK, blocks_of, merged
+from vse.eval.files.array_folder import IN_MEMORY_BYTES
+from vse.eval.search.exact import BLOCK, Corpus, TopK, merge_top_k, read_blocks
 from vse.eval.search.gpu import faiss_reason
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, changed_file_error
@@ -45,7 +45,7 @@ _LINKS = range(2, 257)  # of a node of a graph: with fewer FAISS crashes, with m
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltIndex:
     """An index of a corpus, row after row, and on how many rows it was trained (0 if it needs no training)."""
 
     index: Any
@@ -53,7 +53,9 @@ class Built:
     trained_on: int
 
 
-def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = BLOCK, name: str = "corpus") -> Built:
+def build_index(
+    corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: int = BLOCK, name: str = "corpus"
+) -> BuiltIndex:
     """An index for the highest inner products with the rows of ``corpus`` (n, dim), which is read ``block`` rows at a time.
 
     ``factory`` is a string as FAISS has them. What needs training is trained on rows drawn with ``seed``. On one thread an
@@ -75,16 +77,16 @@ def build_index(corpus: Corpus, factory: str = "Flat", *, seed: int = 0, block: 
             trained_on = min(n_rows, max(TRAIN_LEAST, TRAIN_EACH * n_centroids))
             index.train(_sample(corpus, trained_on, seed))
         with progress_bar(total=n_rows, desc=f"index {name}", unit="row") as progress:
-            for _, rows in blocks_of(corpus, block):
+            for _, rows in read_blocks(corpus, block):
                 index.add(rows)
                 progress.update(len(rows))
     except RuntimeError as error:
         reason = f"FAISS cannot build it for {name} ({faiss_reason(error)})"
         raise UserError(f"{factory}: {reason}; such as {EXAMPLES} work") from None
-    return Built(index, factory, trained_on)
+    return BuiltIndex(index, factory, trained_on)
 
 
-def rows_needed(factory: str, dim: int) -> int:
+def min_training_rows(factory: str, dim: int) -> int:
     """How many rows at least such an index is trained on; :class:`UserError` if there is no such index."""
     index = _made(factory, dim)
     return TRAIN_ENOUGH * _most_centroids(index)
@@ -111,10 +113,10 @@ def search_index(index: Any, queries: NDArray[np.float32], k: int) -> TopK:
     k = min(k, index.ntotal)
     if not k or not len(queries):
         return TopK(np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64))
-    return merged(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
+    return merge_top_k(k, TopK(*index.search(np.ascontiguousarray(queries, np.float32), k)))
 
 
-class StoredRows:
+class IndexVectors:
     """The vectors (n, dim) that an index holds, as a :class:`vse.eval.search.exact.Corpus`; of PQ or SQ approximately."""
 
     def __init__(self, index: Any) -> None:
@@ -133,11 +135,11 @@ class StoredRows:
         return vectors
 
 
-def holds_exactly(index: Any, corpus: Corpus) -> bool:
+def stores_exactly(index: Any, corpus: Corpus) -> bool:
     """Whether the first rows of an index are those of its corpus, bit for bit; then all of them are."""
     some = slice(0, 100)
     try:
-        return bool(np.array_equal(StoredRows(index)[some], np.asarray(corpus[some], np.float32)))
+        return bool(np.array_equal(IndexVectors(index)[some], np.asarray(corpus[some], np.float32)))
     except RuntimeError:  # it cannot give vectors back
         return False
 
@@ -207,14 +209,14 @@ class _Note(BaseModel):
     @classmethod
     def _can_be_made(cls, factory: str, before: ValidationInfo) -> str:
         try:
-            rows_needed(factory, before.data.get("dim", 1))
+            min_training_rows(factory, before.data.get("dim", 1))
         except UserError as error:
             raise ValueError(str(error)) from None
         return factory
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexSource:
     """What an index is of: ``ids_sha256`` of the ids of its ``count`` rows, and ``of`` all that decides their vectors.
 
     ``of`` maps names that a person understands, such as ``split``, to texts.
@@ -227,8 +229,8 @@ class Indexed:
     of: Mapping[str, str]
 
 
-INDEX_NOTE = json_kind("the note of an index", "format", "factory", "ids_sha256")
-INDEX = OutputKind("an index of ours, with its note beside it", lambda path: INDEX_NOTE.is_at(note_file(path)))
+INDEX_METADATA = json_kind("the note of an index", "format", "factory", "ids_sha256")
+INDEX = OutputKind("an index of ours, with its note beside it", lambda path: INDEX_METADATA.is_at(metadata_file(path)))
 
 
 def ids_sha256(ids: NDArray[np.int64]) -> str:
@@ -236,12 +238,12 @@ def ids_sha256(ids: NDArray[np.int64]) -> str:
     return hashlib.sha256(np.ascontiguousarray(ids, "<i8").tobytes()).hexdigest()
 
 
-def note_file(path: Path) -> Path:
+def metadata_file(path: Path) -> Path:
     """Where the note of an index lies."""
     return path.with_name(f"{path.name}.json")
 
 
-def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
+def write_index(path: Path, built: BuiltIndex, indexed: IndexSource) -> Path:
     """Write the index and its note, each of them atomically, and the note first; returns ``path``.
 
     So that after a kill no index is without a note. A note without an index hinders nobody.
@@ -267,18 +269,18 @@ def write_index(path: Path, built: Built, indexed: Indexed) -> Path:
             "faiss": faiss.__version__,
             "sha256": digest.hexdigest(),
         }
-        write_json(note_file(path), note)
+        write_json(metadata_file(path), note)
     return path
 
 
-def is_there(path: Path, indexed: Indexed) -> bool:
+def index_exists(path: Path, indexed: IndexSource) -> bool:
     """Whether there is an index to read. One that lost its note, but is of as many rows as long, counts as absent.
 
     Any other file without a note is there, and :func:`read_index` refuses it: it may be somebody else's.
     """
     if may_replace_others() and not INDEX.is_at(path):
         return False
-    if not path.is_file() or note_file(path).exists():
+    if not path.is_file() or metadata_file(path).exists():
         return path.exists()
     try:
         index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
@@ -286,11 +288,11 @@ def is_there(path: Path, indexed: Indexed) -> bool:
         return True
     if (index.ntotal, index.d) != (indexed.count, indexed.dim):
         return True
-    log.warning("%s: there is no %s beside it, as after a kill; it is built again", path, note_file(path).name)
+    log.warning("%s: there is no %s beside it, as after a kill; it is built again", path, metadata_file(path).name)
     return False
 
 
-def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Built:
+def read_index(path: Path, indexed: IndexSource, factory: str | None = None) -> BuiltIndex:
     """The index in a file; the vectors of a large one are mapped from there where FAISS can.
 
     :class:`UserError` if it is not there, if it is an index of something else than ``indexed`` or of another ``factory``
@@ -311,7 +313,7 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
         file = InputFile(path)
         if file.sha256 != note["sha256"]:
             raise UserError(f"{path}: was changed or cut short since it was built (its SHA-256 differs); {_REBUILD}")
-        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > HELD_BYTES else 0)
+        index = faiss.read_index(str(file.descriptor_path), faiss.IO_FLAG_MMAP_IFC if file.size > IN_MEMORY_BYTES else 0)
         if file.has_changed:
             raise changed_file_error(path)
         search_index(index, np.zeros((1, index.d), np.float32), 1)  # what is wrong with its parts is found here
@@ -321,13 +323,13 @@ def read_index(path: Path, indexed: Indexed, factory: str | None = None) -> Buil
         raise UserError(f"{path}: has {index.ntotal} rows of {index.d} dimensions, not what its note says; {_REBUILD}")
     if index.metric_type != faiss.METRIC_INNER_PRODUCT:
         raise UserError(f"{path}: is not searched by inner products; {_REBUILD}")
-    return Built(index, note["factory"], note["trained_on"])
+    return BuiltIndex(index, note["factory"], note["trained_on"])
 
 
 def _read_note(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: no such index file")
-    file = note_file(path)
+    file = metadata_file(path)
     if not file.is_file():
         raise UserError(f"{path}: not an index of ours, there is no {file.name} beside it; name another file")
     note = read_json(file)

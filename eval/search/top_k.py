@@ -19,10 +19,10 @@ from vse.eval.search.exact import (
     Corpus,
     TopK,
     check_direction,
-    checked_queries,
+    check_queries,
     exact_scores,
     exact_search,
-    merged,
+    merge_top_k,
 )
 from vse.eval.search.index import search_index
 
@@ -52,12 +52,12 @@ def search(
     than ``k``, scores end in -inf and rows in -1. Without one ``block`` rows are read at a time.
     """
     similarity_by_name(similarity)
-    queries = checked_queries(corpus, queries)
+    queries = check_queries(corpus, queries)
     if similarity == "cosine":
         return exact_search(corpus, queries, k, block=block) if index is None else search_index(index, queries, k)
     check_direction(similarity, direction)
     near = search(corpus, queries, max(k, candidates), index=index, block=block).rows
-    return merged(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
+    return merge_top_k(k, TopK(exact_scores(corpus, queries, near, similarity, direction), near))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from vse.eval.defaults import LADDER_COSTS
-from vse.eval.files.results import Result, check_one_data, read_result, without_comparisons
+from vse.eval.files.results import Result, check_one_dataset, drop_comparisons, read_result
 from vse.eval.tables.summary import method_of, summary
 from vse.eval.tables.table import MARKER, NO_REQUEST, Cells, TableKind, TableRequest, metric_cell, title_of
 from vse.pipeline.errors import UserError, printable
@@ -45,10 +45,10 @@ def ladder(results: Sequence[Path], cost: str = "total_s") -> pd.DataFrame:
     ``yes`` for rows on the Pareto front of rsum against ``cost``, one of :data:`vse.eval.defaults.LADDER_COSTS`, among
     those of one data set and split. :class:`UserError` if a result has no metrics of the whole split.
     """
-    paths = without_comparisons(results)
+    paths = drop_comparisons(results)
     if not paths:
         raise UserError("no result among the files, so there is no ladder")
-    check_one_data([(path, read_result(path)) for path in paths])
+    check_one_dataset([(path, read_result(path)) for path in paths])
     table = pd.concat([_row(path) for path in paths], ignore_index=True)
     table[BEST] = ""
     for _, rows in table.groupby(_SAME):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from vse.eval.defaults import FOLD, FOLDED, PHRASE
-from vse.eval.files.results import ProtocolMetrics, Result, check_one_data, mean_and_std, read_result, without_comparisons
+from vse.eval.defaults import FOLD, FOLDED_PROTOCOLS, PHRASE
+from vse.eval.files.results import ProtocolMetrics, Result, check_one_dataset, drop_comparisons, mean_and_std, read_result
 from vse.eval.files.split import split_name
 from vse.eval.tables.published_rows import PublishedRow, experiments_of, published_rows
 from vse.eval.tables.summary import NO_INTERVAL, described
@@ -42,7 +42,7 @@ class Measured:
         """How many images a query was compared with; None of phrases, which are compared with boxes of their own image."""
         if self.protocol == PHRASE:
             return None
-        return FOLD if self.protocol in FOLDED else self.result.n_images
+        return FOLD if self.protocol in FOLDED_PROTOCOLS else self.result.n_images
 
     @property
     def split(self) -> str:
@@ -103,8 +103,8 @@ class PublishedTable(TableKind):
 
 def _by_row(table: str, rows: Sequence[PublishedRow], results: Sequence[Path], dataset: str | None) -> dict[str, Measured]:
     by_row: dict[str, Measured] = {}
-    read = [(path, read_result(path)) for path in without_comparisons(results)]
-    check_one_data(read)
+    read = [(path, read_result(path)) for path in drop_comparisons(results)]
+    check_one_dataset(read)
     for path, result in read:
         if result.sha256 is None:
             raise UserError(f"{path}: has no sha256, so whether it was edited cannot be told; remove it and evaluate again")
@@ -170,7 +170,7 @@ def _of_test_split(measured: Measured) -> None:
     if result.split != "test":
         raise UserError(f"{path}: made from the split {result.split!r}, and the table asks for the test split")
     if protocol not in result.protocols:
-        few = protocol in FOLDED and result.n_images < FOLD
+        few = protocol in FOLDED_PROTOCOLS and result.n_images < FOLD
         what = f"it takes {FOLD} images, not {result.n_images}" if few else f"evaluate again with --protocol {protocol}"
         there = ", ".join(result.protocols)
         raise UserError(f"{path}: lacks the protocol {protocol}, which {measured.row.key} asks for (there is {there}); {what}")

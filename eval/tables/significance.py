@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vse.eval.defaults import COMPARED, CROSS_CHECKED, IOU, PHRASE
-from vse.eval.files.embeddings import Embeddings, experiment_of, provenance_of, read_embeddings, same_split
-from vse.eval.files.hdf5_fields import Described
-from vse.eval.files.phrase_scores import PhraseScores, read_phrase_scores, same_phrases
+from vse.eval.defaults import COMPARISON_SAMPLES, CROSS_CHECK_QUERIES, IOU, PHRASE
+from vse.eval.files.embeddings import Embeddings, check_same_split, experiment_name, parse_provenance, read_embeddings
+from vse.eval.files.hdf5_fields import FileMetadata
+from vse.eval.files.phrase_scores import PhraseScores, check_same_phrases, read_phrase_scores
 from vse.eval.files.results import (
     COMPARISON,
     COMPARISON_VERSION,
     ComparedMetric,
     Comparison,
-    check_one_data,
+    check_one_dataset,
     content_sha256,
-    distinct,
+    display_name,
+    distinct_protocols,
     file_reference,
     read_comparison,
-    shown_name,
 )
 from vse.eval.protocols.evaluate import all_queries, read_seeds, select_protocols, unfinished_runs
 from vse.eval.protocols.phrase_evaluation import (
@@ -37,7 +37,7 @@ from vse.eval.protocols.phrase_evaluation import (
 )
 from vse.eval.protocols.protocols import AskedOfQueries
 from vse.eval.ranking.bootstrap import ALPHA, differences
-from vse.eval.ranking.metrics import metric_name
+from vse.eval.ranking.metrics import metric_title
 from vse.eval.tables.table import NO_REQUEST, Cells, TableKind, TableRequest, metric_cell
 from vse.pipeline.command import current_provenance
 from vse.pipeline.errors import UserError
@@ -50,10 +50,10 @@ def compare_files(
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
     cross_check: bool = True,
-    samples: int = COMPARED,
+    samples: int = COMPARISON_SAMPLES,
     unfinished: bool = False,
     iou: float | None = None,
-    cross_checked: int = CROSS_CHECKED,
+    cross_checked: int = CROSS_CHECK_QUERIES,
 ) -> Path:
     """Compare two models whatever the files hold; returns the file. See :func:`compare` and :func:`compare_phrases`."""
     phrases = of_phrases(files)
@@ -69,9 +69,9 @@ def compare(
     out: Path | None = None,
     protocol: str | Sequence[str] = "auto",
     cross_check: bool = True,
-    samples: int = COMPARED,
+    samples: int = COMPARISON_SAMPLES,
     unfinished: bool = False,
-    cross_checked: int = CROSS_CHECKED,
+    cross_checked: int = CROSS_CHECK_QUERIES,
 ) -> Path:
     """Write how far two models are apart, metric by metric, on the same queries; returns the file.
 
@@ -84,7 +84,7 @@ def compare(
     _check_samples(samples)
     sides = _sides(files, read_embeddings)
     runs = [read_seeds(side) for side in sides]
-    same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
+    check_same_split(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
     names = [
         name for name in select_protocols(sides[0], runs[0], protocol) if name in select_protocols(sides[1], runs[1], protocol)
     ]
@@ -103,7 +103,11 @@ def compare(
 
 
 def compare_phrases(
-    files: Sequence[Path], out: Path | None = None, iou: float = IOU, samples: int = COMPARED, unfinished: bool = False
+    files: Sequence[Path],
+    out: Path | None = None,
+    iou: float = IOU,
+    samples: int = COMPARISON_SAMPLES,
+    unfinished: bool = False,
 ) -> Path:
     """As :func:`compare` of two models that localise phrases: ``files`` hold phrase scores; returns the file.
 
@@ -112,7 +116,7 @@ def compare_phrases(
     _check_samples(samples)
     sides = _sides(files, read_phrase_scores)
     runs = [read_phrase_seeds(side) for side in sides]
-    same_phrases(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
+    check_same_phrases(sides[0][0], runs[0][0], sides[1][0], runs[1][0])
     out, not_finished = _begun(files, runs, out, unfinished)
     compared = {PHRASE: phrase_differences(sides, runs, samples, iou)}
     return _written(runs, out, compared, samples, not_finished, {"iou": iou})
@@ -124,7 +128,7 @@ def _check_samples(samples: int) -> None:
 
 
 def _begun(
-    files: Sequence[Path], runs: Sequence[Sequence[Described]], out: Path | None, unfinished: bool
+    files: Sequence[Path], runs: Sequence[Sequence[FileMetadata]], out: Path | None, unfinished: bool
 ) -> tuple[Path, list[dict[str, str]]]:
     """Where to write, which without ``out`` is named by the two models, and the files of runs that did not finish."""
     if out is None:
@@ -172,10 +176,10 @@ def significance(comparisons: Sequence[Path]) -> pd.DataFrame:
     """A row per comparison, protocol and metric: both values, their difference, its 95% interval and p."""
     rows = []
     opened = [(path, read_comparison(path)) for path in comparisons]
-    check_one_data(opened)
+    check_one_dataset(opened)
     for _, comparison in opened:
         models = dict(zip("ab", _labels(comparison), strict=True))
-        for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
+        for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
             for direction, name, metric in _leaves(metrics):
                 row: dict[str, Any] = {
                     "dataset": comparison.dataset,
@@ -239,7 +243,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
     """A line per protocol for a person: R@1 of each direction and rsum, with interval and p."""
     title = " - ".join(_labels(comparison))
     lines = []
-    for protocol, metrics in distinct(comparison.comparisons, comparison.n_images).items():
+    for protocol, metrics in distinct_protocols(comparison.comparisons, comparison.n_images).items():
         shown = [
             f"{f'{direction} ' if direction else ''}{name} {metric.difference:+.1f} "
             f"[{metric.ci95[0]:+.1f}, {metric.ci95[1]:+.1f}] p {metric.p:.2g}"
@@ -269,11 +273,11 @@ def _leaves(metrics: Mapping[str, ComparedMetric | dict[str, ComparedMetric]]) -
             leaves += [(PHRASE, f"R@1 of {name}", metric) for name, metric in value.items()]
             continue
         direction, of_direction = ("", {key: value}) if isinstance(value, ComparedMetric) else (key, value)
-        leaves += [(direction, metric_name(name), metric) for name, metric in of_direction.items()]
+        leaves += [(direction, metric_title(name), metric) for name, metric in of_direction.items()]
     return leaves
 
 
-def _sides(files: Sequence[Path], read: Callable[[Path], Described]) -> tuple[list[Path], list[Path]]:
+def _sides(files: Sequence[Path], read: Callable[[Path], FileMetadata]) -> tuple[list[Path], list[Path]]:
     """The files of the two models."""
     if len(files) < 2:
         raise UserError("--compare needs the files of two models")
@@ -284,7 +288,7 @@ def _sides(files: Sequence[Path], read: Callable[[Path], Described]) -> tuple[li
     by_name: dict[str, list[Path]] = {}
     for path in files:
         run = read(path)
-        by_name.setdefault(shown_name(experiment_of(path, run), provenance_of(run)), []).append(path)
+        by_name.setdefault(display_name(experiment_name(path, run), parse_provenance(run)), []).append(path)
     if len(by_name) != 2 or len({len(side) for side in by_name.values()}) != 1:
         there = ", ".join(f"{len(side)} of {name}" for name, side in by_name.items())
         raise UserError(f"--compare needs as many seeds of one experiment as of another; there are {there}")
@@ -292,10 +296,10 @@ def _sides(files: Sequence[Path], read: Callable[[Path], Described]) -> tuple[li
     return first, second
 
 
-def _side(runs: Sequence[Described], out: Path) -> dict[str, Any]:
+def _side(runs: Sequence[FileMetadata], out: Path) -> dict[str, Any]:
     return {
         "experiment": runs[0].experiment,
-        "name": shown_name(str(runs[0].experiment), provenance_of(runs[0])),
+        "name": display_name(str(runs[0].experiment), parse_provenance(runs[0])),
         **({"trained_on": runs[0].trained_on} if runs[0].trained_on else {}),
         "seeds": [run.seed for run in runs],
         "embeddings": [file_reference(run, out) for run in runs],

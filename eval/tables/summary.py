@@ -15,18 +15,18 @@ import pandas as pd
 
 from vse.eval.defaults import PHRASE, RECALLS
 from vse.eval.files.results import (
-    OverSeeds,
     ProtocolMetrics,
     Result,
-    changed_settings_of,
+    SeedStatistics,
+    changed_settings,
     changes_suffix,
-    check_one_data,
-    distinct,
+    check_one_dataset,
+    distinct_protocols,
+    drop_comparisons,
     mean_and_std,
     read_result,
-    without_comparisons,
 )
-from vse.eval.ranking.metrics import LIST_METRICS
+from vse.eval.ranking.metrics import POSITION_METRICS
 from vse.eval.tables.table import Cells, TableKind, TableRequest, metric_cell, title_of
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import is_experiment, load_plan
@@ -37,11 +37,11 @@ ABOUT = ("method", "feature", "run", "settings")
 def described(path: Path, result: Result) -> dict[str, str]:
     """The columns ``experiment``, ``method``, ``feature``, ``run`` and ``settings`` of the result in the file ``path``."""
     return {
-        "experiment": result.shown_name,
+        "experiment": result.display_name,
         "method": method_of(result),
         "feature": _features(result),
         "run": _runs(path, result),
-        "settings": "; ".join(changed_settings_of(result.provenance)),
+        "settings": "; ".join(changed_settings(result.provenance)),
     }
 
 
@@ -55,7 +55,7 @@ def method_of(result: Result) -> str:
     title = config.get("title")
     if not title and is_experiment(result.experiment):
         title = load_plan(result.experiment).title
-    return result.shown_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
+    return result.display_name if config.get("label") or not title else f"{title}{changes_suffix(result.provenance)}"
 
 
 def _features(result: Result) -> str:
@@ -91,7 +91,7 @@ _DESCRIBED = (
 _SAID = ("trained_on", "unfinished")  # of results that have something to say there
 _OF_PHRASES = ("iou", "n_phrases", "n_without_box")  # of results of phrases
 _TYPE = "type_"  # before the name of a type of phrases, and after it the metric
-_NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in LIST_METRICS))
+_NOT_PRINTED = ("_std", "_low", "_high", "_meanr", *(f"_{name}" for name in POSITION_METRICS))
 NO_INTERVAL = (math.nan, math.nan)
 _METRICS = (*(f"r{k}" for k in RECALLS), "medr", "meanr")
 _COLUMNS = (*(f"{direction}_{name}" for direction in ("i2t", "t2i") for name in _METRICS), "rsum")
@@ -107,19 +107,19 @@ def summary(results: Sequence[Path]) -> pd.DataFrame:
     or in ``1k`` if theirs are folds, too; without that row, in a row of their own. Results of phrases have columns
     ``phrase_…``, how many phrases there are, the ``iou``, and ``type_<name>_r1`` of each type.
     """
-    return summary_of([(path, read_result(path)) for path in without_comparisons(results)])
+    return summary_of([(path, read_result(path)) for path in drop_comparisons(results)])
 
 
 def summary_of(results: Sequence[tuple[Path, Result]]) -> pd.DataFrame:
     """As :func:`summary` of results that were read; the folders of runs are named as seen from their files."""
     rows = []
-    check_one_data(results)
+    check_one_dataset(results)
     for path, result in results:
-        protocols = distinct(result.protocols, result.n_images)
+        protocols = distinct_protocols(result.protocols, result.n_images)
         for whole, captions in (("full", "sentence"), ("1k", "sentence-1k")):
             if {whole, captions} <= set(protocols):
                 both, sentence = protocols[whole], protocols.pop(captions)
-                added = {"s2s": sentence.s2s, "ci95": both.ci95 | sentence.ci95}
+                added = {"directions": both.directions | sentence.directions, "ci95": both.ci95 | sentence.ci95}
                 protocols[whole] = both.model_copy(update=added)
         rows += [_row(path, result, name, protocol) for name, protocol in protocols.items()]
     if not rows:
@@ -180,15 +180,15 @@ def _row(path: Path, result: Result, name: str, protocol: ProtocolMetrics) -> di
     for column in dict.fromkeys([*_COLUMNS, *of_directions]):
         metric = protocol.metric(column)
         row[column], deviation = mean_and_std(metric)
-        if isinstance(metric, OverSeeds):
+        if isinstance(metric, SeedStatistics):
             row[f"{column}_std"] = deviation
         if protocol.ci95:
             row[f"{column}_low"], row[f"{column}_high"] = protocol.interval(column) or NO_INTERVAL
     for name, metrics in protocol.per_type.items():
         column = f"{_TYPE}{name}_r1"
         row[column], deviation = mean_and_std(metrics.get("r1"))
-        if isinstance(metrics.get("r1"), OverSeeds):
+        if isinstance(metrics.get("r1"), SeedStatistics):
             row[f"{column}_std"] = deviation
         if protocol.ci95:
-            row[f"{column}_low"], row[f"{column}_high"] = protocol.interval_of_type(name, "r1") or NO_INTERVAL
+            row[f"{column}_low"], row[f"{column}_high"] = protocol.type_interval(name, "r1") or NO_INTERVAL
     return row

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import pandas as pd
 
-from vse.eval.ranking.metrics import DIRECTIONS, metric_name
+from vse.eval.ranking.metrics import DIRECTIONS, metric_title
 from vse.pipeline.errors import UserError, escape_csv_cell, printable
 from vse.pipeline.files.outputs import OutputKind, check_output, csv_kind, text_kind
 from vse.pipeline.files.writing import write_text
@@ -135,7 +135,7 @@ class Cells(NamedTuple):
 
 def as_text(cells: Cells) -> str:
     """A table for a terminal, which is Markdown, too; the notes stand below."""
-    short = {title: direction for direction, title in DIRECTIONS.items()}
+    short = {direction.title: direction.name for direction in DIRECTIONS.values()}
     header = [f"{short.get(group, group)} {title}".strip() for group, title in cells.titles]
     lines = [header, *([printable(cell) for cell in line] for line in cells.lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -173,7 +173,7 @@ def as_latex(cells: Cells) -> str:
 def title_of(metric: str) -> tuple[str, str]:
     """A metric's column, e.g. ``i2t_r1``, as a table prints it: the direction, and the name."""
     direction, _, name = metric.partition("_")
-    return (DIRECTIONS[direction], metric_name(name)) if direction in DIRECTIONS else ("", metric_name(metric))
+    return (DIRECTIONS[direction].title, metric_title(name)) if direction in DIRECTIONS else ("", metric_title(metric))
 
 
 def metric_cell(value: float, digits: int, deviation: float = math.nan, sign: str = "-") -> str:

@@ -1,9 +1,8 @@
-"""Which device and how many cores torch may use, and which versions of what are installed.
+"""The device that torch computes on, its precision and memory errors, the number of threads, and library versions.
 
-On a machine with several GPUs: which one no other command computes on.
-
-Each command holds a lock on a file that stands for its GPU, in the folder for temporary files. The system frees a lock when
-the process ends, however it ends.
+On a machine with several GPUs a command takes the first one that no other command uses. To mark it as taken, the command locks
+a file in the folder for temporary files (:class:`GpuLeases`). The operating system frees a lock when the process ends, however
+it ends.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import PIL
 import torch
@@ -30,20 +30,26 @@ log = logging.getLogger(__name__)
 
 
 class GpuLeases:
-    """The GPUs that this process has taken; ``uuids`` name those of the machine that it sees, by their numbers."""
+    """The GPUs that this process has taken.
+
+    Parameters
+    ----------
+    uuids : UUID of every GPU that this process can use, in the order of torch's indices
+    folder : folder of the lock files; None: the folder for temporary files
+    """
 
     def __init__(self, uuids: Sequence[str], folder: Path | None = None) -> None:
         self._files = [(folder or Path(tempfile.gettempdir())) / f"vse-gpu-{uuid}.lock" for uuid in uuids]
         self._held: dict[int, int] = {}
 
-    def take(self, number: int) -> bool:
-        """Take one GPU; whether no other process had taken it."""
-        if number in self._held:
+    def take(self, index: int) -> bool:
+        """Take one GPU. Return False if another process has taken it, and True otherwise."""
+        if index in self._held:
             return True
-        file = self._files[number]
+        file = self._files[index]
         try:
             descriptor = os.open(file, os.O_RDONLY if file.exists() else os.O_RDONLY | os.O_CREAT, 0o644)
-        except OSError as error:  # e.g. a folder that nobody may write to: GPUs are then shared as they come
+        except OSError as error:  # without a lock file, e.g. in a read-only folder, two commands may use the same GPU
             log.warning("%s: %s; other commands may compute on the same GPU", file, error.strerror)
             return True
         try:
@@ -51,17 +57,17 @@ class GpuLeases:
         except OSError:
             os.close(descriptor)
             return False
-        self._held[number] = descriptor
+        self._held[index] = descriptor
         return True
 
-    def first_free(self) -> int:
-        """The number of the GPU that this process has, or of the first that no other has, which is taken.
+    def take_free(self) -> int:
+        """Return the index of this process's GPU. If it has none yet, take the first one that is free.
 
-        If all are taken, one is shared, and a line says so.
+        If other processes have taken all GPUs, share one of them and log a warning.
         """
         if self._held:
             return min(self._held)
-        free = next((number for number in range(len(self._files)) if self.take(number)), None)
+        free = next((index for index in range(len(self._files)) if self.take(index)), None)
         if free is not None:
             return free
         shared = os.getpid() % len(self._files)
@@ -69,39 +75,42 @@ class GpuLeases:
         return shared
 
     def release(self) -> None:
-        """Give all back."""
+        """Release all GPUs that this process has taken."""
         for descriptor in self._held.values():
             os.close(descriptor)
         self._held.clear()
 
 
-NO_MEMORY = "--device cpu does without it"  # what a user may do whose GPU has too little memory
+MEMORY_ADVICE = "--device cpu runs without the GPU"  # for a user whose GPU has too little memory
 
 
 def pick_device(name: str) -> torch.device:
-    """``auto`` is a GPU if there is one; :class:`UserError` for a device that torch does not have here.
+    """Return the device for ``--device``; ``auto`` is a CUDA GPU if there is one, else the CPU.
 
-    Of several GPUs ``auto`` and ``cuda`` are the first that no other command computes on, and ``cuda:1`` is that one. TF32,
-    which cuDNN's convolutions and recurrent networks take by default for float32, is switched off. Apple's GPUs are no part of
-    ``auto``, since they know no float64.
+    On a machine with several GPUs, ``auto`` and ``cuda`` stand for the first GPU that no other command uses. ``cuda:1`` stands
+    for that GPU. TF32, which cuDNN's convolutions and recurrent networks use by default for float32, is switched off. ``auto``
+    never chooses an Apple GPU, because these do not support float64. Raises UserError if torch cannot use the device here.
     """
     resolved = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
     try:
         device = torch.device(resolved)
         if device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-            device = _own_gpu(device)
+            device = _take_gpu(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UserError(f"--device {name}: not usable here ({str(error).splitlines()[0]})") from None
     return device
 
 
-def _own_gpu(device: torch.device) -> torch.device:
-    """That GPU, or a free one if it has no number, as the current one, so that no other gets a context."""
+def _take_gpu(device: torch.device) -> torch.device:
+    """Return a GPU with its index, taken and set as torch's current device, so that no other GPU gets a CUDA context.
+
+    A device without an index stands for the first free GPU.
+    """
     if torch.cuda.device_count() > 1:
         if device.index is None:
-            device = torch.device("cuda", _leases().first_free())
+            device = torch.device("cuda", _leases().take_free())
         elif device.index < torch.cuda.device_count():
             _leases().take(device.index)
     if device.index is not None:
@@ -111,31 +120,31 @@ def _own_gpu(device: torch.device) -> torch.device:
 
 @cache
 def _leases() -> GpuLeases:
-    return GpuLeases([str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count())])
+    return GpuLeases([str(torch.cuda.get_device_properties(index).uuid) for index in range(torch.cuda.device_count())])
 
 
 def describe_device(device: torch.device) -> str:
-    """``cpu``, or a GPU by the name of its model."""
+    """Return ``cpu``, or ``cuda`` with the name of the GPU's model."""
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else device.type
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``; to a GPU it is copied from pinned memory, so that the copy runs beside the computation."""
+def move_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device; a copy to a GPU starts from pinned memory, so that it overlaps with computation."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 @contextmanager
-def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """In this block, if it is ``wanted``, torch gives the same bits every time on a GPU, too, at the price of speed.
+def deterministic_algorithms(enabled: bool) -> Iterator[None]:
+    """Make torch use deterministic, slower algorithms in this block, if ``enabled``; a GPU then repeats results exactly.
 
-    :class:`UserError` for an operation that has no such algorithm.
+    Raises UserError if an operation has no deterministic algorithm.
     """
-    if not wanted or torch.are_deterministic_algorithms_enabled():  # torch's switch imports its compiler
+    if not enabled or torch.are_deterministic_algorithms_enabled():  # torch's switch imports its slow compiler
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS reads when it is first used
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads this variable when it is first used
     torch.use_deterministic_algorithms(True)
     try:
         yield
@@ -148,18 +157,19 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def memory_guard(cure: str) -> Iterator[None]:
-    """In this block a GPU that runs out of memory is a :class:`UserError` that ends with ``cure``, what to lower."""
+def memory_guard(advice: str) -> Iterator[None]:
+    """Raise UserError if the GPU runs out of memory in this block; the message ends with ``advice``, what to lower."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise UserError(f"the GPU is out of memory ({str(error).split('. ')[0].strip()}); {cure}") from None
+        raise UserError(f"the GPU is out of memory ({str(error).split('. ')[0].strip()}); {advice}") from None
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch use ``threads`` cores, but no more than this process may use; None leaves their number as it is.
+    """Set the number of torch's threads, at most the number of cores that this process may use; None: keep the number.
 
-    Also then torch is given the number: MKL may use fewer threads until it is, and small models train a fifth slower.
+    With None torch's own number is set explicitly, because MKL may use fewer threads until someone sets it, and small models
+    then train a fifth slower.
     """
     if threads is None:
         threads = torch.get_num_threads()
@@ -169,11 +179,98 @@ def use_threads(threads: int | None) -> None:
     torch.set_num_threads(threads)
 
 
-def versions() -> dict[str, str]:
-    """Versions of this package and of the libraries that every feature depends on."""
+def library_versions() -> dict[str, str]:
+    """Return the versions of this package and of the libraries that every feature depends on."""
     return {
         "vse": __version__,
         "torch": torch.__version__,
         "torchvision": metadata.version("torchvision"),
         "pillow": PIL.__version__,
     }
+
+
+Workload = Literal["training", "images", "texts"]
+
+# PyTorch emulates bf16 on a processor that has AVX2 only. benchmarks/emulation.py measured the time relative to fp32.
+_EMULATED: dict[Workload, str] = {
+    "training": "a training step of linear layers takes about 14 times as long as in fp32, of VSE++ with a GRU about 32 times",
+    "images": "a convolutional network such as EfficientNet-Lite0 takes about 14 times as long as in fp32",
+    "texts": "a text encoder such as MiniLM takes about 4 times as long as in fp32",
+}
+_WITH_BF16 = ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")  # parts of the names of oneDNN's instruction sets with bf16
+
+
+def choose_precision(device: torch.device, requested: str, workload: Workload, setting: str = "precision") -> str:
+    """Return the precision to compute in: the requested one or, for ``auto``, ``bf16`` or ``fp32``.
+
+    ``auto`` stands for ``bf16`` if the device has instructions for it (:func:`has_bf16`), and the choice is logged. A warning
+    is logged if ``bf16`` is requested on a device without them; ``workload`` decides which slowdown it names. ``setting`` is
+    the key of the precision in a preset.
+    """
+    native = has_bf16(device)
+    if requested == "auto":
+        chosen = "bf16" if native else "fp32"
+        log.info("%s: auto is %s on this %s", setting, chosen, _noun(device))
+        return chosen
+    if requested == "bf16" and not native:
+        slower = _EMULATED[workload] if device.type == "cpu" else "it may take several times as long as fp32"
+        log.warning(
+            "%s: bf16 is emulated, because this %s has no instructions for it: %s; --set %s=auto selects fp32 here",
+            setting,
+            _noun(device),
+            slower,
+            setting,
+        )
+    return requested
+
+
+def query_precision(recorded: str) -> str:
+    """Return the precision to request when the network that computed a cache, in the precision ``recorded``, reads a query.
+
+    A bf16 network may compute queries in fp32, because the vectors differ only by rounding. A device without bf16
+    instructions would emulate bf16, which is slower than fp32.
+    """
+    return "auto" if recorded == "bf16" else recorded
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions that multiply bf16 numbers, and PyTorch may use them.
+
+    On x86 these are ``avx512_bf16`` or ``amx_bf16``, on ARM ``bf16``; a GPU has them from compute capability 8.0 on.
+    On x86 the environment variables ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` can forbid them. Returns False for
+    devices other than CPUs and CUDA GPUs.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    with_onednn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if device.type != "cpu" or not with_onednn():
+        return False
+    instructions = _instructions()
+    if "bf16" in instructions:
+        return True
+    return bool(instructions & {"avx512_bf16", "amx_bf16"}) and not _is_bf16_forbidden()
+
+
+def _is_bf16_forbidden() -> bool:
+    """Return whether an environment variable forbids oneDNN or PyTorch to use AVX-512 with bf16."""
+    onednn_limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "DEFAULT"
+    torch_limit = torch.backends.cpu.get_cpu_capability()
+    return torch_limit in ("DEFAULT", "NO AVX", "AVX2") or not any(name in onednn_limit.upper() for name in _WITH_BF16)
+
+
+def _instructions() -> set[str]:
+    """Return the names of the processor's instruction sets."""
+    if hasattr(torch.cpu, "get_capabilities"):  # older versions of PyTorch lack it
+        return {name for name, value in torch.cpu.get_capabilities().items() if value is True}
+    cpuinfo = Path("/proc/cpuinfo")
+    return parse_cpuinfo(cpuinfo.read_text()) if cpuinfo.is_file() else set()
+
+
+def parse_cpuinfo(cpuinfo: str) -> set[str]:
+    """Return the names of the instruction sets in ``cpuinfo``, the text of Linux's ``/proc/cpuinfo``."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    return {name for key, _, names in lines if key.strip() in ("flags", "Features") for name in names.split()}
+
+
+def _noun(device: torch.device) -> str:
+    return "processor" if device.type == "cpu" else "GPU"

@@ -1,10 +1,9 @@
-"""Check a folder with a pretrained text encoder, so that nothing in it runs as code.
+"""Folders with pretrained models: find or download them, and check that nothing in them runs as code.
 
-sentence-transformers and transformers import what the JSON files of a folder name: module classes, ``auto_map``, kernels,
-other models. This module checks these names against allow lists, and the libraries then see a copy with the checked files
-alone: no Python file, no pickle, no adapter.
-
-Models of the Hugging Face hub: a folder of the user's, or a download.
+A model of the Hugging Face hub is a folder of the user or a download. sentence-transformers and transformers import the names
+that the JSON files of such a folder contain: module classes, ``auto_map``, kernels, other models. This module checks these
+names against allow lists. It then gives the libraries a copy of the folder with the checked files only, without Python files,
+pickles and adapters.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vse.features.settings.libraries import Library
+from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile
 from vse.pipeline.files.writing import parse_json
@@ -31,26 +30,29 @@ _COMMIT = re.compile("[0-9a-f]{40}")
 HUB = Library("the library of the Hugging Face hub", "huggingface_hub", "huggingface_hub", "text")
 
 
-def local_folder(model: str, weights_dir: Path | None) -> Path | None:
-    """The folder in ``weights_dir`` that has the last part of a model's name and stands in for a download; None if none is."""
+def find_local_folder(model: str, weights_dir: Path | None) -> Path | None:
+    """Return the folder in ``weights_dir`` that replaces a download: the one named as the last part of the model's name.
+
+    Returns None if there is no such folder.
+    """
     folder = None if weights_dir is None else weights_dir / model.rstrip("/").rpartition("/")[2]
     return folder if folder is not None and folder.is_dir() else None
 
 
 @dataclass(frozen=True)
 class Download:
-    """The folder of a model from the hub at one commit, by its hash of 40 hexadecimal digits."""
+    """A downloaded model: its folder, and the hash of its commit (40 hexadecimal digits)."""
 
     folder: Path
     commit: str
 
 
 def download(model: str, files: Sequence[str], revision: str | None = None, advice: str | None = None) -> Download:
-    """Download the files of a model at one commit, or return those of an earlier download.
+    """Download the files of a model at one commit, or return the folder of an earlier download.
 
-    ``files`` are patterns of names. A branch, a tag or no ``revision`` is resolved to a commit before the first file is
-    downloaded, so that all files are of this commit. Raises UserError, with ``advice`` on what a user can do without the
-    hub, if it cannot be reached or if its library returns a folder that is not of one commit.
+    ``files`` are patterns of file names. A ``revision`` that is a branch or tag, or None, is resolved to a commit before the
+    first download, so that all files belong to one commit. Raises UserError if the hub cannot be reached or if its library
+    returns a folder without a commit. ``advice``, the end of the message, explains how to work without the hub.
     """
     hub = HUB.load(model)
     try:
@@ -58,7 +60,7 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
         if not _COMMIT.fullmatch(folder.name):
             raise ValueError(f"{folder} is not the folder of a commit")
         return Download(folder, folder.name)
-    except Exception as error:  # of the hub's client, of what it calls, or of the network
+    except Exception as error:  # the hub's client, the code it calls and the network raise many kinds
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         at = f" at {revision}" if revision else ""
         otherwise = advice or (
@@ -69,11 +71,11 @@ def download(model: str, files: Sequence[str], revision: str | None = None, advi
 
 
 def download_file(model: str, names: Sequence[str], revision: str | None, advice: str) -> tuple[Path, str]:
-    """Download the first of some files that a model has; return it and the hash of its commit.
+    """Download the first of the files ``names`` that exists in a model's repository.
 
-    Raises UserError as :func:`download` does, also if the model has none of the files.
+    Returns its path and the hash of the commit. Raises UserError as :func:`download` does, and if none of the files exists.
     """
-    for name in names:  # one after the other, since the last ones are large and rarely needed
+    for name in names:  # one download per file, because the later files are large and rarely needed
         found = download(model, [name], revision, advice)
         if (found.folder / name).is_file():
             return found.folder / name, found.commit
@@ -81,8 +83,8 @@ def download_file(model: str, names: Sequence[str], revision: str | None, advice
     raise UserError(f"cannot get {' or '.join(names)} of {model} from the Hugging Face hub; {advice}")
 
 
-# Where each version of sentence-transformers keeps the classes: modules of 2.x to 5.3 are in ``models``.
-_HOMES = {
+# Package and module of each class of sentence-transformers. Versions 2.x to 5.3 have all classes in ``models`` instead.
+_CLASS_MODULES = {
     "Transformer": ("base.modules", "transformer"),
     "Pooling": ("sentence_transformer.modules", "pooling"),
     "Dense": ("base.modules", "dense"),
@@ -94,20 +96,20 @@ _HOMES = {
 _LIBRARY = "sentence_transformers."
 MODULE_CLASSES = {
     f"{_LIBRARY}{path}": name
-    for name, (package, file) in _HOMES.items()
+    for name, (package, file) in _CLASS_MODULES.items()
     for path in (
         f"models.{name}",
         f"models.{name}.{name}",
         f"{package}.{name}",
         f"{package}.{file}.{name}",
-        f"sentence_transformer.modules.{file}.{name}",  # of the 5.x versions from 5.4 on
+        f"sentence_transformer.modules.{file}.{name}",  # versions 5.x from 5.4 on
     )
 }
 _WITH_WEIGHTS = ("Transformer", "Dense", "LayerNorm", "WeightedLayerPooling")
 _ACTIVATION = ("ELU", "GELU", "LeakyReLU", "Mish", "ReLU", "SiLU", "Sigmoid", "Tanh")
 _ACTIVATIONS = {"torch.nn.modules.linear.Identity", *(f"torch.nn.modules.activation.{name}" for name in _ACTIVATION)}
 _TRANSFORMER_SETTINGS = {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
-_LIBRARY_ARGUMENTS = {"model", "tokenizer", "processor", "config"}  # followed by _args or _kwargs
+_LIBRARY_ARGUMENTS = {"model", "tokenizer", "processor", "config"}  # prefixes of settings that end in _args or _kwargs
 _HARMLESS_ARGUMENTS = {"add_pooling_layer", "attn_implementation", "dtype", "model_max_length", "padding_side", "torch_dtype"}
 _NAMES_CODE = {"auto_map", "custom_generate", "custom_pipelines", "trust_remote_code"}
 _NAMES_ANOTHER_MODEL = {"architecture", "backbone", "base_model_name_or_path", "tokenizer_name_or_path"}
@@ -121,8 +123,8 @@ _WEIGHTS = ("model.safetensors", "model-*.safetensors")
 
 
 @contextmanager
-def checked_copy(folder: Path) -> Iterator[Path]:
-    """Yield a temporary copy of a text encoder's folder that has its checked files alone; weights are links.
+def copy_checked_model(folder: Path) -> Iterator[Path]:
+    """Yield a temporary copy of a text encoder's folder with the checked files only; files of weights are links.
 
     Raises UserError if a file names code, another model or an unknown module class, or if weights are not safetensors.
     """
@@ -134,8 +136,11 @@ def checked_copy(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def checked_transformer(folder: Path) -> Iterator[Path]:
-    """Yield a temporary copy, as :func:`checked_copy` does, of a transformer's files alone, whatever modules follow it."""
+def copy_checked_transformer(folder: Path) -> Iterator[Path]:
+    """Yield a temporary copy of a transformer's checked files, without the modules that follow it in a text encoder.
+
+    Raises UserError as :func:`copy_checked_model` does.
+    """
     with tempfile.TemporaryDirectory(prefix="vse-model-") as temporary:
         copy = Path(temporary) / (folder.name or "model")
         _copy_module(folder, copy, "Transformer")
@@ -143,7 +148,7 @@ def checked_transformer(folder: Path) -> Iterator[Path]:
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """Return the checked content of ``modules.json``: dicts with ``type`` and ``path``; empty if there is no such file.
+    """Return the checked content of ``modules.json``, dicts with ``type`` and ``path``; an empty list without the file.
 
     Raises UserError if it names a class that is not in :data:`MODULE_CLASSES`, or a path outside the folder.
     """
@@ -169,32 +174,41 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_settings(file: Path, content: Any) -> None:
-    """Raise UserError if settings of a model, at any depth, name code or another model; ``file`` is named in the message."""
+    """Raise UserError if the settings of a model name code or another model, at any depth.
+
+    ``content`` is the content of ``file``, the file that the message names.
+    """
     for key, value in _entries(content):
         if key in _NAMES_CODE and value:
-            raise UserError(f"{file}: {key} names code of its own ({_shown(value)}), and none is run; use a model without it")
+            raise UserError(
+                f"{file}: {key} names the model's own code ({_shorten(value)}), which is never run; use another model"
+            )
         if key in _NAMES_ANOTHER_MODEL and isinstance(value, str):
-            raise UserError(f"{file}: {key} names another model ({value}), which is not loaded; use a model that is complete")
+            raise UserError(
+                f"{file}: {key} names another model ({value}), and other models are not loaded; use a complete model"
+            )
         if key.endswith("attn_implementation"):
             for kind in value.values() if isinstance(value, dict) else [value]:
                 if kind is not None and kind not in _ATTENTION:
-                    raise UserError(f"{file}: {key} names code of its own ({kind}), and none is run; remove the line")
+                    raise UserError(
+                        f"{file}: {key} names the model's own code ({kind}), and such code is never run; remove the line"
+                    )
 
 
 def _module_folders(folder: Path) -> dict[str, str]:
-    """Map the path of each folder that is read to the name of its module's class; the root is always among them."""
+    """Map the path of each module's folder, and of the root, to the name of the module's class."""
     modules = read_modules(folder)
-    named = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules} or {"": "Transformer"}
-    return {"": "", **named}
+    class_of_path = {module["path"]: MODULE_CLASSES[module["type"]] for module in modules} or {"": "Transformer"}
+    return {"": "", **class_of_path}
 
 
 def _copy_module(source: Path, target: Path, name: str) -> None:
-    """Check the files of one module and copy them; ``name`` is that of its class, empty for a folder around modules."""
-    if not source.is_dir():  # of a module without settings
+    """Check and copy the files of one module. ``name`` is its class; it is empty for the root if that holds no module."""
+    if not source.is_dir():  # a module without settings has no folder
         return
     target.mkdir(parents=True, exist_ok=True)
     if name == "Transformer" and (source / "adapter_config.json").exists():
-        raise UserError(f"{source / 'adapter_config.json'}: an adapter of another model; merge it into that model first")
+        raise UserError(f"{source / 'adapter_config.json'}: an adapter for another model; merge it into that model first")
     names = sorted(path.name for path in source.iterdir() if path.is_file())
     for file in [source / name for name in names if _matches(name, (*_CHECKED, *_DATA, _INDEX))]:
         content = InputFile(file).read()
@@ -206,7 +220,7 @@ def _copy_module(source: Path, target: Path, name: str) -> None:
     weights = [name for name in names if _matches(name, _WEIGHTS)]
     if not weights and name in _WITH_WEIGHTS:
         raise UserError(
-            f"{source}: not a text encoder with model.safetensors; weights in other formats, which may run code, are not read"
+            f"{source}: not a text encoder with model.safetensors; weights in other formats may run code and are not read"
         )
     for weight in weights:
         (target / weight).symlink_to((source / weight).resolve())
@@ -221,11 +235,11 @@ def _check_file(file: Path, content: Any, name: str) -> None:
     if name == "Dense" and file.name == "config.json":
         activation = content.get("activation_function")
         if activation is not None and activation not in _ACTIVATIONS:
-            raise UserError(f"{file}: the activation_function {_shown(activation)} is not one of torch that are known")
+            raise UserError(f"{file}: the activation_function {_shorten(activation)} is not a known activation of torch")
 
 
 def _check_transformer(file: Path, content: Mapping[str, Any]) -> None:
-    """Raise UserError if ``sentence_bert_config.json`` has a setting that could load or call something else."""
+    """Raise UserError if ``sentence_bert_config.json`` has a setting that could load or call other code."""
     for key, value in content.items():
         if key.rpartition("_")[0] in _LIBRARY_ARGUMENTS and isinstance(value, dict):
             unknown = sorted(set(value) - _HARMLESS_ARGUMENTS)
@@ -246,19 +260,21 @@ def _check_index(file: Path, content: Any, names: list[str]) -> None:
         raise UserError(f"{file}: not the list of a model's weights (it lacks weight_map)")
     for part in parts.values():
         if part not in names or not _matches(part, _WEIGHTS):
-            raise UserError(f"{file}: {_shown(part)} is not one of the model-*.safetensors files next to it")
+            raise UserError(f"{file}: {_shorten(part)} is not one of the model-*.safetensors files next to it")
 
 
 def _check_class(file: Path, name: str) -> None:
     if name in MODULE_CLASSES:
         return
     if not name.startswith(_LIBRARY):
-        raise UserError(f"{file}: {name} is code of its own, and none is run; use a model of {', '.join(_HOMES)}")
-    raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_HOMES)}")
+        raise UserError(
+            f"{file}: {name} is the model's own code, and such code is never run; use a model of {', '.join(_CLASS_MODULES)}"
+        )
+    raise UserError(f"{file}: the module class {name} is not supported; use a model of {', '.join(_CLASS_MODULES)}")
 
 
 def _entries(content: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each key with its value, at any depth."""
+    """Yield each key with its value, at every depth."""
     if isinstance(content, dict):
         for key, value in content.items():
             yield key, value
@@ -272,14 +288,14 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _shown(value: Any) -> str:
-    """Return a value for a message, at most 60 characters."""
+def _shorten(value: Any) -> str:
+    """Return a value as a text of at most 60 characters for a message."""
     text = ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of named tensors, on any device: names, types, shapes and values."""
+    """Return the SHA-256 of the names, types, shapes and values of tensors, which may be on any device."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

@@ -1,6 +1,6 @@
-"""Networks by name, with weights from torchvision, timm, OpenCLIP, a file, or a seed; and one layer of them.
+"""Image networks: build one by its name, load its weights, read one of its layers, and fold its batch norms.
 
-Batch norms in evaluation are linear: they can be folded into the convolutions before them.
+Networks come from torchvision, timm or OpenCLIP. Weights come from the same library, from a file, or from a random seed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from vse.features.backbones.model_folder import download_file, tensors_sha256
-from vse.features.settings.base import WEIGHT_SUFFIXES, NetworkSettings
-from vse.features.settings.libraries import LIBRARIES
+from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, NetworkSettings
 from vse.pipeline.errors import UserError, did_you_mean
 from vse.pipeline.files.inputs import InputFile
 
@@ -36,23 +35,24 @@ def load_backbone(
     notes: dict[str, Any] | None = None,
     **options: Any,
 ) -> nn.Module:
-    """The model of ``config`` with its weights, in evaluation mode, on the CPU.
+    """Load the model of ``config`` with its weights, in evaluation mode, on the CPU.
 
-    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` stands in for a download. ``family`` is the part of
-    torchvision that knows the model (none: its classification networks), and ``options`` are handed to its builder. The
-    ``commit`` of a download from the Hugging Face hub is added to ``notes``.
+    A file ``<model>.safetensors`` or ``<model>.pth`` in ``weights_dir`` replaces a download. ``family`` is the module of
+    torchvision with the model's builder (None: classification networks), which receives ``options``. The commit of a download
+    from the Hugging Face hub is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not
+    available.
     """
-    file = weights_file(config.model, config.weights, weights_dir)
+    file = find_weights_file(config.model, config.weights, weights_dir)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = _build(config, file is None and config.weights != "random", family, {} if notes is None else notes, options)
     if file is not None:
-        load_weights_file(model, file, _fitted, config.weights_sha256)
+        load_weights_file(model, file, _match_names, config.weights_sha256)
     return model.eval().requires_grad_(False)
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 of all parameters and buffers."""
+    """Return the SHA-256 of all parameters and buffers."""
     return tensors_sha256(model.state_dict())
 
 
@@ -63,12 +63,12 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Non
 
 
 class LayerOutput(nn.Module):
-    """A model cut off at one layer: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
+    """The output of one layer of a model: (n, 3, height, width) -> (n, dim), or (n, n_positions, dim) with ``positions``.
 
-    ``layer`` is the name of a module of ``model``, whose output is taken; ``penultimate``, what the model's last Linear
-    layer reads; or ``output``, what the model returns. An output with height and width, or with a token per patch,
-    is averaged to ``grid`` x ``grid`` positions, or left as it is (``all``); these are flattened, or kept apart. Tokens before
-    the patches' (class, registers) are left out. Nothing after the layer is computed.
+    ``layer`` is the name of a module of ``model``; or ``penultimate``, the input of its last Linear layer; or ``output``, the
+    output of the model. An output with height and width, or with one token per patch, is averaged to ``grid`` x ``grid``
+    positions; with ``all`` every position is kept. Positions are flattened into one vector unless ``positions`` is true.
+    Tokens in front of the patches (class, registers) are dropped. The layers after this one are not computed.
     """
 
     def __init__(self, model: nn.Module, layer: str, grid: int | Literal["all"] = 1, positions: bool = False) -> None:
@@ -81,15 +81,15 @@ class LayerOutput(nn.Module):
         if layer == "penultimate":
             linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
             if not linear:
-                raise UserError("layer 'penultimate': the model has no Linear layer; name another layer")
+                raise UserError("layer 'penultimate': the model has no Linear layer; choose another layer")
             linear[-1].register_forward_pre_hook(lambda _, inputs: self._stop(inputs[0]))
         elif layer == "output":
             model.register_forward_hook(lambda _, __, output: self._stop(output))
         else:
-            module_named(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
+            find_module(model, layer, "penultimate", "output").register_forward_hook(lambda _, __, output: self._stop(output))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of a batch of images."""
+        """Compute the features of a batch of images."""
         with suppress(_LayerReached):
             self.model(images)
         output, self._output = self._output, None
@@ -103,7 +103,9 @@ class LayerOutput(nn.Module):
             pooled = output.flatten(2)
             return pooled.transpose(1, 2) if self.positions else pooled.flatten(1)
         if output.ndim != 2 or self.positions or self.grid != 1:
-            raise UserError(f"the layer gives {output.ndim} axes; a grid needs a layer with height and width, or with patches")
+            raise UserError(
+                f"the layer's output has {output.ndim} axes; a grid needs a layer with height and width, or with patches"
+            )
         return output
 
     def _stop(self, output: Tensor) -> None:
@@ -111,8 +113,11 @@ class LayerOutput(nn.Module):
         raise _LayerReached
 
 
-def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
-    """A module of ``model`` by its dotted name; :class:`UserError` with the nearest names, ``others`` among them."""
+def find_module(model: nn.Module, name: str, *others: str) -> nn.Module:
+    """Return the module of ``model`` with the dotted name ``name``.
+
+    Raises UserError if the model has no such module. The message suggests similar names, among them ``others``.
+    """
     modules: dict[str, nn.Module] = {key: module for key, module in model.named_modules() if key}
     if name not in modules:
         raise UserError(f"unknown layer {name!r}{did_you_mean(name, [*others, *modules])}")
@@ -120,25 +125,31 @@ def module_named(model: nn.Module, name: str, *others: str) -> nn.Module:
 
 
 def _channels_first(output: Tensor, images: Tensor) -> Tensor:
-    """A map (n, dim, height, width), also of a model that puts its channels last, which a square image tells."""
+    """Return a map as (n, dim, height, width), also if the model puts the channels last.
+
+    For square images the two equal axes of the map are its height and width; other images are assumed to be channels-first.
+    """
     _, first, second, last = output.shape
     square = images.shape[2] == images.shape[3]
     return output.permute(0, 3, 1, 2) if square and second != last and first == second else output
 
 
 def _as_map(tokens: Tensor) -> Tensor:
-    """Tokens (n, prefix + side * side, dim) of square patches as a map (n, dim, side, side)."""
+    """Return tokens of patches (n, n_prefix + side * side, dim) as a map (n, dim, side, side)."""
     side = math.isqrt(tokens.shape[1])
     patches = tokens[:, tokens.shape[1] - side * side :].transpose(1, 2)
     return patches.reshape(*patches.shape[:2], side, side)
 
 
 class _LayerReached(Exception):
-    """Ends a forward pass at the layer that was asked for."""
+    """Stops a forward pass at the requested layer."""
 
 
-def weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
-    """The file that ``weights`` names, or the one in ``weights_dir`` that stands in for a download; None if there is none."""
+def find_weights_file(model: str, weights: str, weights_dir: Path | None) -> Path | None:
+    """Return the file of weights: the one that ``weights`` names, or the one in ``weights_dir`` that replaces a download.
+
+    Returns None if there is no such file.
+    """
     if weights.endswith(WEIGHT_SUFFIXES):
         return Path(weights)
     if weights == "random" or weights_dir is None:
@@ -162,20 +173,21 @@ def _build(
     names = torchvision.models.list_models(family or torchvision.models)
     if config.model not in names:
         raise UserError(f"unknown torchvision model {config.model!r}{did_you_mean(config.model, names)}")
-    # These two draw their weights slowly and with a warning unless told to, and turn their input to suit trained weights.
+    # Without init_weights these two warn before a slow initialisation. transform_input adapts the input to trained weights.
     if config.model in ("googlenet", "inception_v3"):
         options = {"init_weights": config.weights == "random", "transform_input": config.weights != "random"}
     model: nn.Module = torchvision.models.get_model(config.model, weights=None, **options)
     if pretrained:
-        model.load_state_dict(_fitted(model, _download(config.model, config.weights)))
+        model.load_state_dict(_match_names(model, _download(config.model, config.weights)))
     return model
 
 
-def _fitted(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Published weights under the names of ``model``.
+def _match_names(model: nn.Module, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return published weights with the names that ``model`` has.
 
-    DenseNet's say ``norm.1`` where torchvision's model says ``norm1``; those of networks trained with frozen batch norms
-    lack its counters, which nothing reads in evaluation; an OpenCLIP checkpoint may hold both towers.
+    DenseNet's files have ``norm.1`` for torchvision's ``norm1``. Files of networks that were trained with frozen batch norms
+    lack the batch norms' counters, which evaluation does not read. From an OpenCLIP checkpoint with both towers the image
+    tower is taken.
     """
     pattern = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
     counters = {name: tensor for name, tensor in model.state_dict().items() if name.endswith("num_batches_tracked")}
@@ -210,12 +222,12 @@ def _build_timm(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Mod
     try:
         model: nn.Module = timm.create_model(name, pretrained=weights is not None, pretrained_cfg_overlay=pinned)
     except (OSError, RuntimeError) as error:
-        raise _no_weights(f"timm/{name}", name, error) from None
+        raise _weights_error(f"timm/{name}", name, error) from None
     return model
 
 
 def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]:
-    """Return settings that make timm read a file of the hub at one commit; none if the weights are not from the hub."""
+    """Return settings that make timm read a file of the hub at one commit; empty if the weights are not from the hub."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.hf_hub_id:
         return {}
@@ -225,15 +237,16 @@ def _timm_weights(timm: Any, name: str, notes: dict[str, Any]) -> dict[str, Any]
 
 
 def _build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> nn.Module:
-    """The image tower of an OpenCLIP model, with its projection."""
-    tower: nn.Module = open_clip_model(name, weights, notes).visual
+    """Build the image tower of an OpenCLIP model, with its projection."""
+    tower: nn.Module = build_open_clip(name, weights, notes).visual
     return tower
 
 
-def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
-    """Both towers of an OpenCLIP model; ``weights`` is a name that the library knows, none for random ones.
+def build_open_clip(name: str, weights: str | None, notes: dict[str, Any]) -> Any:
+    """Build both towers of an OpenCLIP model.
 
-    The ``commit`` of a download from the Hugging Face hub is added to ``notes``.
+    ``weights`` is the name of weights in the library; None: random weights. The commit of a download from the Hugging Face hub
+    is added to ``notes`` under ``commit``. Raises UserError if the model or its weights are not available.
     """
     open_clip = LIBRARIES["open_clip"].load(f"open_clip/{name}")
     if name not in open_clip.list_models():
@@ -243,10 +256,10 @@ def open_clip_model(name: str, weights: str | None, notes: dict[str, Any]) -> An
         raise UserError(f"unknown weights {weights!r} of open_clip/{name}{did_you_mean(str(weights), tags)}")
     file = None if weights is None else _open_clip_weights(open_clip, name, weights, notes)
     try:
-        with root_logger_kept():
+        with silence_root_logger():
             return open_clip.create_model(name, pretrained=file or weights)
     except (OSError, RuntimeError) as error:
-        raise _no_weights(f"open_clip/{name}", name, error) from None
+        raise _weights_error(f"open_clip/{name}", name, error) from None
 
 
 def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str, Any]) -> str | None:
@@ -256,7 +269,7 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
     if not model:
         return None
     stem = file_name.rpartition(".")[0] or "open_clip_model"
-    names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is read without unpickling code
+    names = [f"{stem}.safetensors", file_name or "open_clip_pytorch_model.bin"]  # the latter is loaded with weights_only
     file, notes["commit"] = download_file(model, list(dict.fromkeys(names)), None, _advice(name))
     if source.get("quick_gelu", False) != open_clip.get_model_config(name).get("quick_gelu", False):
         log.warning(
@@ -265,8 +278,8 @@ def _open_clip_weights(open_clip: Any, name: str, weights: str, notes: dict[str,
     return str(file)
 
 
-def _ask_for_no_code() -> None:
-    """Make transformers refuse code of a model that OpenCLIP loads by name, where it would ask on the terminal."""
+def _refuse_remote_code() -> None:
+    """Make transformers refuse the code of a model that OpenCLIP loads, instead of asking on the terminal."""
     with suppress(ImportError):
         from transformers import dynamic_module_utils
 
@@ -274,9 +287,9 @@ def _ask_for_no_code() -> None:
 
 
 @contextmanager
-def root_logger_kept() -> Iterator[None]:
-    """In this block OpenCLIP's lines to the root logger give that no handler, which would show ours a second time."""
-    _ask_for_no_code()
+def silence_root_logger() -> Iterator[None]:
+    """Keep OpenCLIP from adding a handler to the root logger in this block; our log lines would then be printed twice."""
+    _refuse_remote_code()
     root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
     try:
@@ -285,7 +298,7 @@ def root_logger_kept() -> Iterator[None]:
         root.removeHandler(silent)
 
 
-def _no_weights(model: str, stem: str, error: Exception) -> UserError:
+def _weights_error(model: str, stem: str, error: Exception) -> UserError:
     return UserError(f"cannot get the weights of {model} ({str(error).splitlines()[0]}); {_advice(stem)}")
 
 
@@ -296,64 +309,68 @@ def _advice(stem: str) -> str:
 def load_weights_file(
     model: nn.Module,
     file: Path,
-    fitted: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
-    expected: str | None = None,
+    match_names: Callable[[nn.Module, dict[str, Tensor]], dict[str, Tensor]],
+    expected_sha256: str | None = None,
 ) -> None:
-    """Load a file of weights, whose names ``fitted`` makes those of ``model``; ``expected`` is its SHA-256, if known."""
+    """Load the weights in a file into ``model``; ``match_names(model, weights)`` returns them with the model's names.
+
+    Raises UserError if the file does not exist, does not have the SHA-256 ``expected_sha256``, or does not fit the model.
+    """
     if not file.is_file():
         raise UserError(f"{file}: no such weights file")
-    opened = InputFile(file)
-    if expected is not None and opened.sha256 != expected:
-        raise UserError(f"{file}: sha256 is {opened.sha256}, {expected} expected")
+    content = InputFile(file)
+    if expected_sha256 is not None and content.sha256 != expected_sha256:
+        raise UserError(f"{file}: sha256 is {content.sha256}, {expected_sha256} expected")
     try:
         if file.suffix == ".safetensors":
-            state = safetensors.torch.load(opened.read())
+            state = safetensors.torch.load(content.read())
         else:
-            opened.stream.seek(0)
-            state = torch.load(opened.stream, map_location="cpu", weights_only=True)
-        model.load_state_dict(fitted(model, state))
+            content.stream.seek(0)
+            state = torch.load(content.stream, map_location="cpu", weights_only=True)
+        model.load_state_dict(match_names(model, state))
     except Exception as error:  # torch and safetensors raise many kinds for a file that is not a state dict
         raise UserError(f"{file}: not weights of this model ({(str(error) or repr(error)).splitlines()[0]})") from None
 
 
-_CLOSE = 1e-4  # of the largest output; folding moves them by some 1e-6
+_FOLDING_TOLERANCE = 1e-4  # relative to the largest output; folding changes outputs by about 1e-6
 
 
 @torch.no_grad()
 def fold_batch_norms(network: nn.Module, images: Float[Tensor, "n 3 height width"]) -> int:
-    """Fold batch norms into the convolutions whose output they read, in place; returns how many.
+    """Fold batch norms into the convolutions before them, in place, and return their number.
 
-    Which ones these are is seen as ``network``, which is in evaluation mode, runs on the ``images``. Left as they are: modules
-    that run more than once or have hooks, and batch norms without running statistics. :class:`UserError` if the network's
-    output is another one afterwards, because something else reads a convolution, too.
+    In evaluation mode a batch norm is linear. A forward pass on ``images`` finds the batch norms that read the output of a
+    convolution. Modules that run more than once or have hooks, and batch norms without running statistics, are not changed.
+    Raises UserError if the network's output changes, because another module reads the convolution's output as well.
     """
     before = network(images)
-    pairs = _pairs(network, images)
+    pairs = _foldable_pairs(network, images)
     names = {module: name for name, module in network.named_modules()}
     for convolution, norm in pairs:
         mean, variance = norm.get_buffer("running_mean"), norm.get_buffer("running_var")
         convolution.weight, convolution.bias = fuse_conv_bn_weights(
             convolution.weight, convolution.bias, mean, variance, norm.eps, norm.weight, norm.bias
         )
-        network.set_submodule(names[norm], _rest_of(norm))
-    if (network(images) - before).abs().max() > _CLOSE * before.abs().max():
+        network.set_submodule(names[norm], _without_norm(norm))
+    if (network(images) - before).abs().max() > _FOLDING_TOLERANCE * before.abs().max():
         raise UserError("fold_batch_norm: folding changes what this network computes; set it to false")
     return len(pairs)
 
 
-def _pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
-    """Convolutions and the batch norms that read their output."""
-    made_by: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # by the output's identity; it is held, so that it stays the only one
+def _foldable_pairs(network: nn.Module, images: Tensor) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
+    """Return each convolution with the batch norm that reads its output."""
+    # The convolution of each output, by the output's id(). The output is stored as well, so that no other gets its id.
+    convolution_of: dict[int, tuple[nn.Conv2d, Tensor]] = {}
     runs: dict[nn.Module, int] = {}
     pairs = []
 
     def after_convolution(module: nn.Conv2d, _: object, output: Tensor) -> None:
-        made_by[id(output)] = module, output
+        convolution_of[id(output)] = module, output
         runs[module] = runs.get(module, 0) + 1
 
     def before_norm(module: nn.BatchNorm2d, inputs: tuple[Tensor]) -> None:
-        if (made := made_by.get(id(inputs[0]))) is not None:
-            pairs.append((made[0], module))
+        if (found := convolution_of.get(id(inputs[0]))) is not None:
+            pairs.append((found[0], module))
         runs[module] = runs.get(module, 0) + 1
 
     plain = [module for module in network.modules() if not module._forward_hooks and not module._forward_pre_hooks]
@@ -369,8 +386,8 @@ def _can_fold(norm: nn.BatchNorm2d) -> bool:
     return norm.running_mean is not None and (type(norm) is nn.BatchNorm2d or {"drop", "act"} <= norm._modules.keys())
 
 
-def _rest_of(norm: nn.BatchNorm2d) -> nn.Module:
-    """What a batch norm does after it has normalised: nothing or, in timm's, an activation."""
+def _without_norm(norm: nn.BatchNorm2d) -> nn.Module:
+    """Return the part of a batch norm after the normalisation: nothing, or an activation in the batch norms of timm."""
     if type(norm) is nn.BatchNorm2d:
         return nn.Identity()
     return nn.Sequential(norm.get_submodule("drop"), norm.get_submodule("act"))

@@ -1,12 +1,12 @@
-"""Text encoders of the Hugging Face hub, through sentence-transformers: BERT, MiniLM, E5, GTE and others.
+"""Pretrained text encoders, each a tokenizer and a network.
 
-Pretrained text encoders: a tokenizer and a network, whichever library they come from.
-
-Text towers of OpenCLIP, without the positions after a caption's end.
+:class:`TextBackbone` is their common interface. :class:`SentenceText` loads models of the Hugging Face hub with
+sentence-transformers (BERT, MiniLM, E5, GTE and others), and :class:`OpenClipText` loads the text towers of OpenCLIP.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vse.features.backbones.model_folder import checked_copy, download, local_folder, read_modules, tensors_sha256
-from vse.features.backbones.networks import load_weights_file, open_clip_model, root_logger_kept, weights_file
+from vse.features.backbones.model_folder import copy_checked_model, download, find_local_folder, read_modules, tensors_sha256
+from vse.features.backbones.networks import build_open_clip, find_weights_file, load_weights_file, silence_root_logger
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import read_json, sha256_json
 
@@ -32,115 +32,113 @@ class TextBackbone(ABC):
 
     Attributes
     ----------
-    network : what moves to a device
-    longest : tokens of a caption that are read, special ones counted
-    pad : what a batch is padded with
-    weights_sha256 : of all that was learnt
-    reading_sha256 : of how a text becomes tokens: the tokenizer, the prompt, the maximal length
-    network_sha256 : of what else decides the vectors, such as the layers' sizes; "" if the model's name alone does
-    notes : where things came from
+    network : the module; the caller moves it to a device
+    max_length : maximum number of tokens of a text, with special tokens
+    pad : token that a batch is padded with
+    weights_sha256 : SHA-256 of all learned parameters
+    tokenizer_sha256 : SHA-256 of all that decides a text's tokens: the tokenizer, the prompt, the maximum length
+    network_sha256 : SHA-256 of further settings that decide the vectors, such as the sizes of layers; "" if there are none
+    notes : provenance, such as the commit of a download
     """
 
-    libraries: ClassVar[Sequence[str]]  # distributions whose versions are worth noting
+    libraries: ClassVar[Sequence[str]]  # distributions whose versions are recorded in the cache
     network: nn.Module
-    longest: int
+    max_length: int
     pad: int
     weights_sha256: str
-    reading_sha256: str
+    hash_tokenizer: str
     network_sha256: str = ""
     notes: Mapping[str, Any] = {}
 
     @abstractmethod
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """The tokens of each text, at most ``longest``, and how many texts were cut."""
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Return the tokens of each text, at most ``max_length``, and the number of truncated texts."""
 
     @abstractmethod
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """The model's own vector of each text, from its padded tokens."""
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+        """Return the model's own vector of each text, given its padded tokens; ``mask`` is false for padding."""
 
     @abstractmethod
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """The last layer's state of each token; those of padding mean nothing."""
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+        """Return the last layer's state of each token; states of padding have no meaning."""
 
 
 def load_text_backbone(config: TextConfig, weights_dir: Path | None = None) -> TextBackbone:
-    """The text encoder of a feature preset, on the CPU.
+    """Load the text encoder of a feature preset, on the CPU.
 
-    What ``weights_dir`` holds stands in for a download: a folder with the last part of the model's name, or for OpenCLIP a
-    file. :class:`vse.pipeline.errors.UserError` if the library or the weights are missing.
+    A folder in ``weights_dir`` that is named as the last part of the model's name replaces a download; for OpenCLIP, a file.
+    Raises UserError if the library or the weights are missing.
     """
     config.library.load(config.model)
-    if config.open_clip is not None:
-        return OpenClipText(config, weights_dir)
-
-    return SentenceText(config, weights_dir)
+    return SentenceText(config, weights_dir) if config.open_clip is None else OpenClipText(config, weights_dir)
 
 
-def tokenizer_sha256(tokenizer: Any, *reading: object) -> str:
-    """SHA-256 of a tokenizer of transformers and of what else decides a text's tokens, whatever version wrote its file."""
+def hash_tokenizer(tokenizer: Any, *settings: object) -> str:
+    """Return the SHA-256 of a tokenizer of transformers, and of ``settings`` that also decide a text's tokens.
+
+    It does not depend on the version of the library that wrote the tokenizer's file.
+    """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         content: Any = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
     else:
-        import json
-
-        whole = json.loads(backend.to_str())
-        content = {name: whole[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "model", "added_tokens")}
-    return sha256_json([content, *reading])
+        saved = json.loads(backend.to_str())
+        content = {name: saved[name] for name in ("normalizer", "pre_tokenizer", "post_processor", "model", "added_tokens")}
+    return sha256_json([content, *settings])
 
 
-_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # what is downloaded: no pickle, no code
-_NOT_OF_THE_NETWORK = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
-_LONGEST = 100_000  # of models without a limit of their own
+_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]  # patterns of the files that are downloaded: no pickle, no code
+_IRRELEVANT_SETTINGS = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "architectures")
+_MAX_LENGTH = 100_000  # for models without a limit of their own
 
 
 class SentenceText(TextBackbone):
-    """A model of sentence-transformers, or any encoder of transformers, whose own vector is then the mean of its states."""
+    """A model of sentence-transformers or transformers; the own vector of the latter is the mean of its states."""
 
     libraries = ("sentence-transformers", "transformers")
 
     def __init__(self, config: TextConfig, weights_dir: Path | None) -> None:
-        folder, self.notes = _folder(config, weights_dir)
+        folder, self.notes = _find_folder(config, weights_dir)
         modules = read_modules(folder)
-        self.network = self._model = _loaded(folder, config)
+        self.network = self._model = _load_model(folder, config)
         self._first = self._model[0]
         transformer, tokenizer = getattr(self._first, "auto_model", None), getattr(self._model, "tokenizer", None)
         if transformer is None or not callable(tokenizer):
             raise UserError(f"{config.model}: its first module is a {type(self._first).__name__}, not a transformer of text")
         self._tokenizer: Any = tokenizer
-        limit = min(int(self._model.max_seq_length or _LONGEST), _LONGEST)
-        self.longest = config.max_length or limit
-        if self.longest > limit:
-            raise UserError(f"max_length {self.longest}: {config.model} reads at most {limit} tokens")
+        limit = min(int(self._model.max_seq_length or _MAX_LENGTH), _MAX_LENGTH)
+        self.max_length = config.max_length or limit
+        if self.max_length > limit:
+            raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
         self.pad = self._tokenizer.pad_token_id or 0
         default = self._model.prompts.get(self._model.default_prompt_name or "", "")
         self._prompt = default if config.prompt is None else config.prompt
         self._lower = bool(getattr(self._first, "do_lower_case", False))
-        self._skipped = self._prompt_tokens() if any(not getattr(m, "include_prompt", True) for m in self._model) else 0
+        self._skipped = self._n_prompt_tokens() if any(not getattr(m, "include_prompt", True) for m in self._model) else 0
         weights = {f"0.{name}": tensor for name, tensor in transformer.state_dict().items() if "pooler." not in name}
-        if config.pooling == "own":  # and of dense layers after the states
+        if config.pooling == "own":  # the model's own vector also depends on the modules after the transformer
             weights |= {n: t for n, t in self._model.state_dict().items() if not n.startswith("0.")}
         self.weights_sha256 = tensors_sha256(weights)
-        self.network_sha256 = sha256_json(_described(folder, modules, config.pooling == "own"))
-        self.reading_sha256 = tokenizer_sha256(tokenizer, self._prompt, self.longest, self._lower)
+        self.network_sha256 = sha256_json(_network_settings(folder, modules, config.pooling == "own"))
+        self.tokenizer_sha256 = hash_tokenizer(tokenizer, self._prompt, self.max_length, self._lower)
 
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """The tokens of each text behind the prompt, at most ``longest``, and how many texts were cut."""
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Return the tokens of each text after the prompt, at most ``max_length``, and the number of truncated texts."""
         if not texts:
             return [], 0
-        read = [self._prompt + (text.lower() if self._lower else text) for text in texts]
-        rows: list[list[int]] = self._tokenizer(read, truncation=True, max_length=self.longest)["input_ids"]
-        full = [text for text, row in zip(read, rows, strict=True) if len(row) == self.longest]
-        whole = self._tokenizer(full, truncation=False, verbose=False)["input_ids"] if full else []
-        return rows, sum(len(row) > self.longest for row in whole)
+        prompted = [self._prompt + (text.lower() if self._lower else text) for text in texts]
+        rows: list[list[int]] = self._tokenizer(prompted, truncation=True, max_length=self.max_length)["input_ids"]
+        full = [text for text, row in zip(prompted, rows, strict=True) if len(row) == self.max_length]
+        untruncated = self._tokenizer(full, truncation=False, verbose=False)["input_ids"] if full else []
+        return rows, sum(len(row) > self.max_length for row in untruncated)
 
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """The model's own vectors."""
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+        """Return the model's own vectors."""
         vectors: Tensor = self._model(self._features(tokens, mask))["sentence_embedding"]
         return vectors
 
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """The last layer's states."""
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+        """Return the last layer's states."""
         states: Tensor = self._first(self._features(tokens, mask))["token_embeddings"]
         return states
 
@@ -148,47 +146,47 @@ class SentenceText(TextBackbone):
         features: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask.long()}
         return {**features, "prompt_length": self._skipped} if self._skipped else features
 
-    def _prompt_tokens(self) -> int:
-        """How many tokens the prompt is, of a model that leaves them out of its mean."""
+    def _n_prompt_tokens(self) -> int:
+        """Return the number of the prompt's tokens, for a model that leaves them out of its mean."""
         tokens = self._tokenizer(self._prompt)["input_ids"] if self._prompt else []
         ends = (self._tokenizer.eos_token_id, self._tokenizer.sep_token_id)
         return len(tokens) - bool(tokens and tokens[-1] in ends)
 
 
-def _folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
-    """The folder of a model, and what is worth noting of it: the user's, or a download's."""
+def _find_folder(config: TextConfig, weights_dir: Path | None) -> tuple[Path, Mapping[str, Any]]:
+    """Return the folder of a model, of the user or downloaded, and its provenance: the commit of a download."""
     if config.from_files:
         folder = Path(config.weights)
         if not (folder / "config.json").is_file() and not (folder / "modules.json").is_file():
             raise UserError(f"{folder}: no folder with a text encoder (config.json, model.safetensors, tokenizer.json)")
         return folder, {}
-    if (local := local_folder(config.model, weights_dir)) is not None:
+    if (local := find_local_folder(config.model, weights_dir)) is not None:
         return local, {}
     downloaded = download(config.model, _FILES, config.revision)
     return downloaded.folder, {"commit": downloaded.commit}
 
 
-def _described(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
-    """What decides the vectors beside weights and tokenizer: the network's settings and, of its ``own`` ones, the pooling."""
+def _network_settings(folder: Path, modules: Sequence[Mapping[str, Any]], own: bool) -> list[Any]:
+    """Return the settings of the network and, if the model's ``own`` vectors are used, of the modules after it."""
 
     def settings(path: str) -> Any:
         file = folder / path / "config.json"
         return read_json(file) if file.is_file() else {}
 
     network = settings(modules[0]["path"] if modules else "")
-    kept = {key: value for key, value in network.items() if key not in _NOT_OF_THE_NETWORK}
-    return [kept, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if own)]
+    relevant = {key: value for key, value in network.items() if key not in _IRRELEVANT_SETTINGS}
+    return [relevant, *([m["type"].rpartition(".")[2], settings(m["path"])] for m in modules[1:] if own)]
 
 
-def _loaded(folder: Path, config: TextConfig) -> Any:
-    """The model in a folder, in float32, on the CPU; its transformer with random weights if the preset says so."""
+def _load_model(folder: Path, config: TextConfig) -> Any:
+    """Load the model in a folder, in float32, on the CPU; with ``weights: random`` its transformer gets random weights."""
     from sentence_transformers import SentenceTransformer
 
-    with checked_copy(folder) as copy, _quiet(), torch.random.fork_rng(devices=[]):
+    with copy_checked_model(folder) as copy, _quiet_libraries(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         try:
             model: Any = SentenceTransformer(str(copy), device="cpu", local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # the libraries raise many kinds for a folder that is not as they want it
+        except Exception as error:  # the libraries raise many kinds for a folder that they cannot load
             text = str(error).replace(str(copy), str(folder))
             reason = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
             raise UserError(f"{folder}: not a text encoder that sentence-transformers reads ({reason})") from None
@@ -200,8 +198,8 @@ def _loaded(folder: Path, config: TextConfig) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """In this block transformers shows no progress and only errors, and sentence-transformers only warnings."""
+def _quiet_libraries() -> Iterator[None]:
+    """Make transformers log errors only, without progress bars, and sentence-transformers warnings only, in this block."""
     import transformers
 
     theirs: Any = transformers.utils.logging
@@ -222,8 +220,8 @@ def _quiet() -> Iterator[None]:
 class OpenClipText(TextBackbone):
     """The text tower of an OpenCLIP model, with its projection.
 
-    The library runs all positions, 77 in CLIP. In most towers no token sees a later one, so here a batch ends with its
-    longest caption, which gives the same vectors; towers that see padding run whole.
+    OpenCLIP computes all positions, 77 in CLIP. In most towers (causal ones) no token attends to a later one. A batch for them
+    is only as wide as its longest caption, which gives the same vectors. Other towers attend to padding and run at full width.
     """
 
     libraries = ("open_clip_torch",)
@@ -233,72 +231,72 @@ class OpenClipText(TextBackbone):
 
         name = config.open_clip
         assert name is not None
-        file, notes = weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
+        file, notes = find_weights_file(config.model, config.weights, weights_dir), dict[str, Any]()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            known = None if file or config.weights == "random" else config.weights
-            model = open_clip_model(name, known, notes)
+            weights = None if file or config.weights == "random" else config.weights
+            model = build_open_clip(name, weights, notes)
         self.notes = notes
         if file is not None:
-            load_weights_file(model, file, _text_weights)
-        self.weights_sha256 = tensors_sha256({k: v for k, v in model.state_dict().items() if not _of_images(k)})
+            load_weights_file(model, file, _match_text_names)
+        self.weights_sha256 = tensors_sha256({k: v for k, v in model.state_dict().items() if not _is_image_weight(k)})
         model.visual = nn.Identity()
         self.network = self._model = model.eval().requires_grad_(False)
         self._tower = _causal_tower(model)
         try:
-            with root_logger_kept():
+            with silence_root_logger():
                 self._tokenizer = open_clip.get_tokenizer(name)
         except Exception as error:  # transformers raises many kinds
             raise UserError(f"{config.model}: cannot get its tokenizer ({str(error).splitlines()[0]})") from None
-        inner = getattr(self._tokenizer, "tokenizer", None)  # that of transformers, if it is one
+        inner = getattr(self._tokenizer, "tokenizer", None)  # a tokenizer of transformers, or None for OpenCLIP's own
         self.pad = 0 if inner is None else inner.pad_token_id
         self._prompt = config.prompt or ""
         limit = int(self._tokenizer.context_length)
-        self.longest = config.max_length or limit
-        if self.longest > limit:
-            raise UserError(f"max_length {self.longest}: {config.model} reads at most {limit} tokens")
-        if self._tower is None and (config.pooling != "own" or self.longest != limit):
+        self.max_length = config.max_length or limit
+        if self.max_length > limit:
+            raise UserError(f"max_length {self.max_length}: {config.model} reads at most {limit} tokens")
+        if self._tower is None and (config.pooling != "own" or self.max_length != limit):
             raise UserError(
-                f"{config.model}: runs its whole context at once; only pooling: own goes with it, and no max_length"
+                f"{config.model}: always computes its complete context, so pooling must be own, and max_length is not allowed"
             )
-        reading = self._prompt, self.longest
-        self.reading_sha256 = (
-            sha256_json([list(self._tokenizer.encoder.items()), *reading])
+        settings = self._prompt, self.max_length
+        self.tokenizer_sha256 = (
+            sha256_json([list(self._tokenizer.encoder.items()), *settings])
             if inner is None
-            else tokenizer_sha256(inner, *reading)
+            else hash_tokenizer(inner, *settings)
         )
 
-    def tokenized(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-        """The tokens of each text, its padding cut off where no token sees it, and how many texts were cut."""
+    def tokenize(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Return the tokens of each text, for causal towers without padding, and the number of truncated texts."""
         if not texts:
             return [], 0
         texts = [self._prompt + text for text in texts]
-        rows = self._tokenizer(texts, context_length=self.longest)
+        rows = self._tokenizer(texts, context_length=self.max_length)
         full = (rows[:, -1] != self.pad).nonzero()[:, 0].tolist()
-        longer = self._tokenizer([texts[k] for k in full], context_length=self.longest + 1) if full else rows[:0]
+        longer = self._tokenizer([texts[k] for k in full], context_length=self.max_length + 1) if full else rows[:0]
         n_cut = int((longer[:, -1] != self.pad).sum())
         if self._tower is None:
             return rows.tolist(), n_cut
         lengths = (rows != self.pad).sum(1).tolist()
         return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)], n_cut
 
-    def pooled(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
-        """The vectors that are compared with those of images."""
+    def text_vectors(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n dim"]:
+        """Return the vectors that are compared with those of images."""
         if self._tower is None:
             vectors: Tensor = self._model.encode_text(tokens)
             return vectors
         tower = self._tower
         ends = tokens.argmax(1) if tower.pool == "argmax" else tokens.eq(tower.end).int().argmax(1)
-        state = self.states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
+        state = self.token_states(tokens, mask)[torch.arange(len(tokens), device=tokens.device), ends]
         projection = tower.module.text_projection
         if isinstance(projection, nn.Module):
             projected: Tensor = projection(state)
             return projected
         return state if projection is None else state @ projection
 
-    def states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
-        """The states after the last normalisation, before the projection."""
-        assert self._tower is not None, "refused before"
+    def token_states(self, tokens: Int[Tensor, "n width"], mask: Bool[Tensor, "n width"]) -> Float[Tensor, "n width dim"]:
+        """Return the states after the last normalisation, before the projection."""
+        assert self._tower is not None, "the constructor checks this"
         module, width = self._tower.module, tokens.shape[1]
         embedded = module.token_embedding(tokens) + module.positional_embedding[:width]
         states: Tensor = module.ln_final(module.transformer(embedded, attn_mask=module.attn_mask[:width, :width]))
@@ -306,28 +304,33 @@ class OpenClipText(TextBackbone):
 
 
 class _CausalTower:
-    """A tower in which no token sees a later one: its modules, and where its vector is taken, at the last token."""
+    """A text tower in which no token attends to a later one, and whose vector is the state of the last token.
+
+    module : the module with the tower's layers
+    pool : how the last token is found: ``argmax``, the token with the highest id, or ``eos``, the token ``end``
+    end : id of the token at the end of a text
+    """
 
     def __init__(self, module: Any, pool: str, end: int) -> None:
         self.module, self.pool, self.end = module, pool, end
 
 
 def _causal_tower(model: Any) -> _CausalTower | None:
-    """The text tower of a model if it can run without its padding; None if it cannot."""
-    whole = hasattr(model, "token_embedding")  # CLIP has the parts of its tower itself; other classes have them in one
-    module = model if whole else model.text
-    pool = getattr(module, "text_pool_type" if whole else "pool_type", "")
+    """Return the text tower of a model if it is causal, so that padding can be dropped; otherwise None."""
+    is_clip = hasattr(model, "token_embedding")  # CLIP itself has the tower's layers; other classes have them in ``text``
+    module = model if is_clip else model.text
+    pool = getattr(module, "text_pool_type" if is_clip else "pool_type", "")
     plain = getattr(module, "attn_mask", None) is not None and getattr(module, "cls_emb", None) is None
     if not plain or getattr(module, "use_pad_mask", False) or pool not in ("argmax", "eos"):
         return None
-    return _CausalTower(module, pool, getattr(module, "text_eos_id" if whole else "eos_id", 0))
+    return _CausalTower(module, pool, getattr(module, "text_eos_id" if is_clip else "eos_id", 0))
 
 
-def _of_images(name: str) -> bool:
+def _is_image_weight(name: str) -> bool:
     return name.startswith("visual.")
 
 
-def _text_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Published weights of a text tower, with the image tower left as it is."""
-    images = {name: tensor for name, tensor in model.state_dict().items() if _of_images(name)}
-    return {**images, **{name: tensor for name, tensor in state.items() if not _of_images(name)}}
+def _match_text_names(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return published weights of the text tower, together with the model's current weights of the image tower."""
+    images = {name: tensor for name, tensor in model.state_dict().items() if _is_image_weight(name)}
+    return {**images, **{name: tensor for name, tensor in state.items() if not _is_image_weight(name)}}

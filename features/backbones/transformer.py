@@ -1,6 +1,7 @@
-"""Pretrained transformers that read texts: configuration, their own tokenizer, and weights of safetensors files alone.
+"""Pretrained transformers that read texts: configuration, tokenizer, and weights from safetensors files.
 
-A transformer is a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors``, as the Hugging Face hub has them.
+A transformer is a folder with ``config.json``, ``tokenizer.json`` and ``model.safetensors``, as on the Hugging Face hub.
+Weights in other formats are not read, because they may run code.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vse.features.backbones.model_folder import check_settings, checked_transformer, download, local_folder
-from vse.features.settings.libraries import Library
+from vse.features.backbones.model_folder import check_settings, copy_checked_transformer, download, find_local_folder
+from vse.features.settings.base import Library
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import InputFile, WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import parse_json, read_json
@@ -26,7 +27,7 @@ from vse.pipeline.files.writing import parse_json, read_json
 _EXTRA = "text"
 TRANSFORMERS = Library("Transformers", "transformers", "transformers", _EXTRA)
 TOKENIZERS = Library("Tokenizers", "tokenizers", "tokenizers", _EXTRA)
-TINY = "tiny"  # the name of a transformer of random weights whose tokenizer is made from captions
+TINY = "tiny"  # the name of a transformer with random weights whose tokenizer is built from captions
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _DOWNLOADED = ("config.json", "tokenizer.json", "tokenizer_config.json", "model*.safetensors*")
 _NORMALIZER = {
@@ -34,33 +35,33 @@ _NORMALIZER = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-_SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # their positions are counted from the padding's number on
+_SHIFTED = ("roberta", "xlm-roberta", "camembert", "mpnet")  # model types whose first position is that after ``pad_index``
 
 
 @dataclass(frozen=True)
 class Transformer:
-    """A transformer that reads texts: all of it but its weights, and where those lie.
+    """A transformer that reads texts: its configuration, its tokenizer, and the files of its weights.
 
-    name : the model's, for messages
+    name : name of the model, for messages
     config : content of its ``config.json``
     tokenizer_json : content of its ``tokenizer.json``
-    longest : tokens of a text beyond which it is cut, the special ones among them; None: as many as it has positions
-    weights : files of its weights; none: they are drawn, or are about to be replaced
+    max_length : number of tokens, with special tokens, to which texts are truncated; None: the number of its positions
+    weights : files of its weights; empty if the weights are random or will be replaced
     commit : hash of the commit of a download from the Hugging Face hub; None if there was no download
     """
 
     name: str
     config: Mapping[str, Any]
     tokenizer_json: str
-    longest: int | None = None
+    max_length: int | None = None
     weights: tuple[WatchedFile, ...] = ()
     commit: str | None = None
 
     @cached_property
     def tokenizer(self) -> Any:
-        """A :class:`tokenizers.Tokenizer` that cuts long texts and pads none.
+        """A :class:`tokenizers.Tokenizer` that truncates long texts and adds no padding.
 
-        :class:`UserError` if it is another model's, or leaves no room for a text.
+        Raises UserError if it belongs to another model, or if ``max_length`` does not suit the model.
         """
         tokenizers = TOKENIZERS.load(self.name)
         with wrap_read_errors(Path(self.name), "a model with a tokenizer, by its tokenizer.json"):
@@ -68,40 +69,40 @@ class Transformer:
         highest, n_known = max(tokenizer.get_vocab().values(), default=0), int(self.config.get("vocab_size", 0))
         if highest >= n_known:
             raise UserError(
-                f"{self.name}: its tokenizer numbers tokens up to {highest}, and its network knows {n_known}: they are of "
-                "different models"
+                f"{self.name}: the tokenizer has token ids up to {highest}, but the network knows only {n_known} tokens; "
+                "tokenizer and network belong to different models"
             )
-        longest = self.n_positions if self.longest is None else self.longest
+        max_length = self.n_positions if self.max_length is None else self.max_length
         n_special = tokenizer.num_special_tokens_to_add(False)
-        if not n_special < longest <= self.n_positions:
+        if not n_special < max_length <= self.n_positions:
             raise UserError(
-                f"{self.name}: max_length {longest} does not suit it; it has {self.n_positions} positions, of which "
-                f"{n_special} are for special tokens"
+                f"{self.name}: max_length {max_length} does not suit the model: it has {self.n_positions} positions, and "
+                f"{n_special} of them are for special tokens"
             )
         tokenizer.no_padding()
-        tokenizer.enable_truncation(longest)
+        tokenizer.enable_truncation(max_length)
         return tokenizer
 
-    def unknown(self, text: str) -> list[str]:
-        """The words of a text that the tokenizer has no tokens for."""
+    def unknown_words(self, text: str) -> list[str]:
+        """Return the words of a text that the tokenizer has no tokens for."""
         encoding, unknown = self.tokenizer.encode(text), getattr(self.tokenizer.model, "unk_token", None)
         return [
             text[slice(*place)] for token, place in zip(encoding.tokens, encoding.offsets, strict=True) if token == unknown
         ]
 
     def tokens(self, text: str) -> list[str]:
-        """What the network reads of a text, special tokens among them."""
+        """Return the tokens of a text, with special tokens, as the network reads them."""
         return list(self.tokenizer.encode(text).tokens)
 
     @property
     def n_positions(self) -> int:
-        """How many tokens the network can read."""
-        shift = self.padding + 1 if self.config.get("model_type") in _SHIFTED else 0
+        """Maximum number of tokens that the network can read."""
+        shift = self.pad_index + 1 if self.config.get("model_type") in _SHIFTED else 0
         return int(self.config.get("max_position_embeddings", 512)) - shift
 
     @property
-    def padding(self) -> int:
-        """The number that stands for no token."""
+    def pad_index(self) -> int:
+        """The token id that stands for padding."""
         return int(self.config.get("pad_token_id") or 0)
 
     @property
@@ -110,14 +111,15 @@ class Transformer:
 
     @property
     def weights_sha256(self) -> str:
-        """SHA-256 of the file of its weights or, of several, of their sums; of none, an empty text."""
-        sums = [file.sha256 for file in self.weights]
-        return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest() if sums else ""
+        """SHA-256 of the file of weights; for several files, SHA-256 of their hashes; empty without a file."""
+        hashes = [file.sha256 for file in self.weights]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest() if hashes else ""
 
     def network(self) -> Any:
-        """The network with its weights, in float32, without what follows its last layer.
+        """Load the network with its weights, in float32, without the pooler after its last layer.
 
-        Weights that lie nowhere are drawn from torch's default generator.
+        Without files of weights, random weights are drawn from torch's default generator. Raises UserError if the library
+        cannot build the network, or if the weights do not fit it.
         """
         check_settings(Path(self.name), self.config)
         transformers = TRANSFORMERS.load(self.name)
@@ -127,10 +129,10 @@ class Transformer:
             config = transformers.AutoConfig.for_model(**self.config)
         if not self.weights:
             with wrap_read_errors(Path(self.name), "a transformer that the library can build, by its config.json"):
-                return _encoder(transformers.AutoModel.from_config(config, trust_remote_code=False))
+                return _without_pooler(transformers.AutoModel.from_config(config, trust_remote_code=False))
         folder = self.weights[0].path.parent
         with (
-            checked_transformer(folder) as copy,
+            copy_checked_transformer(folder) as copy,
             torch.random.fork_rng(devices=[]),
             wrap_read_errors(folder, "a folder with the weights of this transformer"),
         ):
@@ -142,30 +144,31 @@ class Transformer:
                 output_loading_info=True,
                 trust_remote_code=False,
             )
-        lacking = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
-        if lacking or loaded.get("mismatched_keys"):
-            raise UserError(f"{folder}: its weights are not those of the network in config.json ({lacking[:1] or 'shapes'})")
+        missing = sorted(name for name in loaded["missing_keys"] if not name.startswith("pooler."))
+        if missing or loaded.get("mismatched_keys"):
+            raise UserError(f"{folder}: the weights do not fit the network in config.json ({missing[:1] or 'shapes'})")
         for file in self.weights:
             file.check()
-        return _encoder(network)
+        return _without_pooler(network)
 
 
-def layers_of(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
-    """The embeddings of a transformer, and its layers from the first to the last; :class:`UserError` if it has others."""
+def find_layers(network: Any, name: str) -> tuple[nn.Module, list[nn.Module]]:
+    """Return the embeddings of a transformer, and its layers in order; raise UserError if it is not built like BERT."""
     embeddings = getattr(network, "embeddings", None)
     n_layers = getattr(network.config, "num_hidden_layers", None)
     lists = [module for module in network.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers]
     if embeddings is None or not lists:
-        raise UserError(f"{name}: not an encoder of texts such as BERT; its embeddings and layers are not where BERT's are")
+        raise UserError(f"{name}: not a text encoder like BERT; its embeddings and layers have other names than in BERT")
     return embeddings, list(lists[0])
 
 
-def read_transformer(model: str, weights_dir: Path | None = None, longest: int | None = None) -> Transformer:
-    """A transformer by its name on the Hugging Face hub, or from a local folder.
+def read_transformer(model: str, weights_dir: Path | None = None, max_length: int | None = None) -> Transformer:
+    """Read a transformer from a local folder, or from the Hugging Face hub by its name.
 
-    The folder of its short name in ``weights_dir`` stands in for a download.
+    A folder in ``weights_dir`` that is named as the last part of the model's name replaces a download. Raises UserError if
+    the folder is not that of a transformer, or its files name code.
     """
-    folder, commit = _folder(model, weights_dir)
+    folder, commit = _find_folder(model, weights_dir)
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: no {name}; a transformer is a folder with config.json, tokenizer.json and weights")
@@ -175,26 +178,28 @@ def read_transformer(model: str, weights_dir: Path | None = None, longest: int |
     check_settings(folder / "config.json", config)
     with wrap_read_errors(folder / "tokenizer.json", "the file of a tokenizer"):
         tokenizer_json = InputFile(folder / "tokenizer.json").read().decode()
-    return Transformer(model, config, _normalized(folder, tokenizer_json), longest, _weights(folder), commit)
+    return Transformer(
+        model, config, _apply_tokenizer_config(folder, tokenizer_json), max_length, _find_weights(folder), commit
+    )
 
 
-def _normalized(folder: Path, tokenizer_json: str) -> str:
-    """Return a ``tokenizer.json`` whose normalizer follows ``tokenizer_config.json``, as the tokenizers of transformers do.
+def _apply_tokenizer_config(folder: Path, tokenizer_json: str) -> str:
+    """Return ``tokenizer.json`` with the normalizer that ``tokenizer_config.json`` requires, as in transformers.
 
-    It is returned unchanged if the two agree. Raises UserError if the latter asks for lower case and the former's normalizer
-    cannot be set to it.
+    It is returned unchanged if the two agree. Raises UserError if ``tokenizer_config.json`` requires lower case and the
+    normalizer in ``tokenizer.json`` cannot be set to it.
     """
     file = folder / "tokenizer_config.json"
-    said = read_json(file) if file.is_file() else {}
-    if not isinstance(said, dict):
+    settings = read_json(file) if file.is_file() else {}
+    if not isinstance(settings, dict):
         raise UserError(f"{file}: not the settings of a tokenizer")
-    check_settings(file, said)
+    check_settings(file, settings)
     tokenizer = parse_json(folder / "tokenizer.json", tokenizer_json.encode())
     normalizer = tokenizer.get("normalizer") if isinstance(tokenizer, dict) else None
     if isinstance(normalizer, dict) and normalizer.get("type") == "BertNormalizer":
-        followed = normalizer | {theirs: said[name] for name, theirs in _NORMALIZER.items() if name in said}
-        return tokenizer_json if followed == normalizer else json.dumps({**tokenizer, "normalizer": followed})
-    if said.get("do_lower_case") is True and "Lowercase" not in json.dumps(normalizer):
+        updated = normalizer | {key: settings[name] for name, key in _NORMALIZER.items() if name in settings}
+        return tokenizer_json if updated == normalizer else json.dumps({**tokenizer, "normalizer": updated})
+    if settings.get("do_lower_case") is True and "Lowercase" not in json.dumps(normalizer):
         raise UserError(
             f"{file}: do_lower_case is true, but the normalizer in tokenizer.json keeps capitals; add one of type Lowercase "
             "there, or remove do_lower_case"
@@ -202,12 +207,12 @@ def _normalized(folder: Path, tokenizer_json: str) -> str:
     return tokenizer_json
 
 
-def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transformer:
-    """A BERT of 2 layers of 32 whose WordPiece tokenizer knows the ``words``, and all letters; its weights are drawn."""
+def tiny_transformer(words: Iterable[str], max_length: int | None = None) -> Transformer:
+    """Return a BERT with 2 layers of size 32 and random weights; its WordPiece tokenizer knows ``words`` and all letters."""
     tokenizers = TOKENIZERS.load(TINY)
     letters = string.ascii_lowercase + string.digits
     pieces = [*_SPECIAL, *string.punctuation, *letters, *(f"##{letter}" for letter in letters)]
-    vocabulary = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces, *sorted(set(words))]))}
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*pieces, *sorted(set(words))]))}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
@@ -222,33 +227,33 @@ def tiny_transformer(words: Iterable[str], longest: int | None = None) -> Transf
         "intermediate_size": 64,
         "max_position_embeddings": 128,
     }
-    return Transformer(TINY, config, tokenizer.to_str(), longest)
+    return Transformer(TINY, config, tokenizer.to_str(), max_length)
 
 
-def _encoder(network: Any) -> Any:
-    """The network without a pooler, whose weights nothing would train."""
+def _without_pooler(network: Any) -> Any:
+    """Remove the pooler, whose weights would never be trained, and return the network in float32."""
     if getattr(network, "pooler", None) is not None:
         network.pooler = None
     return network.float()
 
 
-def _folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
+def _find_folder(model: str, weights_dir: Path | None) -> tuple[Path, str | None]:
     """Return the folder of a model and, if it was downloaded, the hash of its commit."""
     if (folder := Path(model)).is_dir():
         return folder, None
     if model.startswith((".", "/", "~")) or model.count("/") > 1:
         raise UserError(f"{model}: no such folder of a transformer")
-    if (local := local_folder(model, weights_dir)) is not None:
+    if (local := find_local_folder(model, weights_dir)) is not None:
         return local, None
     downloaded = download(model, _DOWNLOADED)
     return downloaded.folder, downloaded.commit
 
 
-def _weights(folder: Path) -> tuple[WatchedFile, ...]:
+def _find_weights(folder: Path) -> tuple[WatchedFile, ...]:
     single = folder / "model.safetensors"
     if single.is_file():
         return (WatchedFile(single),)
     parts = [*folder.glob("model.safetensors.index.json"), *sorted(folder.glob("model-*.safetensors"))]
     if not parts:
-        raise UserError(f"{folder}: no model.safetensors; weights in other formats, which may run code, are not read")
+        raise UserError(f"{folder}: no model.safetensors; weights in other formats may run code and are not read")
     return tuple(map(WatchedFile, parts))

@@ -1,4 +1,8 @@
-"""Arrays in shards, and the checksums of their blocks, each of which is compared when its block is read for the first time."""
+"""Locate arrays in shards, and check their blocks of 1 MiB against checksums.
+
+A manifest holds the checksums of each array of a shard. :class:`BlockChecker` compares a block with its checksum when the
+block is read for the first time in a process.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,21 @@ from vse.pipeline.errors import UserError
 from vse.pipeline.files.hdf5 import find_hdf5_dataset, open_hdf5
 
 BLOCK = 2**20  # bytes
-CHECKSUMS = "xxh3_64"  # the name of the algorithm, under which a manifest has the checksums of a shard's arrays
-_DIGITS = 16
+CHECKSUMS = "xxh3_64"  # name of the algorithm, and key of the checksums in a manifest
+_DIGITS = 16  # hexadecimal digits of one checksum
 
 
-class Bytes(Protocol):
-    """The bytes of an array, in memory, in a map, or in a file."""
+class ByteSource(Protocol):
+    """The bytes of an array in memory, in a memory map or in a file, read by slicing."""
 
     def __getitem__(self, span: slice, /) -> bytes | memoryview: ...
 
 
 @dataclass(frozen=True)
-class Stored:
-    """Where an array lies in a shard: contiguous, from byte ``offset``.
+class StoredArray:
+    """The place of an array in a shard: contiguous bytes that start at ``offset``.
 
-    ``checksums`` are those of its blocks (:func:`block_checksums`); None if the cache has none.
+    ``checksums`` holds the checksums of its blocks (:func:`block_checksums`), or None if the cache has none.
     """
 
     path: Path
@@ -41,16 +45,19 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """Size of the array in bytes."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
     @property
     def n_blocks(self) -> int:
-        """The number of its blocks; the last one may be shorter than the others."""
+        """Number of blocks of the array; the last block may be shorter than the others."""
         return -(-self.nbytes // BLOCK)
 
     def map(self) -> NDArray[Any]:
-        """Map the array, read only. No HDF5 handle is involved, so it survives a fork and needs no lock."""
+        """Map the array into memory, read only.
+
+        The map uses no HDF5 handle, so it survives a fork and needs no lock.
+        """
         if 0 in self.shape:
             return np.empty(self.shape, self.dtype)
         try:
@@ -59,98 +66,103 @@ class Stored:
             raise UserError(f"{self.path}: {error.strerror}") from None
 
     def read(self) -> NDArray[Any]:
-        """Return the array in memory; :class:`UserError` if a block has changed."""
+        """Read the array into memory. Raises UserError if a block differs from its checksum."""
         array = np.array(self.map())
         if self.checksums is not None:
-            Blocks([self]).check_shard(0, bytes_of(array))
+            BlockChecker([self]).check_shard(0, array_bytes(array))
         return array
 
 
-def bytes_of(array: NDArray[Any]) -> memoryview:
-    """Return the bytes of a contiguous array, not copied."""
+def array_bytes(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of a contiguous array without a copy."""
     return np.asarray(array).reshape(-1).view(np.uint8).data
 
 
 def block_checksums(array: NDArray[Any]) -> str:
-    """Return the XXH3 (64 bits) of each mebibyte of an array's bytes, joined: 16 hexadecimal digits for each block."""
-    content = bytes_of(array)
+    """Return the 64-bit XXH3 checksums of an array's blocks of 1 MiB, joined: 16 hexadecimal digits for each block."""
+    content = array_bytes(array)
     return "".join(xxhash.xxh3_64_hexdigest(content[first : first + BLOCK]) for first in range(0, len(content), BLOCK))
 
 
-def stored_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> Stored:
-    """Return where a dataset of a shard lies; :class:`UserError` if it is not contiguous, or not completely in the file."""
+def locate_array(path: Path, data: h5py.Dataset, checksums: Mapping[str, str] = {}) -> StoredArray:
+    """Return the place of an HDF5 dataset in its shard file.
+
+    ``checksums`` holds the block checksums of the shard's arrays, by array name. Raises UserError if the dataset is not
+    contiguous, or ends after the end of the file.
+    """
     name, offset = data.name[1:], data.id.get_offset()
     if offset is None and data.size:
         raise UserError(f"{path}: its {name} are not contiguous; delete it and extract it again")
-    stored = Stored(path, offset or 0, data.shape, data.dtype, checksums.get(name))
+    stored = StoredArray(path, offset or 0, data.shape, data.dtype, checksums.get(name))
     if stored.offset + stored.nbytes > path.stat().st_size:
-        raise UserError(f"{path}: its {name} end after the file; delete it and extract it again")
+        raise UserError(f"{path}: its {name} end after the end of the file; delete it and extract it again")
     return stored
 
 
 def shard_checksums(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Compute the checksums of those arrays of a shard that are there, by their names."""
+    """Compute the block checksums of a shard's arrays, by array name; ``names`` that the shard lacks are left out."""
     with open_hdf5(path, "a readable shard") as file:
         arrays = {name: find_hdf5_dataset(file, name) for name in names}
-        return {name: block_checksums(stored_array(path, data).map()) for name, data in arrays.items() if data is not None}
+        return {name: block_checksums(locate_array(path, data).map()) for name, data in arrays.items() if data is not None}
 
 
 def are_checksums(value: object) -> bool:
-    """Return whether ``value`` can be the checksums of a shard's arrays by their names, features among them."""
+    """Return whether ``value`` has the form of a shard's checksums: hexadecimal texts by array name, with ``features``."""
     if not isinstance(value, Mapping) or "features" not in value:
         return False
     return all(isinstance(text, str) and set(text) <= set("0123456789abcdef") for text in value.values())
 
 
-class Blocks:
-    """The blocks of an array that lies in several shards, and whether each was compared with its checksum.
+class BlockChecker:
+    """A check of an array in several shards: each block is compared once with its checksum.
 
-    All readers of one cache share this object. A pickled copy of it, in another process, has compared no block yet. A shard
-    without checksums is never compared.
+    All readers of one cache share one checker. A pickled copy in another process starts again: it has checked no block. The
+    blocks of a shard without checksums count as checked.
 
     Parameters
     ----------
-    shards : where the array lies in each shard
+    shards : the place of the array in each shard
     """
 
-    def __init__(self, shards: Sequence[Stored]) -> None:
+    def __init__(self, shards: Sequence[StoredArray]) -> None:
         self._shards = shards
         self._firsts = np.cumsum([0, *(shard.n_blocks for shard in shards)])
-        self._sound = np.concatenate([np.full(shard.n_blocks, shard.checksums is None) for shard in shards])
+        self._checked = np.concatenate([np.full(shard.n_blocks, shard.checksums is None) for shard in shards])
 
-    def __reduce__(self) -> tuple[type[Blocks], tuple[Sequence[Stored]]]:
-        return Blocks, (self._shards,)
+    def __reduce__(self) -> tuple[type[BlockChecker], tuple[Sequence[StoredArray]]]:
+        return BlockChecker, (self._shards,)
 
     @property
-    def are_sound(self) -> bool:
-        """Return whether no block is left to be compared."""
-        return bool(self._sound.all())
+    def all_checked(self) -> bool:
+        """Whether every block has been compared with its checksum."""
+        return bool(self._checked.all())
 
     def check(
         self,
         shards: NDArray[np.int64],
         firsts: NDArray[np.int64],
         ends: NDArray[np.int64],
-        contents: Sequence[Bytes],
+        contents: Sequence[ByteSource],
     ) -> None:
-        """Compare the blocks that the bytes ``firsts[k]:ends[k]`` of the shards ``shards[k]`` lie in, unless that was done.
+        """Check the blocks that contain the bytes ``firsts[k]:ends[k]`` of shard ``shards[k]``, for every k.
 
-        ``contents`` holds the bytes of the array in each shard. :class:`UserError` names the first block that has changed.
+        Blocks that were checked before are skipped. ``contents`` holds the bytes of the array in each shard. Raises UserError,
+        which names the first block that differs from its checksum.
         """
         low = self._firsts[shards] + firsts // BLOCK
         high = self._firsts[shards] + (ends - 1) // BLOCK
         for step in range(int((high - low).max(initial=-1)) + 1):
-            numbers = (low + step)[low + step <= high]
-            for number in np.unique(numbers[~self._sound[numbers]]).tolist():
-                shard = int(np.searchsorted(self._firsts, number, side="right")) - 1
-                self._check_block(shard, number - int(self._firsts[shard]), contents[shard])
+            blocks = (low + step)[low + step <= high]
+            for block in np.unique(blocks[~self._checked[blocks]]).tolist():
+                shard = int(np.searchsorted(self._firsts, block, side="right")) - 1
+                self._check_block(shard, block - int(self._firsts[shard]), contents[shard])
 
-    def check_shard(self, shard: int, content: Bytes) -> None:
-        """Compare all blocks of a shard; :class:`UserError` names the first one that has changed."""
+    def check_shard(self, shard: int, content: ByteSource) -> None:
+        """Check all blocks of a shard. Raises UserError, which names the first block that differs from its checksum."""
         for block in range(self._shards[shard].n_blocks):
             self._check_block(shard, block, content)
 
-    def _check_block(self, shard: int, block: int, content: Bytes) -> None:
+    def _check_block(self, shard: int, block: int, content: ByteSource) -> None:
         stored = self._shards[shard]
         if stored.checksums is None:
             return
@@ -162,4 +174,4 @@ class Blocks:
                 f"{stored.path}: its bytes {stored.offset + first} to {stored.offset + end} are not those that were written "
                 "(their checksum differs); delete it and extract it again"
             )
-        self._sound[self._firsts[shard] + block] = True
+        self._checked[self._firsts[shard] + block] = True

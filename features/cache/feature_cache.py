@@ -1,8 +1,9 @@
-"""The feature cache: an HDF5 file of virtual views over shards that are written atomically.
+"""Merge shards into a feature cache, open a cache and verify it.
 
-``features/<dataset>_<feature>.h5`` refers to ``features/<dataset>_<feature>.shards/shard-00000-of-00004.h5`` ...
-by relative names (:mod:`vse.features.cache.shards`); ``manifest.json`` beside them joins their records.
-Attributes and datasets are those of ``docs/formats.md``. Everything here that finds a fault names the file.
+A feature cache is an HDF5 file ``features/<dataset>_<feature>.h5`` with virtual views of the arrays in its shards. It refers
+to ``features/<dataset>_<feature>.shards/shard-00000-of-00004.h5`` ... by relative names (:mod:`vse.features.cache.shards`).
+The ``manifest.json`` next to the shards holds their records. ``docs/formats.md`` lists all attributes and datasets. Every
+error names the file.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from vse.features.cache.arrays import CHECKSUMS, Blocks, Stored, shard_checksums, stored_array
-from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, text_rows_of
+from vse.features.cache.arrays import CHECKSUMS, BlockChecker, StoredArray, locate_array, shard_checksums
+from vse.features.cache.rows import FORMAT, VERSION, Ids, TextRows, config_text_rows
 from vse.features.cache.shards import (
     ARRAYS,
-    PER_ROW,
-    RAGGED,
+    REGION_ARRAYS,
+    ROW_ARRAYS,
     Shard,
-    finished_shard,
-    joined_offsets,
+    build_cache_file,
+    concatenate_offsets,
+    read_arrays,
+    read_finished_shard,
     read_manifest,
     read_record,
-    read_rows,
-    seconds_of,
     shard_path,
     shard_slice,
     shards_folder,
-    virtual_views,
+    total_seconds,
 )
 from vse.pipeline.dataset.columns import caption_ids
 from vse.pipeline.dataset.dataset import Dataset
@@ -46,20 +47,25 @@ from vse.pipeline.files.writing import sha256_file, write_bytes, write_json
 
 log = logging.getLogger(__name__)
 
-Said = Mapping[str, Any]
 _ATTRIBUTES = ("dataset", "feature", "kind", "key", "captions", "provenance")
 
-# Hashes in a cache's provenance that are of its rows, and say nothing of what made them.
-_OF_ROWS = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
+# Hashes in a cache's provenance that identify its rows, not the extractor that computed them.
+_ROW_HASHES = ("requested_ids_sha256", "ids_sha256", "sources_sha256", "boxes_sha256")
 
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """An opened and checked cache. No file stays open; :class:`vse.features.cache.reader.FeatureReader` reads the rows.
+    """A checked cache, without its features: :class:`vse.features.cache.reader.FeatureReader` reads them. No file stays open.
 
-    ``shards`` holds, for each shard, where its arrays lie, by name; ``blocks`` are those of its features. With ``offsets``
-    (n + 1,) the cache is one of regions: row k has regions ``offsets[k]:offsets[k + 1]``, and ``row_shape`` is the shape of
-    one region. ``seconds`` is how long its rows took to make, None if that is not known.
+    Attributes
+    ----------
+    ids : (n,) ids of the rows
+    offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
+    row_shape : the shape of a row or, with ``offsets``, of one region
+    shards : for each shard, the places of its arrays by name
+    skipped : ids of the inputs that the extractor left out
+    block_checker : checks the blocks of the features
+    seconds : the time that the extraction took, None if it is not known
     """
 
     path: Path
@@ -67,20 +73,20 @@ class FeatureCache:
     feature: str
     kind: str
     key: str
-    provenance: Said
+    provenance: Mapping[str, Any]
     captions: Path
     ids: Ids
     offsets: Ids | None
     row_shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    shards: tuple[Mapping[str, Stored], ...]
+    shards: tuple[Mapping[str, StoredArray], ...]
     skipped: frozenset[int]
-    blocks: Blocks
+    block_checker: BlockChecker
     seconds: float | None = None
 
     @property
     def n_bytes(self) -> int:
-        """Its size on the disk, that of its shards included."""
+        """Size of the cache and its shards on disk, in bytes."""
         files = [self.path, *(shard["features"].path for shard in self.shards)]
         return sum(file.stat().st_size for file in files)
 
@@ -91,23 +97,24 @@ class FeatureCache:
 
     @property
     def extractor(self) -> Mapping[str, Any]:
-        """What made the rows, whatever they are rows of: settings, weights and version.
+        """Settings, weights and version of the extractor that computed the rows.
 
-        Caches that agree in it can be read by the same model. Of imported features only their layout and shape are known.
+        The same model can read all caches for which this is equal. For imported features only layout and shape are known.
         """
-        made = self.provenance
-        known = {name: made[name] for name in ("config", "extractor_version") if name in made}
-        hashes = {name: made[name] for name in made if name.endswith("_sha256") and name not in _OF_ROWS}
-        if "imported" in made:
-            known["imported"] = {"layout": made["imported"].get("layout"), "row_shape": list(self.row_shape)}
+        provenance = self.provenance
+        known = {name: provenance[name] for name in ("config", "extractor_version") if name in provenance}
+        hashes = {name: provenance[name] for name in provenance if name.endswith("_sha256") and name not in _ROW_HASHES}
+        if "imported" in provenance:
+            known["imported"] = {"layout": provenance["imported"].get("layout"), "row_shape": list(self.row_shape)}
         return {"kind": self.kind, **known, **hashes}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """What one row is: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
+        """The kind of a row: a vector (dim,), a bank of crops (n_crops, dim), or a set of vectors.
 
-        Sets are the regions of an image, which may be none, or positions (n_positions, dim): those of a grid, the patches
-        of a transformer, or imported arrays with three axes. Only extractors of ours make banks, so their settings say it.
+        A set holds the regions of an image (perhaps none), or positions (n_positions, dim): those of a grid, the patches of a
+        transformer, or the second axis of an imported array. Only extractors of this program write banks of crops, so their
+        recorded settings tell banks from sets.
         """
         if self.offsets is not None:
             return "sets"
@@ -117,11 +124,11 @@ class FeatureCache:
 
     @property
     def text_rows(self) -> TextRows:
-        """What a cache of texts has a row of: every caption, or every different text of the captions' phrases."""
-        return text_rows_of(self.provenance.get("config", {}))
+        """Whether a cache of texts has one row per caption, or per distinct text of the captions' phrases."""
+        return config_text_rows(self.provenance.get("config", {}))
 
-    def described(self) -> str:
-        """What the cache holds, in words: ``66 image rows of 10 x 4096 float16``."""
+    def describe(self) -> str:
+        """Return a short description of the contents for a person: ``66 image rows of 10 x 4096 float16``."""
         each = f"{' x '.join(map(str, self.row_shape))} {self.dtype}"
         if self.offsets is None:
             return f"{len(self.ids)} {'phrase' if self.text_rows == 'phrases' else self.kind} rows of {each}"
@@ -130,7 +137,7 @@ class FeatureCache:
 
 
 def failures_path(cache: Path) -> Path:
-    """``features/demo_fc7.h5.failures.jsonl``: the images that ``--skip-bad`` left out."""
+    """Return the path of the list of images that ``--skip-bad`` left out: ``features/demo_fc7.h5.failures.jsonl``."""
     return cache.with_name(f"{cache.name}.failures.jsonl")
 
 
@@ -139,60 +146,67 @@ def merge_shards(
     n_shards: int,
     dataset_file: Path,
     row_ids: Ids,
-    more: Callable[[Sequence[Path]], Said] = lambda _: {},
+    more_provenance: Callable[[Sequence[Path]], Mapping[str, Any]] = lambda _: {},
     dataset: Dataset | None = None,
-    photos: NDArray[np.uint8] | None = None,
 ) -> Path:
-    """Join finished shards: check each, write ``manifest.json``, then the cache file with its virtual views.
+    """Check the finished shards, then write ``manifest.json`` and the cache file with its virtual views; returns the latter.
 
-    ``row_ids`` are the ids that the whole cache should hold, in order; what shards skipped is left out. ``more`` makes of the
-    checked shards what the provenance has beside the usual. The cache records the captions of ``dataset`` and the hashes of
-    its ``photos`` (n_rows, 32), by which it is recognised; photographs that rows were made from are known by their sources.
+    Parameters
+    ----------
+    cache : the cache file to write
+    n_shards : number of shards
+    dataset_file : the ``dataset.json`` to which the cache refers
+    row_ids : the ids of all rows of the cache in order, including those that shards skipped
+    more_provenance : called with the paths of the checked shards, returns additional entries of the provenance
+    dataset : if given, the cache records hashes of its captions, to recognise the data set later
+
     """
     shards: list[Shard] = []
     for index in range(n_shards):
         path = shard_path(cache, index, n_shards)
         record = read_record(path)
-        shard = finished_shard(path, (shards[0] if shards else record).identity) if record else None
+        shard = read_finished_shard(path, (shards[0] if shards else record).identity) if record else None
         if shard is None:
             raise UserError(f"{path}: missing or damaged; extract shard {index} of {n_shards} again")
         expected = row_ids[shard_slice(len(row_ids), index, n_shards)]
         left_out = {int(item["id"]) for item in shard.skipped}
-        if read_rows(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
+        if read_arrays(path, "ids")[0].tolist() != [i for i in expected.tolist() if i not in left_out]:
             raise UserError(f"{path}: its ids are not those of part {index} of {n_shards} of {dataset_file}")
         shards.append(shard)
     skipped = [item for shard in shards for item in shard.skipped]
     _write_failures(cache, skipped)
-    said = more([shards_folder(cache) / shard.file for shard in shards])
-    known: dict[str, NDArray[Any]] = {} if photos is None else {"photo_hashes": photos}
+    provenance = more_provenance([shards_folder(cache) / shard.file for shard in shards])
+    arrays: dict[str, NDArray[Any]] = {}
     if dataset is not None:
-        said = {**said, "data": {"sha256": dataset.sha256}}
-        known |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
-    content, key = virtual_views(cache, shards, dataset_file, [int(item["id"]) for item in skipped], said, known)
-    entries = [_entry(shards_folder(cache), shard) for shard in shards]
-    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": seconds_of(cache, shards), "shards": entries}
+        provenance = {**provenance, "data": {"sha256": dataset.sha256}}
+        arrays |= {"caption_ids": caption_ids(dataset.images), "caption_hashes": caption_hashes(dataset.images)}
+    skipped_ids = [int(item["id"]) for item in skipped]
+    content, key = build_cache_file(cache, shards, dataset_file, skipped_ids, provenance, arrays)
+    entries = [_manifest_entry(shards_folder(cache), shard) for shard in shards]
+    manifest = {"key": key, "shard_key": shards[0].identity.key, "seconds": total_seconds(cache, shards), "shards": entries}
     write_json(shards_folder(cache) / "manifest.json", manifest)
     return write_bytes(cache, content)
 
 
 def open_cache(path: Path) -> FeatureCache:
-    """Open a cache: format, version, row counts, and that every shard exists and has all its bytes.
+    """Open a cache and check its format, version, row counts and ids, and that every shard exists with its full size.
 
-    HDF5 itself returns fill values for a missing or short shard, so nothing is read through its views.
+    Features are never read through the virtual views, because HDF5 returns fill values for a missing or short shard. Raises
+    UserError, which names the file and the fault.
     """
-    attributes, arrays, shape, dtype = _read_head(path)
+    attributes, arrays, shape, dtype = _read_cache_file(path)
     ids, offsets = arrays["ids"], arrays.get("offsets")
     manifest = read_manifest(path)
     if manifest["key"] != attributes["key"]:
         raise UserError(f"{path}: its shards were made with other settings; run vse-extract again")
     folder = shards_folder(path)
     shards = tuple(
-        _locate(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
+        _locate_arrays(folder / entry["file"], entry, manifest["shard_key"], shape, dtype, offsets is not None)
         for entry in manifest["shards"]
     )
     if any(CHECKSUMS not in entry for entry in manifest["shards"]):
         log.info(
-            "%s: has no checksums of its blocks, so changed features are not noticed; vse-extract verify --write adds them",
+            "%s: has no block checksums, so changed features are not detected; vse-extract verify --write adds them",
             path,
         )
     rows, vectors = sum(entry["rows"] for entry in manifest["shards"]), sum(s["features"].shape[0] for s in shards)
@@ -200,8 +214,8 @@ def open_cache(path: Path) -> FeatureCache:
     if rows != len(ids) or not vectors == n_vectors == shape[0] or (offsets is not None and len(offsets) != len(ids) + 1):
         raise UserError(f"{path}: {len(ids)} ids and {shape[0]} vectors, but its shards hold {rows} rows, {vectors} vectors")
     in_order = np.sort(ids)
-    if len(again := in_order[1:][in_order[1:] == in_order[:-1]]):
-        raise UserError(f"{path}: duplicate id {again[0]}")
+    if len(duplicates := in_order[1:][in_order[1:] == in_order[:-1]]):
+        raise UserError(f"{path}: duplicate id {duplicates[0]}")
     return FeatureCache(
         path=path,
         dataset=attributes["dataset"],
@@ -215,16 +229,16 @@ def open_cache(path: Path) -> FeatureCache:
         row_shape=shape[1:],
         dtype=dtype,
         shards=shards,
-        blocks=Blocks([shard["features"] for shard in shards]),
+        block_checker=BlockChecker([shard["features"] for shard in shards]),
         skipped=frozenset(int(i) for i in arrays["skipped_ids"]),
         seconds=manifest.get("seconds"),
     )
 
 
 def verify_cache(path: Path, write: bool = False) -> FeatureCache:
-    """Open a cache, re-hash every shard, compare ids and sources; :class:`UserError` names what is broken.
+    """Open a cache, hash every shard again, and compare ids and sources. Raises UserError, which names the fault.
 
-    ``write`` adds checksums of blocks to the manifest where it lacks them, or has others than the verified shards.
+    ``write`` writes the block checksums of the verified shards to the manifest where they are missing or differ.
     """
     cache, manifest = open_cache(path), read_manifest(path)
     folder, entries = shards_folder(path), []
@@ -235,15 +249,15 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
         entries.append({**entry, CHECKSUMS: shard_checksums(file, ARRAYS)})
         if not write and entry.get(CHECKSUMS, entries[-1][CHECKSUMS]) != entries[-1][CHECKSUMS]:
             raise UserError(
-                f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write mends them"
+                f"{folder / 'manifest.json'}: the checksums of {file.name} changed; vse-extract verify --write corrects them"
             )
     files = [shard["features"].path for shard in cache.shards]
     names = ("ids", "sources") if cache.offsets is None else ("ids", "sources", "offsets")
-    stored = [np.concatenate(parts) for parts in zip(*(read_rows(file, "ids", "sources") for file in files), strict=True)]
+    stored = [np.concatenate(parts) for parts in zip(*(read_arrays(file, "ids", "sources") for file in files), strict=True)]
     if cache.offsets is not None:
-        stored.append(joined_offsets([read_rows(file, "offsets")[0] for file in files]))
-    for name, of_shards, expected in zip(names, stored, read_rows(path, *names), strict=True):
-        if not np.array_equal(of_shards, expected):
+        stored.append(concatenate_offsets([read_arrays(file, "offsets")[0] for file in files]))
+    for name, in_shards, in_cache in zip(names, stored, read_arrays(path, *names), strict=True):
+        if not np.array_equal(in_shards, in_cache):
             raise UserError(f"{path}: the shards' {name} are not the cache's {name}; delete it and merge its shards again")
     if write and entries != manifest["shards"]:
         write_json(folder / "manifest.json", {**manifest, "shards": entries})
@@ -252,19 +266,20 @@ def verify_cache(path: Path, write: bool = False) -> FeatureCache:
 
 
 def read_sources(cache: FeatureCache) -> NDArray[np.uint8]:
-    """SHA-256 of what each row was made from, (n, 32)."""
-    return read_rows(cache.path, "sources")[0]
+    """Return the SHA-256 of the input of each row, (n, 32) uint8."""
+    return read_arrays(cache.path, "sources")[0]
 
 
-def _entry(folder: Path, shard: Shard) -> dict[str, Any]:
-    """Return what a manifest says about a shard whose SHA-256 was compared."""
+def _manifest_entry(folder: Path, shard: Shard) -> dict[str, Any]:
+    """Return the manifest's entry of a verified shard, with its block checksums."""
     entry = {"file": shard.file, "sha256": shard.sha256, "bytes": shard.bytes, "rows": shard.rows}
     return {**entry, CHECKSUMS: shard_checksums(folder / shard.file, ARRAYS)}
 
 
-def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, ...], np.dtype[Any]]:
+def _read_cache_file(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, ...], np.dtype[Any]]:
+    """Return attributes, ids and offsets of a cache file, and shape and dtype of its features."""
     if not path.exists():
-        raise UserError(f"{path}: no such feature cache; make it with vse-extract or snakemake --cores all {path}")
+        raise UserError(f"{path}: no such feature cache; create it with vse-extract or snakemake --cores all {path}")
     with open_hdf5(path, "a readable feature cache") as file:
         attributes = {name: file.attrs[name] for name in ("format", "version", *_ATTRIBUTES) if name in file.attrs}
         if str(attributes.get("format")) != FORMAT or str(attributes.get("version")) != str(VERSION):
@@ -273,7 +288,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
         if missing:
             raise UserError(f"{path}: not a complete feature cache, it lacks {', '.join(sorted(missing))}")
         attributes["provenance"] = json.loads(attributes["provenance"])
-        json.dumps(attributes, ensure_ascii=False, default=str).encode()  # no text may be half a surrogate pair
+        json.dumps(attributes, ensure_ascii=False, default=str).encode()  # fails for a text with half a surrogate pair
         _check_attributes(attributes)
         arrays = {name: _integers(file, name) for name in ("ids", "offsets", "skipped_ids") if name in file or name == "ids"}
         arrays.setdefault("skipped_ids", np.empty(0, np.int64))
@@ -286,9 +301,9 @@ def _read_head(path: Path) -> tuple[dict[str, Any], dict[str, Ids], tuple[int, .
 
 
 def _check_attributes(attributes: Mapping[str, Any]) -> None:
-    """:class:`ValueError` names an attribute that is not what caches have; some become parts of paths."""
+    """Check the types of the attributes, and that names and relative paths are safe. Raises ValueError."""
     provenance = attributes["provenance"]
-    fits = {
+    valid = {
         "dataset": is_name(attributes["dataset"]),
         "feature": is_name(attributes["feature"]),
         "kind": attributes["kind"] in ("image", "text") if isinstance(attributes["kind"], str) else False,
@@ -297,8 +312,8 @@ def _check_attributes(attributes: Mapping[str, Any]) -> None:
         "provenance": isinstance(provenance, dict)
         and all(isinstance(provenance.get(name, {}), dict) for name in ("config", "counts")),
     }
-    for name, fit in fits.items():
-        if not fit:
+    for name, is_valid in valid.items():
+        if not is_valid:
             raise ValueError(f"its attribute {name} is not that of a cache")
 
 
@@ -315,12 +330,13 @@ def _check_offsets(offsets: Ids | None) -> None:
         raise ValueError("its offsets do not ascend from 0")
 
 
-def _locate(
+def _locate_arrays(
     path: Path, entry: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: np.dtype[Any], ragged: bool
-) -> dict[str, Stored]:
+) -> dict[str, StoredArray]:
+    """Return the places of a shard's arrays by name, after a check of the shard against its manifest ``entry``."""
     if not path.is_file():
-        again = f"run the same vse-extract again, or delete {path.parent.with_suffix('.h5')} and run snakemake again"
-        raise UserError(f"{path}: this shard is missing; {again}: only what is missing is made")
+        advice = f"run the same vse-extract again, or delete {path.parent.with_suffix('.h5')} and run snakemake again"
+        raise UserError(f"{path}: this shard is missing; {advice}: only missing shards are extracted")
     if path.stat().st_size != entry["bytes"]:
         raise UserError(f"{path}: {path.stat().st_size} bytes, {entry['bytes']} expected; delete it and extract it again")
     with (
@@ -328,16 +344,18 @@ def _locate(
         h5py.File(path, "r", locking=False) as file,
     ):
         if file.attrs["key"] != key:
-            raise UserError(f"{path}: made with other settings than the cache; run the same extraction again")
+            raise UserError(f"{path}: extracted with other settings than the cache; run the same extraction again")
         features, rows = require_hdf5_dataset(file, "features"), entry["rows"]
         n_vectors = int(_integers(file, "offsets")[-1]) if ragged else rows
         other = n_vectors and (features.shape != (n_vectors, *shape[1:]) or features.dtype != dtype)
         if other or len(require_hdf5_dataset(file, "ids")) != rows:
-            raise UserError(f"{path}: features are {features.dtype} {features.shape}, the manifest says otherwise")
-        lengths = {"features": n_vectors, **dict.fromkeys(RAGGED, n_vectors), **dict.fromkeys(PER_ROW, rows)}
-        sums = entry.get(CHECKSUMS, {})
+            raise UserError(f"{path}: features are {features.dtype} {features.shape}, which differs from the manifest")
+        lengths = {"features": n_vectors, **dict.fromkeys(REGION_ARRAYS, n_vectors), **dict.fromkeys(ROW_ARRAYS, rows)}
+        checksums = entry.get(CHECKSUMS, {})
         stored = {
-            name: stored_array(path, data, sums) for name in lengths if (data := find_hdf5_dataset(file, name)) is not None
+            name: locate_array(path, data, checksums)
+            for name in lengths
+            if (data := find_hdf5_dataset(file, name)) is not None
         }
         wrong = [name for name, array in stored.items() if len(array.shape) < 1 or array.shape[0] != lengths[name]]
         if wrong:

@@ -1,8 +1,7 @@
-"""Reading features: rows by position or id, from memory as far as they fit, else from the shards.
+"""Read the rows of a feature cache by position or id.
 
-Boxes of a cache's regions and the sizes of its images, in memory: a ten-thousandth of what the features take.
-
-Whether a cache of texts has the rows that are read: captions, or phrases.
+:class:`FeatureReader` holds shards in memory up to a limit and reads the others from disk. :class:`RegionBoxes` holds the
+boxes of all regions in memory, which take a ten-thousandth of the space of the features.
 """
 
 from __future__ import annotations
@@ -17,21 +16,23 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
-from vse.features.cache.arrays import Bytes, Stored, bytes_of
+from vse.features.cache.arrays import ByteSource, StoredArray, array_bytes
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import TextRows
 from vse.pipeline.dataset.columns import IdRows
 from vse.pipeline.errors import UserError
 
-_SHAPES = {"boxes": (4,), "image_size": (2,)}  # of a region, and of an image
+_SHAPES = {"boxes": (4,), "image_size": (2,)}  # the shape of one entry: for a region, and for an image
 
 
 class RegionBoxes:
-    """Where the regions of a cache lie; :class:`UserError` if it does not say so, as that of imported regions may not.
+    """The boxes of all regions of a cache.
+
+    Raises UserError if the cache has no boxes, as a cache of imported regions may.
 
     Attributes
     ----------
-    offsets : (n + 1,); image k of the cache has the regions ``offsets[k]:offsets[k + 1]``
+    offsets : (n + 1,), image k of the cache has the regions ``offsets[k]:offsets[k + 1]``
     boxes : (n_regions, 4) float32, x1, y1, x2, y2 in pixels of the original image
     image_size : (n, 2) int32, width and height of the original images
     """
@@ -41,15 +42,15 @@ class RegionBoxes:
             name in shard and shard[name].shape[1:] == shape for shard in cache.shards for name, shape in _SHAPES.items()
         )
         if cache.offsets is None or not complete:
-            raise UserError(f"{cache.path}: does not say where on the photos its {cache.feature} lie")
+            raise UserError(f"{cache.path}: has no boxes, so the places of its {cache.feature} on the images are not known")
         self.offsets = cache.offsets
         self.boxes: Float[np.ndarray, "n_regions 4"] = np.concatenate([shard["boxes"].read() for shard in cache.shards])
         self.image_size: Int[np.ndarray, "n 2"] = np.concatenate([shard["image_size"].read() for shard in cache.shards])
 
-    def padded(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
-        """Boxes of the regions of some images, as :meth:`vse.features.cache.reader.FeatureReader.regions` has their features.
+    def padded_boxes(self, positions: Int[np.ndarray, " n"], at_most: int | None = None) -> Float[np.ndarray, "n n_longest 4"]:
+        """Return the boxes of some images, padded with zeros, in the order of :meth:`FeatureReader.regions`.
 
-        What pads them is zeros. ``at_most``: of each image the first so many.
+        With ``at_most``, only the first ``at_most`` boxes of each image are returned.
         """
         starts, counts = self.offsets[positions], self.offsets[positions + 1] - self.offsets[positions]
         counts = counts if at_most is None else counts.clip(max=at_most)
@@ -61,20 +62,24 @@ class RegionBoxes:
 
 
 @dataclass(frozen=True)
-class Regions:
-    """A set of vectors for each of n rows: ``features`` (n, n_longest, dim), ``mask`` (n, n_longest), False for padding.
+class PaddedSets:
+    """The sets of vectors of n rows, padded with zeros to the longest set.
 
-    The vectors of a set come first; the padding after them is zeros.
+    ``features`` has shape (n, n_longest, dim). ``mask`` (n, n_longest) is True for vectors and False for padding. The vectors
+    of a set come before its padding.
     """
 
     features: NDArray[np.generic]
     mask: NDArray[np.bool_]
 
 
-class _File:
-    """Bytes of an array in a shard, read where they are asked for; another process may read the same descriptor."""
+class _ArrayFile:
+    """The bytes of an array in a shard file, read on request.
 
-    def __init__(self, stored: Stored) -> None:
+    Reads give their position explicitly, so a forked process may share the file descriptor.
+    """
+
+    def __init__(self, stored: StoredArray) -> None:
         try:
             self._descriptor = os.open(stored.path, os.O_RDONLY)
         except OSError as error:
@@ -85,26 +90,26 @@ class _File:
     def __getitem__(self, span: slice) -> bytes:
         content = os.pread(self._descriptor, span.stop - span.start, self._stored.offset + span.start)
         if len(content) < span.stop - span.start:
-            raise UserError(f"{self._stored.path}: shorter than it was when it was opened")
+            raise UserError(f"{self._stored.path}: the file became shorter after it was opened")
         return content
 
 
 class FeatureReader:
-    """Random access to the rows of a cache, in the type in which they are stored.
+    """Random access to the rows of a cache, in the dtype in which they are stored.
 
-    Shards are read into memory in order while they fit into ``memory_gb``; of the others rows are read where HDF5 stored
-    them, from a map of the file or from the file itself. A map is faster; but of each row that is read the system maps
-    hundreds of kilobytes around it, and counts them as our memory. No HDF5 handle stays open, so a reader survives a fork
-    and works where file locking does not; a shard that is not in memory holds one file descriptor.
+    The reader loads shards into memory in order while they fit into ``memory_gb``. It reads the rows of the other shards from
+    a memory map or from the file itself. A map is faster, but for each row the system maps hundreds of kilobytes around it and
+    counts them as memory of this process. No HDF5 handle stays open, so a reader survives a fork and works on file systems
+    without locks. Each shard that is not in memory and not mapped holds one open file descriptor.
 
-    Each block of 1 MiB is compared with its checksum when it is read for the first time in this process; :class:`UserError`
-    names one that has changed. Caches from before there were checksums are read without.
+    Each block of 1 MiB is compared with its checksum when it is read for the first time in this process. Reading raises
+    UserError, which names the first block that differs. Old caches without checksums are read without this check.
 
     Parameters
     ----------
-    cache : what :func:`vse.features.cache.feature_cache.open_cache` returned
-    memory_gb : how much may be kept in memory, in units of 1e9 bytes
-    mapped : read the rest from maps, not from files
+    cache : the opened cache (:func:`vse.features.cache.feature_cache.open_cache`)
+    memory_gb : limit for features held in memory, in units of 1e9 bytes
+    mapped : whether the other shards are read from memory maps (True) or from files (False)
     """
 
     def __init__(self, cache: FeatureCache, memory_gb: float = 2.0, mapped: bool = True) -> None:
@@ -114,23 +119,25 @@ class FeatureReader:
         stored = [shard["features"] for shard in cache.shards]
         counts = [part.shape[0] for part in stored]
         fits = int(np.searchsorted(np.cumsum([part.nbytes for part in stored]), memory_gb * 1e9, side="right"))
-        kept = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
-        rest: list[Bytes] = [bytes_of(np.asarray(part.map())) if mapped else _File(part) for part in stored[fits:]]
-        self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *kept])
+        loaded = [np.asarray(part.map()).reshape(-1, *cache.row_shape) for part in stored[:fits]]
+        rest: list[ByteSource] = [
+            array_bytes(np.asarray(part.map())) if mapped else _ArrayFile(part) for part in stored[fits:]
+        ]
+        self._memory = np.concatenate([np.empty((0, *cache.row_shape), cache.dtype), *loaded])
         self._starts = np.cumsum([0, len(self._memory), *counts[fits:]])
-        self._bytes = [bytes_of(self._memory), *rest]
+        self._bytes = [array_bytes(self._memory), *rest]
         ends = np.cumsum([part.nbytes for part in stored[:fits]], dtype=np.int64).tolist()
-        self._of_shards = [*(self._bytes[0][first:end] for first, end in zip([0, *ends], ends, strict=False)), *rest]
-        self._n_kept = fits
+        self._shard_bytes = [*(self._bytes[0][first:end] for first, end in zip([0, *ends], ends, strict=False)), *rest]
+        self._n_in_memory = fits
         for shard in range(fits):
-            cache.blocks.check_shard(shard, self._of_shards[shard])
+            cache.block_checker.check_shard(shard, self._shard_bytes[shard])
 
     def __reduce__(self) -> tuple[type[FeatureReader], tuple[FeatureCache, float, bool]]:
-        """Another process opens the shards itself."""
+        """Pickle the arguments, so that another process opens the shards itself."""
         return FeatureReader, (self.cache, self._memory_gb, self._mapped)
 
     def positions(self, ids: Iterable[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Row numbers of ``ids``; :class:`UserError` names the first id that the cache lacks."""
+        """Return the row indices of ``ids``. Raises UserError, which names the first id that the cache lacks."""
         wanted = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids), np.int64)
         positions = self._rows.find(wanted)
         missing = wanted[positions < 0]
@@ -138,52 +145,52 @@ class FeatureReader:
             what = "images" if self.cache.kind == "image" else self.cache.text_rows
             raise UserError(
                 f"{self.cache.path}: {len(missing)} of {len(wanted)} {what} have no features, the first is id {missing[0]}; "
-                f"extract the features of this very data set ({self.cache.dataset!r} is in the cache)"
+                f"extract the features of this data set (the cache holds features of {self.cache.dataset!r})"
             )
         return positions
 
     def crops(self, positions: NDArray[np.int64], crops: NDArray[np.int64]) -> NDArray[np.generic]:
-        """One crop of each row of a crop bank, (len(positions), dim): the one with the number in ``crops``."""
+        """Return crop ``crops[k]`` of row ``positions[k]`` of a crop bank, for every k: (len(positions), dim)."""
         n_crops = self.cache.row_shape[0]
         assert len(self.cache.row_shape) == 2, "not a bank of crops"
         assert not len(crops) or 0 <= crops.min() <= crops.max() < n_crops, "no such crop"
         first = positions * n_crops + crops
-        return self._gathered(first, first + 1, n_crops).reshape(-1, self.cache.dim)
+        return self._gather(first, first + 1, n_crops).reshape(-1, self.cache.dim)
 
     def rows(self, positions: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Features (len(positions), dim) or (len(positions), n_crops, dim) of a cache without regions."""
+        """Return rows of a cache without regions: (len(positions), dim) or (len(positions), n_crops, dim)."""
         assert self.cache.offsets is None, "regions are read by regions()"
         if len(self._bytes) == 1:
             in_memory: NDArray[np.generic] = self._memory[positions]
             return in_memory
-        return self._gathered(positions, positions + 1)
+        return self._gather(positions, positions + 1)
 
-    def sets(self, positions: NDArray[np.int64]) -> Regions:
-        """The set of vectors of each row, with its mask, of any cache whose ``row_kind`` is ``sets``.
+    def sets(self, positions: NDArray[np.int64]) -> PaddedSets:
+        """Return the set of vectors of each row, with its mask, for a cache whose ``row_kind`` is ``sets``.
 
-        Regions of images are padded to the longest set of the rows asked for; an image without a region has a mask that is
-        False throughout. Of a grid or of patches every position is there. There is at least one column, so that a maximum
-        over the sets exists.
+        Regions are padded to the longest of these sets; the mask of an image without regions is False throughout. The sets of
+        a grid or of patches have equal lengths and need no padding. There is at least one column, so that a maximum over a set
+        exists.
         """
         assert self.cache.row_kind == "sets", f"rows are {self.cache.row_kind}"
         if self.cache.offsets is not None:
             return self.regions(positions, at_least=1)
-        return Regions(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
+        return PaddedSets(self.rows(positions), np.ones((len(positions), self.cache.row_shape[0]), bool))
 
-    def vectors(self, numbers: NDArray[np.int64]) -> NDArray[np.generic]:
-        """Single regions (len(numbers), dim) by their numbers among all regions of the cache, from 0."""
+    def vectors(self, regions: NDArray[np.int64]) -> NDArray[np.generic]:
+        """Return single regions (len(regions), dim), chosen by their 0-based indices among all regions of the cache."""
         assert self.cache.offsets is not None, "not a cache of regions"
-        return self._gathered(numbers, numbers + 1)
+        return self._gather(regions, regions + 1)
 
     @cached_property
     def boxes(self) -> RegionBoxes:
-        """Boxes of the regions and sizes of the images; :class:`UserError` if the cache has none."""
+        """The boxes of the regions and the sizes of the images. Raises UserError if the cache has none."""
         return RegionBoxes(self.cache)
 
-    def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> Regions:
-        """Regions of images with their mask, padded to the longest set of these rows or to ``at_least`` columns.
+    def regions(self, positions: NDArray[np.int64], at_least: int = 0, at_most: int | None = None) -> PaddedSets:
+        """Return the regions of images with their mask, padded to the longest of these sets or to ``at_least`` columns.
 
-        ``at_most``: of each image the first so many, which are the best.
+        With ``at_most``, only the first ``at_most`` regions of each image are returned; extractors store the best ones first.
         """
         assert self.cache.offsets is not None, "not a cache of regions"
         starts, counts = self.cache.offsets[positions], self.cache.offsets[positions + 1] - self.cache.offsets[positions]
@@ -191,21 +198,22 @@ class FeatureReader:
         column = np.arange(counts.max(initial=at_least))
         mask = column < counts[:, None]
         features = np.zeros((*mask.shape, *self.cache.row_shape), self.cache.dtype)
-        features[mask] = self._gathered(starts, starts + counts)
-        return Regions(features, mask)
+        features[mask] = self._gather(starts, starts + counts)
+        return PaddedSets(features, mask)
 
-    def refuse_not_finite(self, positions: NDArray[np.int64]) -> None:
-        """:class:`UserError` naming the first of these rows whose features are not all finite numbers, if there is one."""
+    def check_finite(self, positions: NDArray[np.int64]) -> None:
+        """Check that features are finite. Raises UserError, which names the first of these rows that has a NaN or infinity."""
         for position in positions:
             row = np.asarray([position])
             features = self.rows(row) if self.cache.offsets is None else self.regions(row).features
             if not np.isfinite(features).all():
                 raise UserError(f"{self.cache.path}: the features of id {self.cache.ids[position]} are not finite (NaN)")
 
-    def _gathered(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
-        """Vectors ``firsts[k]:ends[k]`` for every k, one after the other; none of these spans crosses a shard.
+    def _gather(self, firsts: NDArray[np.int64], ends: NDArray[np.int64], per_row: int = 1) -> NDArray[np.generic]:
+        """Return the vectors ``firsts[k]:ends[k]`` for every k, concatenated.
 
-        A row has ``per_row`` of them. Joining their bytes copies each once, which is as fast as numpy's own indexing.
+        A row has ``per_row`` vectors. No span ``firsts[k]:ends[k]`` crosses the end of a shard. Joining the bytes copies each
+        vector once and is as fast as numpy's own indexing.
         """
         shape = self.cache.row_shape[-1:] if per_row > 1 else self.cache.row_shape
         size = self.cache.dtype.itemsize * int(np.prod(shape))
@@ -219,19 +227,23 @@ class FeatureReader:
         return np.frombuffer(joined, self.cache.dtype).reshape(-1, *shape)
 
     def _check(self, part_of: NDArray[np.int64], firsts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Compare the blocks that are read for the first time; what is in memory was compared when it was read."""
-        if self.cache.blocks.are_sound:
+        """Check the blocks on disk that are read for the first time. Shards in memory were checked when they were loaded."""
+        if self.cache.block_checker.all_checked:
             return
         on_disk = part_of > 0
         if on_disk.any():
-            self.cache.blocks.check(part_of[on_disk] + self._n_kept - 1, firsts[on_disk], ends[on_disk], self._of_shards)
+            shards = part_of[on_disk] + self._n_in_memory - 1
+            self.cache.block_checker.check(shards, firsts[on_disk], ends[on_disk], self._shard_bytes)
 
 
 def check_text_rows(cache: FeatureCache, wanted: TextRows) -> None:
-    """:class:`UserError` unless a cache holds features of texts, and of ``wanted`` ones: ids of the other mean other texts."""
+    """Check that a cache holds features of texts, one row per caption or per phrase as ``wanted`` requires.
+
+    Raises UserError if it holds the other kind of rows: ids of captions and ids of phrases are different numbers.
+    """
     if cache.kind != "text" or cache.text_rows != wanted:
         raise UserError(
-            f"{cache.path} holds {cache.described()}; features of {wanted} are needed, those of a preset with of: {wanted}"
+            f"{cache.path} holds {cache.describe()}; features of {wanted} are needed (a preset with of: {wanted})"
             if cache.kind == "text"
-            else f"{cache.path} holds {cache.described()}; features of {wanted} are needed"
+            else f"{cache.path} holds {cache.describe()}; features of {wanted} are needed"
         )

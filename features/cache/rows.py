@@ -1,4 +1,8 @@
-"""What extractors are asked for and what they make: items, rows, and the identity of a cache."""
+"""Define the data that extractors exchange with a cache.
+
+:class:`Item` is one image or text to extract, :class:`Rows` holds the extracted features, and :class:`Identity` holds all
+settings that determine the features of a cache.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,12 @@ from vse.pipeline.files.writing import sha256_json
 FORMAT, VERSION = "vse-features", 1
 Ids = NDArray[np.int64]
 Kind = Literal["image", "text"]
-TextRows = Literal["captions", "phrases"]  # what a feature of texts has a row of
+TextRows = Literal["captions", "phrases"]  # whether a text feature has one row per caption or one per phrase
 
 
 @dataclass(frozen=True)
 class Item:
-    """One row to be made: an image (``path``), or a text as its words (``tokens``) or as it was written (``raw``)."""
+    """The input of one row: an image (``path``), or a text as its words (``tokens``) or as it was written (``raw``)."""
 
     id: int
     path: Path | None = None
@@ -33,45 +37,46 @@ class Item:
     raw: str = ""
 
     def source(self) -> NDArray[np.uint8]:
-        """SHA-256 of what the row is made from: the image file's bytes, the text, or the words with blanks between them."""
+        """Return the SHA-256 of the input: of the image file, of the raw text, or of the words joined by spaces."""
         return sha256_bytes(
             read_image_bytes(self.path) if self.path is not None else (self.raw or " ".join(self.tokens)).encode()
         )
 
 
-def items_of(
-    dataset: Dataset, kind: Kind, raw: bool = False, of: TextRows = "captions", rows: slice = slice(None)
+def dataset_items(
+    dataset: Dataset, kind: Kind, raw: bool = False, text_rows: TextRows = "captions", rows: slice = slice(None)
 ) -> list[Item]:
-    """Some ``rows`` of a feature of ``dataset``, by default all: images, or captions as words or ``raw``, in file order.
+    """Return the inputs of a feature of ``dataset``, all or those of some ``rows``, in the order of ``dataset.json``.
 
-    Of ``phrases`` they are the different texts, in the order in which these first appear, which is that of their ids;
-    :class:`UserError` if there are none.
+    Inputs are images, captions as words, or captions as they were written (``raw``). With ``text_rows="phrases"`` the inputs
+    are the distinct texts of the marked phrases, in order of first appearance; their index is their id. Raises UserError if
+    the data set marks no phrases.
     """
     if kind == "image":
         return [Item(image.imgid, dataset.image_path(image)) for image in dataset.images[rows]]
-    if of == "phrases":
+    if text_rows == "phrases":
         texts = list(enumerate(_phrase_texts(dataset)))
-        return [Item(number, tokens=tuple(text.split(" "))) for number, text in texts[rows]]
+        return [Item(index, tokens=tuple(text.split(" "))) for index, text in texts[rows]]
     captions = _captions(dataset.images, rows)
     return [Item(c.sentid, raw=c.raw) if raw else Item(c.sentid, tokens=c.tokens) for c in captions]
 
 
-def row_ids(dataset: Dataset, kind: Kind, of: TextRows = "captions") -> Ids:
-    """The ids of all rows of a feature of ``dataset``, in the order of :func:`items_of`."""
+def row_ids(dataset: Dataset, kind: Kind, text_rows: TextRows = "captions") -> Ids:
+    """Return the ids of all rows of a feature of ``dataset``, in the order of :func:`dataset_items`."""
     if kind == "image":
         return image_ids(dataset.images)
-    return np.arange(len(_phrase_texts(dataset))) if of == "phrases" else caption_ids(dataset.images)
+    return np.arange(len(_phrase_texts(dataset))) if text_rows == "phrases" else caption_ids(dataset.images)
 
 
 def _phrase_texts(dataset: Dataset) -> Sequence[str]:
     texts = phrase_texts(dataset)
     if not texts:
-        raise UserError(f"{dataset.path}: no caption marks phrases, so a feature of phrases has no rows")
+        raise UserError(f"{dataset.path}: no caption has marked phrases, so a feature of phrases has no rows")
     return texts
 
 
 def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
-    """Some captions of images, by their rows among all captions; of no other image are they made."""
+    """Return captions by their indices among all captions, without loading the captions of other images."""
     ends = np.concatenate([[0], np.cumsum(caption_counts(images))])
     start, stop, _ = rows.indices(int(ends[-1]))
     first, last = np.searchsorted(ends, start, side="right") - 1, np.searchsorted(ends, stop)
@@ -79,24 +84,24 @@ def _captions(images: Sequence[Image], rows: slice) -> list[Caption]:
     return captions[start - int(ends[first]) : stop - int(ends[first])]
 
 
-def text_rows_of(config: Mapping[str, Any]) -> TextRows:
-    """What a cache of texts has rows of, by the settings that it records; captions where these do not say it."""
+def config_text_rows(config: Mapping[str, Any]) -> TextRows:
+    """Return whether a text cache with these settings has one row per caption or per phrase; captions are the default."""
     return "phrases" if config.get("of") == "phrases" else "captions"
 
 
-def ids_of(items: Sequence[Item]) -> Ids:
-    """Ids of rows, in order."""
+def item_ids(items: Sequence[Item]) -> Ids:
+    """Return the ids of items, in order."""
     return np.asarray([item.id for item in items], np.int64)
 
 
 def sha256_bytes(content: bytes) -> NDArray[np.uint8]:
-    """SHA-256 of ``content`` as 32 numbers, the form in which a cache keeps it for each row."""
+    """Return the SHA-256 of ``content`` as (32,) uint8, the form in which a cache stores it for each row."""
     return np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a cache is asked to hold: ``content`` is all that determines the vectors, beside the sources themselves."""
+    """The identity of a cache: ``content`` holds everything that determines its vectors, except the inputs themselves."""
 
     dataset: str
     feature: str
@@ -105,22 +110,25 @@ class Identity:
 
     @property
     def key(self) -> str:
-        """SHA-256 of the identity."""
+        """The SHA-256 of the identity."""
         return sha256_json([FORMAT, VERSION, self.dataset, self.feature, self.kind, self.content])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What an extractor made, in order.
+    """Rows that an extractor computed, in order.
 
+    Attributes
+    ----------
     ids : (n,) image or sentence ids
-    features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim): row k has regions
-        ``offsets[k]:offsets[k + 1]``
-    sources : (n, 32) uint8, the SHA-256 of the bytes that each row was made from (an image file, a caption's words)
-    boxes, scores : (n_regions, 4) xyxy in pixels of the original image, and (n_regions,), of regions
-    image_size : (n, 2) width and height, of images with regions
-    skipped : what was left out: id, path and reason
-    counts : what else is worth reporting, by name
+    features : (n, dim), (n, n_crops, dim) or, with ``offsets``, (n_regions, dim)
+    sources : (n, 32) uint8, the SHA-256 of the input of each row (:meth:`Item.source`)
+    offsets : (n + 1,), row k has the regions (or tokens) ``offsets[k]:offsets[k + 1]``; None if each row has the same shape
+    boxes : (n_regions, 4), x1, y1, x2, y2 in pixels of the original image; None if the rows have no boxes
+    scores : (n_regions,), the score of each region
+    image_size : (n, 2), width and height of images with regions
+    skipped : id, path and reason of each input that was left out
+    counts : further counts to report, by name
     """
 
     ids: Ids

@@ -1,11 +1,9 @@
-"""Shards: the files that an extractor writes, each atomically, each with a record of what it holds.
+"""Write and read the shards of a feature cache, and build the cache file over them.
 
-Beside ``shard-00000-of-00004.h5`` lies its record (``.json``: sha256, bytes, rows, identity), written after it:
-a shard without a record is not finished. Everything here that finds a fault names the file.
-
-The file of a feature cache: ids, sources and provenance, and virtual views of the arrays of its shards.
-
-Where a cache is about to be written: whether that may be replaced.
+An extractor writes each shard atomically, and then its record: ``shard-00000-of-00004.json`` (sha256, bytes, rows, identity)
+next to ``shard-00000-of-00004.h5``. A shard without a record is unfinished. :func:`build_cache_file` builds the HDF5 file with
+ids, sources, provenance and virtual views of the shards' arrays. :func:`check_cache_out` checks that an existing file may be
+replaced by a cache. Every error names the file.
 """
 
 from __future__ import annotations
@@ -33,17 +31,18 @@ from vse.pipeline.files.outputs import OutputKind, check_output, json_kind, read
 from vse.pipeline.files.writing import read_json, sha256_file, sha256_json, write_bytes, write_json
 from vse.pipeline.presets.presets import list_changes
 
-RAGGED = ("boxes", "scores")  # beside features: one entry per region
-PER_ROW = ("image_size",)
-PAGE = 4096
+REGION_ARRAYS = ("boxes", "scores")  # one entry per region, as features have
+ROW_ARRAYS = ("image_size",)  # one entry per row
+ARRAYS = ("features", *REGION_ARRAYS, *ROW_ARRAYS)  # all arrays that have block checksums and virtual views
+PAGE = 4096  # bytes of a memory page
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished shard's record.
+    """The record of a finished shard.
 
-    ``notes`` (library versions, where the weights came from) are no part of the identity: an upgrade makes no cache stale. Nor
-    are the ``seconds`` that the rows took, which are not known of imported ones.
+    ``notes`` (library versions, the source of the weights) and ``seconds`` (the time of the extraction, None for imported
+    rows) are not part of the identity, so an upgrade of a library does not make a cache stale.
     """
 
     file: str
@@ -58,46 +57,46 @@ class Shard:
 
 
 def shards_folder(cache: Path) -> Path:
-    """``features/demo_fc7.h5`` -> ``features/demo_fc7.shards``."""
+    """Return the folder of a cache's shards: ``features/demo_fc7.shards`` for ``features/demo_fc7.h5``."""
     return cache.with_suffix(".shards")
 
 
 def shard_path(cache: Path, index: int, n_shards: int) -> Path:
-    """Path of shard ``index`` of ``n_shards``."""
+    """Return the path of shard ``index`` (0-based) of ``n_shards``."""
     return shards_folder(cache) / f"shard-{index:05d}-of-{n_shards:05d}.h5"
 
 
 def fit_record_path(cache: Path) -> Path:
-    """``features/demo_hglmm.encoder.json``: how long the encoder beside a cache of captions took to fit."""
+    """Return the path of the record of an encoder's fit, which holds its seconds: ``features/demo_hglmm.encoder.json``."""
     return cache.with_suffix(".encoder.json")
 
 
-def seconds_of(cache: Path, shards: Sequence[Shard]) -> float | None:
-    """How long all shards of a cache took, and the fit of its encoder if there is one; None if that is not known of all."""
+def total_seconds(cache: Path, shards: Sequence[Shard]) -> float | None:
+    """Return the seconds of all shards plus those of the encoder's fit, if there is one; None if one of them is not known."""
     record = fit_record_path(cache)
-    fitted = read_json(record) if record.is_file() else {"seconds": 0.0}
-    seconds = [*(shard.seconds for shard in shards), fitted.get("seconds") if isinstance(fitted, dict) else None]
+    fit = read_json(record) if record.is_file() else {"seconds": 0.0}
+    seconds = [*(shard.seconds for shard in shards), fit.get("seconds") if isinstance(fit, dict) else None]
     known = [value for value in seconds if isinstance(value, (int, float))]
     return round(sum(known), 4) if len(known) == len(seconds) else None
 
 
 def shard_slice(n_rows: int, index: int, n_shards: int) -> slice:
-    """Rows of shard ``index``: consecutive, and as even as whole rows allow."""
+    """Return the rows of shard ``index``: consecutive rows, whose number differs by at most 1 between shards."""
     return slice(n_rows * index // n_shards, n_rows * (index + 1) // n_shards)
 
 
 def write_shard(
     path: Path, identity: Identity, rows: Rows, notes: Mapping[str, Any] | None = None, seconds: float | None = None
 ) -> Shard:
-    """Write one shard, then its record; :class:`UserError` if a feature is not finite."""
-    _check(path, rows)
+    """Write one shard, then its record. Raises UserError if a feature is not finite."""
+    _check_rows(path, rows)
     record = path.with_suffix(".json")
-    record.unlink(missing_ok=True)  # so that no record ever vouches for another file
+    record.unlink(missing_ok=True)  # a record must never describe another file than the one next to it
     buffer = BytesIO()
-    # Large arrays begin on a page, so that a row of 4096 float16 lies on two pages and not on three when it is mapped.
+    # Large arrays begin on a page, so that a row of 4096 float16 touches two pages and not three when it is mapped.
     with h5py.File(buffer, "w", alignment_threshold=PAGE, alignment_interval=PAGE) as file:
         write_attributes(file, identity, identity.key)
-        for name in ("ids", "features", "sources", "offsets", *RAGGED, *PER_ROW):
+        for name in ("ids", "features", "sources", "offsets", *REGION_ARRAYS, *ROW_ARRAYS):
             if (array := getattr(rows, name)) is not None:
                 file.create_dataset(name, data=array)
     write_bytes(path, buffer.getbuffer())
@@ -116,17 +115,17 @@ def write_shard(
     return shard
 
 
-def finished_shard(path: Path, identity: Identity) -> Shard | None:
-    """The record of a shard that exists, undamaged and of this ``identity``; None if it must be made.
+def read_finished_shard(path: Path, identity: Identity) -> Shard | None:
+    """Return the record of a finished shard; None if it is missing or damaged and must be extracted.
 
-    :class:`UserError` names the setting if the shard was made with others.
+    Raises UserError, which names the setting, if the shard has another identity than ``identity``.
     """
     shard = read_record(path)
     if shard is None:
         return None
     changes = list_changes(asdict(shard.identity), asdict(identity))
-    if differ_in_precision(shard.identity, identity):
-        raise mixed_precisions(path.parent, shard.identity, identity)
+    if differ_only_in_precision(shard.identity, identity):
+        raise mixed_precision_error(path.parent, shard.identity, identity)
     if changes:
         raise UserError(
             f"{path.parent} was made with other settings ({'; '.join(changes[:4])}); "
@@ -136,36 +135,36 @@ def finished_shard(path: Path, identity: Identity) -> Shard | None:
 
 
 def precision_of(identity: Identity) -> str | None:
-    """Return the precision that the rows were computed in; None if no network made them."""
+    """Return the precision in which the rows were computed; None if no network computed them."""
     config = identity.content.get("config")
     return config.get("precision") if isinstance(config, Mapping) else None
 
 
-def differ_in_precision(one: Identity, other: Identity) -> bool:
-    """Return whether two identities differ in the precision of a network, and in nothing else."""
+def differ_only_in_precision(one: Identity, other: Identity) -> bool:
+    """Return whether the precision of a network is the only difference between two identities."""
     changes = list_changes(asdict(one), asdict(other))
     return len(changes) == 1 and changes[0].startswith("content.config.precision: ")
 
 
 def shards_in_other_precision(cache: Path, n_shards: int, identity: Identity) -> dict[Path, Identity]:
-    """Return the shards of a cache that differ from ``identity`` in their precision alone, each with its own identity."""
+    """Return the existing shards of a cache that differ from ``identity`` only in precision, with their identities."""
     paths = [shard_path(cache, index, n_shards) for index in range(n_shards)]
     found = {path: record.identity for path in paths if (record := read_record(path)) is not None}
-    return {path: own for path, own in found.items() if differ_in_precision(own, identity)}
+    return {path: own for path, own in found.items() if differ_only_in_precision(own, identity)}
 
 
-def mixed_precisions(folder: Path, one: Identity, other: Identity) -> UserError:
-    """Return the refusal of shards that would have two precisions."""
+def mixed_precision_error(folder: Path, one: Identity, other: Identity) -> UserError:
+    """Return the error for shards of a cache that would have two precisions."""
     there, here = precision_of(one), precision_of(other)
     return UserError(
         f"{folder} was made with other settings (config.precision: {there} -> {here}), and a cache has one precision; "
-        f"give --set precision={there} to go on in that one, or delete that folder and give "
+        f"use --set precision={there} to continue in that precision, or delete that folder and use "
         f"--set precision=fp32 on each machine (for the workflow, precision: fp32 in the preset of feature {one.feature!r})"
     )
 
 
 def read_record(path: Path) -> Shard | None:
-    """The record of a shard; None if the shard or its record is not there."""
+    """Return the record of a shard; None if the shard or its record does not exist."""
     record = path.with_suffix(".json")
     if not record.is_file() or not path.is_file():
         return None
@@ -173,14 +172,14 @@ def read_record(path: Path) -> Shard | None:
     try:
         shard = TypeAdapter(Shard).validate_python(content)
         if not all(type(item.get("id")) is int for item in shard.skipped):
-            raise ValueError("images that were left out lack their ids")
+            raise ValueError("a skipped image has no integer id")
         return shard
     except ValueError:
         raise UserError(f"{record}: not the record of a shard; delete it and extract the shard again") from None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest beside a cache's shards, with the fields that are read from it."""
+    """Return the manifest of a cache. Raises UserError if one of the required fields is missing or has the wrong type."""
     file = shards_folder(path) / "manifest.json"
     manifest: dict[str, Any] = read_json(file)
     try:
@@ -198,20 +197,20 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def joined_notes(shards: Sequence[Shard]) -> dict[str, Any]:
-    """The notes of the first of some shards; where these were computed on several devices, all of them."""
+def merge_notes(shards: Sequence[Shard]) -> dict[str, Any]:
+    """Return the notes of the first shard, with ``device`` naming the devices of all shards."""
     devices = sorted({str(shard.notes["device"]) for shard in shards if "device" in shard.notes})
     return {**shards[0].notes, **({"device": ", ".join(devices)} if devices else {})}
 
 
-def read_rows(path: Path, *names: str) -> list[NDArray[Any]]:
-    """Whole datasets of a shard or a cache. No lock is asked for, so that read-only file systems will do."""
+def read_arrays(path: Path, *names: str) -> list[NDArray[Any]]:
+    """Read complete arrays of a shard or a cache by name. The file is not locked, so a read-only file system will do."""
     with open_hdf5(path, "a readable shard or cache") as file:
         return [require_hdf5_dataset(file, name)[:] for name in names]
 
 
 def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
-    """The attributes that a shard and a cache share."""
+    """Write the HDF5 attributes that shards and cache files share."""
     file.attrs.update(
         {
             "format": FORMAT,
@@ -224,7 +223,8 @@ def write_attributes(file: h5py.File, identity: Identity, key: str) -> None:
     )
 
 
-def _check(path: Path, rows: Rows) -> None:
+def _check_rows(path: Path, rows: Rows) -> None:
+    """Check that the arrays have matching lengths (ValueError) and the features are finite (UserError)."""
     n = len(rows.ids)
     last = rows.offsets[-1] if rows.offsets is not None else n
     lengths = {len(rows.sources), n if rows.offsets is None else len(rows.offsets) - 1}
@@ -234,26 +234,27 @@ def _check(path: Path, rows: Rows) -> None:
     if len(bad):
         row = bad[0] if rows.offsets is None else np.searchsorted(rows.offsets, bad[0], side="right") - 1
         raise UserError(
-            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first is of id {rows.ids[row]}; "
-            "if they are only too large for float16, keep them with --set dtype=float32"
+            f"{path}: {len(bad)} vectors are NaN or infinite in {rows.features.dtype}, the first has id {rows.ids[row]}; "
+            "if they are only too large for float16, store them with --set dtype=float32"
         )
 
 
-ARRAYS = ("features", *RAGGED, *PER_ROW)
-
-
-def virtual_views(
+def build_cache_file(
     cache: Path,
     shards: Sequence[Shard],
     dataset_file: Path,
     skipped: Sequence[int],
-    said: Mapping[str, Any],
-    known: Mapping[str, NDArray[Any]],
+    more_provenance: Mapping[str, Any],
+    more_arrays: Mapping[str, NDArray[Any]],
 ) -> tuple[bytes, str]:
-    """Return the bytes of a cache file, and its key: of the identity, the ids that are there and their sources."""
+    """Return the bytes of the cache file over some shards, and its key.
+
+    The key is a hash of the identity, the ids of the rows and the hashes of their inputs. ``skipped`` holds the ids of inputs
+    that were left out.
+    """
     folder, identity = shards_folder(cache), shards[0].identity
     files = [folder / shard.file for shard in shards]
-    ids, sources = (np.concatenate(parts) for parts in zip(*(read_rows(f, "ids", "sources") for f in files), strict=True))
+    ids, sources = (np.concatenate(parts) for parts in zip(*(read_arrays(f, "ids", "sources") for f in files), strict=True))
     digests = {
         "ids_sha256": sha256_json(ids.tolist()),
         "sources_sha256": hashlib.sha256(sources.tobytes()).hexdigest(),
@@ -264,30 +265,30 @@ def virtual_views(
     with h5py.File(buffer, "w") as file:
         write_attributes(file, identity, key)
         file.attrs["captions"] = Path(os.path.relpath(dataset_file, cache.parent)).as_posix()
-        provenance = {**identity.content, **joined_notes(shards), **digests, "counts": counts, **said}
+        provenance = {**identity.content, **merge_notes(shards), **digests, "counts": counts, **more_provenance}
         file.attrs["provenance"] = json.dumps(provenance, sort_keys=True)
         file.create_dataset("ids", data=ids)
         file.create_dataset("sources", data=sources)
         file.create_dataset("skipped_ids", data=np.asarray(skipped, np.int64))
-        for name, values in known.items():
+        for name, values in more_arrays.items():
             file.create_dataset(name, data=values)
         with open_hdf5(files[0], "a readable shard") as first:
             names = [name for name in ARRAYS if name in first]
             if "offsets" in first:
-                file.create_dataset("offsets", data=joined_offsets([read_rows(f, "offsets")[0] for f in files]))
+                file.create_dataset("offsets", data=concatenate_offsets([read_arrays(f, "offsets")[0] for f in files]))
         for name in names:
-            _virtual_view(file, name, files)
+            _create_virtual_view(file, name, files)
     return buffer.getvalue(), key
 
 
-def _virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
+def _create_virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
     shapes = []
     for path in shards:
         with open_hdf5(path, "a readable shard") as shard:
             data = require_hdf5_dataset(shard, name)
             shapes.append(data.shape)
             dtype = data.dtype
-    row_shape = max(shapes)[1:]  # a shard without rows may not know it
+    row_shape = max(shapes)[1:]  # the array of a shard without rows may have another shape
     layout = h5py.VirtualLayout(shape=(sum(shape[0] for shape in shapes), *row_shape), dtype=dtype)
     start = 0
     for path, shape in zip(shards, shapes, strict=True):
@@ -297,8 +298,8 @@ def _virtual_view(file: h5py.File, name: str, shards: Sequence[Path]) -> None:
     file.create_virtual_dataset(name, layout, fillvalue=np.nan if dtype.kind == "f" else -1)
 
 
-def joined_offsets(parts: Sequence[Ids]) -> Ids:
-    """Return the offsets of the rows of several shards one after the other, from 0."""
+def concatenate_offsets(parts: Sequence[Ids]) -> Ids:
+    """Return the offsets of the concatenated rows of several shards, starting at 0."""
     counts = np.concatenate([np.diff(part) for part in parts])
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)])
 
@@ -313,19 +314,23 @@ _FAILURES = OutputKind("a list of images that were left out", lambda path: "id" 
 
 
 def cache_kind(out: Path) -> OutputKind:
-    """Return the kind of feature caches; a damaged one has a manifest in its folder of shards, and begins as HDF5 does."""
+    """Return the kind of output that feature caches are, with the test that recognises one.
+
+    A file that cannot be read as a cache still counts as a damaged one if it begins as HDF5 does and its folder of shards has
+    a manifest.
+    """
     manifest = shards_folder(out) / "manifest.json"
     return OutputKind(
         "a feature cache",
-        lambda path: _held(path) is not None or (_MANIFEST.is_at(manifest) and _SHARD.is_at(path)),
+        lambda path: _dataset_and_feature(path) is not None or (_MANIFEST.is_at(manifest) and _SHARD.is_at(path)),
     )
 
 
 def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path], encoder: Path | None = None) -> None:
-    """Check before any work that ``out`` may be written as the cache of this data set and feature.
+    """Check that ``out`` may be written as the cache of this data set and feature.
 
-    :class:`UserError` if it, or the ``encoder`` beside it, is one of the ``inputs``, or something that is no cache of ours, or
-    a cache of another data set or feature.
+    Raises UserError if ``out``, one of its shards or the ``encoder`` exists and is one of the ``inputs`` or another kind of
+    file, or if ``out`` is a cache of another data set or feature.
     """
     files = list(inputs)
     check_output(out, cache_kind(out), files)
@@ -338,18 +343,18 @@ def check_cache_out(out: Path, dataset: str, feature: str, inputs: Iterable[Path
     check_output(shards_folder(out) / "manifest.json", _MANIFEST, files)
     for shard in sorted(shards_folder(out).glob("shard-*")):
         check_output(shard, _RECORD if shard.suffix == ".json" else _SHARD, files)
-    held = _held(out)
-    if held is not None and held != (dataset, feature):
-        raise UserError(f"{out}: holds the feature {held[1]!r} of {held[0]!r}; give another --out, or delete it")
+    existing = _dataset_and_feature(out)
+    if existing is not None and existing != (dataset, feature):
+        raise UserError(f"{out}: holds the feature {existing[1]!r} of {existing[0]!r}; give another --out, or delete it")
 
 
-def feature_at(out: Path, dataset: str) -> str:
-    """Return the name of the feature of a data set that a cache without a preset has, by the name of its file."""
+def feature_from_path(out: Path, dataset: str) -> str:
+    """Return the feature name of a cache without a preset, from its file name: ``birds_clip.h5`` of ``birds`` has ``clip``."""
     return out.stem.removeprefix(f"{dataset}_")
 
 
-def _held(path: Path) -> tuple[str, str] | None:
-    """Data set and feature of a cache; None if it is none that can be read."""
+def _dataset_and_feature(path: Path) -> tuple[str, str] | None:
+    """Return the data set and feature of a cache; None if the file is not a readable cache."""
     try:
         with h5py.File(path, "r", locking=False) as file:
             if file.attrs.get("format") != FORMAT:

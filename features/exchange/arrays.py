@@ -1,4 +1,7 @@
-"""Features that other programs made: arrays with ids, and bottom-up-attention TSV files, as caches of ours."""
+"""Import features of other programs into caches: arrays with ids, and TSV files of bottom-up attention.
+
+:func:`write_imported` also writes the caches of the other importers.
+"""
 
 from __future__ import annotations
 
@@ -15,69 +18,72 @@ from tqdm import tqdm
 from vse.features.cache import shards
 from vse.features.cache.feature_cache import merge_shards
 from vse.features.cache.rows import Identity, Ids, Rows, row_ids, sha256_bytes
-from vse.features.cache.shards import check_cache_out, feature_at
-from vse.features.extractors.proposals import inside
+from vse.features.cache.shards import check_cache_out, feature_from_path
+from vse.features.extractors.proposals import clip_boxes
 from vse.pipeline.dataset.dataset import Dataset, load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_zip
 from vse.pipeline.files.inputs import WatchedFile, check_input, wrap_read_errors
 from vse.pipeline.files.writing import lock_for_writing, sha256_json
 
-SHARD_BYTES = 512_000_000
-_TSV = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
+SHARD_BYTES = 512_000_000  # largest size of the features in a shard
+_TSV_FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 log = logging.getLogger(__name__)
 
 
 def import_arrays(
     features: Path, ids: Path | None, dataset_file: Path, out: Path, kind: Literal["image", "text"] = "image"
 ) -> Path:
-    """A cache of the rows of a ``.npy`` file, whose ids (one per row) lie in ``ids``, a ``.txt`` or ``.npy`` file.
+    """Import the rows of a ``.npy`` file into the cache ``out``; returns ``out``.
 
-    A ``.npz`` file may hold both, as ``features`` and ``ids``. Rows (n, dim) or (n, n_crops, dim) may come in any order;
-    each image (or caption) of the data set must have one. The type stays float16 or float32. Returns ``out``.
+    ``ids`` is a ``.txt`` or ``.npy`` file with one id per row. A ``.npz`` file holds both arrays, ``features`` and ``ids``.
+    Rows (n, dim) or (n, n_crops, dim) may come in any order, and the cache has their dtype, float16 or float32. Raises
+    UserError if an image (or a caption, with ``kind="text"``) of the data set has no row.
     """
     files = [WatchedFile(file) for file in (features, ids) if file is not None]
-    array, of_rows = _arrays(features, ids)
+    array, array_ids = _load_arrays(features, ids)
     dataset = load_dataset_file(dataset_file)
     wanted = row_ids(dataset, kind)
-    place = _places(features, of_rows.tolist(), wanted)
+    row_of = _rows_by_id(features, array_ids.tolist(), wanted)
 
     def rows(part: slice) -> Rows:
-        values = np.asarray(array[[place[int(i)] for i in wanted[part]]])
-        return Rows(wanted[part], values, row_hashes(values))
+        values = np.asarray(array[[row_of[int(i)] for i in wanted[part]]])
+        return Rows(wanted[part], values, hash_rows(values))
 
     return write_imported(out, dataset, kind, {"layout": "arrays"}, files, wanted, rows, array[:1].nbytes)
 
 
 def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str | None = None) -> Path:
-    """A cache of regions from bottom-up-attention TSV files (image_id, image_w, image_h, num_boxes, boxes, features).
+    """Import regions from TSV files of bottom-up attention into the cache ``out``; returns ``out``.
 
-    Boxes and features are base64 of float32. ``match`` says what an image_id is: ``cocoid`` (the default, if the data
-    set has them), ``imgid`` or ``filename`` (its digits). Of duplicate rows one is taken. Returns ``out``.
+    Their fields are image_id, image_w, image_h, num_boxes, boxes and features; boxes and features are base64 of float32.
+    ``match`` names the property that an image_id holds: ``cocoid`` (the default if all images have one), ``imgid``, or
+    ``filename``, of which it holds the digits. Duplicate lines are read once. Raises UserError if an image of the data set
+    has no line, or two lines that differ.
     """
     for path in files:
         if not path.is_file():
             raise UserError(f"{path}: no such TSV file")
     watched = [WatchedFile(path) for path in files]
     dataset = load_dataset_file(dataset_file)
-    of_image = _tsv_ids(dataset, match)
-    where = _tsv_places(files, {str(identity) for identity in of_image.values()})
-    absent = [image for image, identity in of_image.items() if str(identity) not in where]
+    tsv_ids = _tsv_ids(dataset, match)
+    places = _find_tsv_lines(files, {str(tsv_id) for tsv_id in tsv_ids.values()})
+    absent = [imgid for imgid, tsv_id in tsv_ids.items() if str(tsv_id) not in places]
     if absent:
         names = ", ".join(map(str, files))
-        raise UserError(f"{names}: {len(absent)} of {len(of_image)} images are not there, the first is imgid {absent[0]}")
-    wanted = np.asarray(list(of_image), np.int64)
+        raise UserError(f"{names}: {len(absent)} of {len(tsv_ids)} images are not there, the first is imgid {absent[0]}")
+    wanted = np.asarray(list(tsv_ids), np.int64)
     streams = {path: path.open("rb") for path in files}
 
     def rows(part: slice) -> Rows:
         lines, parsed = [], []
         for imgid in wanted[part]:
-            path, offset = where[str(of_image[int(imgid)])]
+            path, offset = places[str(tsv_ids[int(imgid)])]
             streams[path].seek(offset)
             lines.append(streams[path].readline())
-            parsed.append(_tsv_row(path, lines[-1]))
+            parsed.append(_parse_tsv_line(path, lines[-1]))
             if (length := parsed[-1][0].shape[1]) != dim:
-                raise UserError(f"{path}: image_id {of_image[int(imgid)]}: {length} numbers a box, where others have {dim}")
+                raise UserError(f"{path}: image_id {tsv_ids[int(imgid)]}: {length} numbers per box, but others have {dim}")
         return Rows(
             ids=wanted[part],
             features=np.concatenate([features for features, _, _ in parsed]),
@@ -88,11 +94,11 @@ def import_tsv(files: Sequence[Path], dataset_file: Path, out: Path, match: str 
         )
 
     try:
-        path, offset = where[str(of_image[int(wanted[0])])]
+        path, offset = places[str(tsv_ids[int(wanted[0])])]
         streams[path].seek(offset)
-        first = _tsv_row(path, streams[path].readline())[0]
+        first = _parse_tsv_line(path, streams[path].readline())[0]
         dim = first.shape[1]
-        layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(of_image.items()))}
+        layout = {"layout": "tsv", "image_ids_sha256": sha256_json(sorted(tsv_ids.items()))}
         return write_imported(out, dataset, "image", layout, watched, wanted, rows, first.nbytes)
     finally:
         for stream in streams.values():
@@ -109,13 +115,22 @@ def write_imported(
     rows: Callable[[slice], Rows],
     row_bytes: int,
 ) -> Path:
-    """Write the cache ``out`` from ``rows`` of a part of ``ids``, in shards of half a gigabyte; finished ones are kept."""
+    """Write a cache of imported features in shards of half a gigabyte; finished shards are kept. Returns ``out``.
+
+    Parameters
+    ----------
+    layout : the entry ``imported`` of the provenance
+    files : the input files; a change of one of them while it is read raises UserError
+    ids : (n,) ids of all rows
+    rows : called with a slice of the ids, returns their rows
+    row_bytes : size of one row's features
+    """
     content = {
         "imported": {**layout, "files_sha256": [file.sha256 for file in files]},
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
     n_shards = min(len(ids), max(1, -(-len(ids) * row_bytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path, *(file.path for file in files)])
     with lock_for_writing(out):
@@ -128,55 +143,56 @@ def write_imported(
 def _write_shards(
     out: Path, n_shards: int, identity: Identity, files: Sequence[WatchedFile], ids: Ids, rows: Callable[[slice], Rows]
 ) -> list[int]:
-    """Write the shards that are not there yet; returns the ids of their rows that are all zeros."""
+    """Write the unfinished shards; returns the ids of rows in them that are all zeros."""
     empty: list[int] = []
     for index in tqdm(range(n_shards), desc=f"import {out.name}", unit="shard", disable=None):
         path = shards.shard_path(out, index, n_shards)
-        if shards.finished_shard(path, identity) is None:
+        if shards.read_finished_shard(path, identity) is None:
             notes = {"files": [file.path.name for file in files]}
-            made = rows(shards.shard_slice(len(ids), index, n_shards))
-            empty += _all_zero(made)
+            shard_rows = rows(shards.shard_slice(len(ids), index, n_shards))
+            empty += _find_zero_rows(shard_rows)
             for file in files:
                 file.check()
-            shards.write_shard(path, identity, made, notes=notes)
+            shards.write_shard(path, identity, shard_rows, notes=notes)
     return empty
 
 
-def _all_zero(rows: Rows) -> list[int]:
-    """The ids whose features, of all crops or regions, are zero."""
+def _find_zero_rows(rows: Rows) -> list[int]:
+    """Return the ids of rows whose features are zero in all crops or regions."""
     filled = (rows.features != 0).reshape(len(rows.features), -1).any(axis=1)
     if rows.offsets is not None:
         filled = np.asarray([part.any() for part in np.split(filled, rows.offsets[1:-1])])
     return [int(identity) for identity in rows.ids[~filled]]
 
 
-def row_hashes(rows: NDArray[Any]) -> NDArray[np.uint8]:
-    """SHA-256 of each row's bytes, (n, 32)."""
+def hash_rows(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return the SHA-256 of each row's bytes, (n, 32) uint8."""
     return np.stack([sha256_bytes(np.ascontiguousarray(row).tobytes()) for row in rows])
 
 
 def open_array(path: Path) -> NDArray[Any]:
-    """A ``.npy`` file of float16 or float32, mapped; :class:`UserError` if it is anything else."""
+    """Map a ``.npy`` file of features into memory. Raises UserError if it is not a 2-D or 3-D array of float16 or float32."""
     check_input(path)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception:  # numpy's own message advises to unpickle it
-        raise UserError(f"{path}: not a readable .npy file of numbers; it is cut off, or something else") from None
-    return _checked(path, array)
+    except Exception:  # numpy's own message would advise to unpickle the file
+        raise UserError(f"{path}: not a readable .npy file of numbers; it is truncated, or another kind of file") from None
+    return _check_features(path, array)
 
 
 def read_ids(path: Path) -> list[int]:
-    """Ids of a text file, one integer per line, or of a ``.npy`` file."""
+    """Read the ids in a text file, one integer per line, or in a ``.npy`` file. Raises UserError if they are not integers."""
     check_input(path)
     with wrap_read_errors(path, "a file of integer ids"):
         if path.suffix == ".npy":
-            ids = _integers(path, np.load(path, allow_pickle=False))
+            ids = _check_ids(path, np.load(path, allow_pickle=False))
         else:
             ids = np.asarray([int(line) for line in path.read_text().split()], np.int64)
     return list(map(int, ids))
 
 
-def _integers(path: Path, ids: NDArray[Any]) -> Ids:
+def _check_ids(path: Path, ids: NDArray[Any]) -> Ids:
+    """Return ids as int64. Raises UserError if they are not a 1-D array of integers in that range."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise UserError(f"{path}: ids are {ids.dtype} of shape {ids.shape}; they must be a 1-D integer array")
     if ids.dtype.kind == "u" and len(ids) and ids.max() > np.iinfo(np.int64).max:
@@ -184,7 +200,7 @@ def _integers(path: Path, ids: NDArray[Any]) -> Ids:
     return ids.astype(np.int64)
 
 
-def _checked(path: Path, array: Any) -> NDArray[Any]:
+def _check_features(path: Path, array: Any) -> NDArray[Any]:
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or not len(array):
         raise UserError(f"{path}: features of shape (n, dim) or (n, m, dim) are needed")
     if array.dtype not in (np.float16, np.float32):
@@ -192,90 +208,97 @@ def _checked(path: Path, array: Any) -> NDArray[Any]:
     return array
 
 
-def _arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _load_arrays(features: Path, ids: Path | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Return the features and one id per row. Raises UserError if a file cannot be read or the lengths differ."""
     if features.suffix == ".npz":
         check_input(features)
         try:
             check_zip(features)
             with np.load(features, allow_pickle=False) as file:
-                array, row_ids = _checked(features, file["features"]), _integers(features, file["ids"])
+                array, row_ids = _check_features(features, file["features"]), _check_ids(features, file["ids"])
         except UserError:
             raise
-        except Exception:  # of a zip file, of numpy, or of what is no dictionary
+        except Exception:  # errors of zipfile or of numpy, or a file without these names
             raise UserError(f"{features}: needs to be a .npz file with the arrays 'features' and 'ids'") from None
     elif ids is None:
         raise UserError(f"{features}: the ids of its rows are needed: --ids FILE")
     else:
         array, row_ids = open_array(features), np.asarray(read_ids(ids), np.int64)
     if len(row_ids) != len(array):
-        row_ids = _per_row(row_ids, len(array))
+        row_ids = _one_id_per_row(row_ids, len(array))
     if len(row_ids) != len(array):
         raise UserError(f"{features}: {len(array)} rows, but {len(row_ids)} ids")
     return array, row_ids
 
 
-def _per_row(ids: Ids, n_rows: int) -> Ids:
-    """An id per row of ids per caption, where each is there as often in a row as the counts say; else the ids as they are."""
+def _one_id_per_row(ids: Ids, n_rows: int) -> Ids:
+    """Return one id per row from a list with one id per caption; any other list of ids is returned unchanged.
+
+    In a list with one id per caption each id is repeated ``len(ids) / n_rows`` times in succession.
+    """
     times, rest = divmod(len(ids), n_rows)
     if rest or times < 2 or (ids.reshape(n_rows, times) != ids[::times, None]).any():
         return ids
-    log.info("%d ids for %d rows: each stands %d times in a row, once per caption, and is taken once", len(ids), n_rows, times)
+    log.info("%d ids for %d rows: each is repeated %d times, once per caption, and is read once", len(ids), n_rows, times)
     return ids[::times]
 
 
-def _places(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
-    place = {identity: row for row, identity in enumerate(ids)}
-    if len(place) != len(ids):
-        repeated = next(identity for row, identity in enumerate(ids) if place[identity] != row)
+def _rows_by_id(path: Path, ids: Sequence[int], wanted: Ids) -> dict[int, int]:
+    """Return the row of each id. Raises UserError if an id occurs twice, or one of the ``wanted`` ids is missing."""
+    row_of = {identity: row for row, identity in enumerate(ids)}
+    if len(row_of) != len(ids):
+        repeated = next(identity for row, identity in enumerate(ids) if row_of[identity] != row)
         raise UserError(f"{path}: id {repeated} occurs more than once")
-    absent = [int(i) for i in wanted if int(i) not in place]
+    absent = [int(i) for i in wanted if int(i) not in row_of]
     if absent:
         raise UserError(f"{path}: {len(absent)} of the data set's {len(wanted)} ids are not in it, the first is {absent[0]}")
     if len(ids) > len(wanted):
         log.info("%s: %d rows of other ids are left out", path, len(ids) - len(wanted))
-    return place
+    return row_of
 
 
 def _tsv_ids(dataset: Dataset, match: str | None) -> dict[int, int]:
-    """What the TSV calls each image, by imgid."""
+    """Return the image_id that identifies each image in the TSV files, by imgid."""
     match = match or ("cocoid" if all(image.cocoid is not None for image in dataset.images) else "imgid")
-    names: dict[int, int] = {}
+    tsv_ids: dict[int, int] = {}
     for image in dataset.images:
         digits = "".join(c for c in Path(image.file).stem.rpartition("_")[2] if c.isdigit())
-        name = {"cocoid": image.cocoid, "imgid": image.imgid, "filename": int(digits) if digits else None}[match]
-        if name is None:
-            raise UserError(f"{dataset.path}: image {image.imgid} has no {match} to find it by in a TSV file")
-        names[image.imgid] = name
-    return names
+        tsv_id = {"cocoid": image.cocoid, "imgid": image.imgid, "filename": int(digits) if digits else None}[match]
+        if tsv_id is None:
+            raise UserError(f"{dataset.path}: image {image.imgid} has no {match}, which would identify it in a TSV file")
+        tsv_ids[image.imgid] = tsv_id
+    return tsv_ids
 
 
-def _tsv_places(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
-    """File and byte offset of each wanted image's line."""
+def _find_tsv_lines(files: Sequence[Path], wanted: set[str]) -> dict[str, tuple[Path, int]]:
+    """Return file and byte offset of the line of each wanted image_id. Raises UserError if two of its lines differ."""
     places: dict[str, tuple[Path, int]] = {}
-    twice = 0
+    n_duplicates = 0
     for path in files:
-        for number, offset, line in _lines(path):
+        for number, offset, line in _read_lines(path):
             name = line.partition(b"\t")[0].decode("ascii", "replace")
             if name not in wanted:
                 continue
             n_fields = len(line.split(b"\t"))
-            if n_fields != len(_TSV):
-                raise UserError(f"{path}: line {number} has {n_fields} fields, {len(_TSV)} are needed: {', '.join(_TSV)}")
+            if n_fields != len(_TSV_FIELDS):
+                needed = f"{len(_TSV_FIELDS)} are needed: {', '.join(_TSV_FIELDS)}"
+                raise UserError(f"{path}: line {number} has {n_fields} fields, {needed}")
             if name in places:
-                other, there = places[name]
+                other, other_offset = places[name]
                 with other.open("rb") as stream:
-                    stream.seek(there)
+                    stream.seek(other_offset)
                     if stream.readline() != line:
                         raise UserError(f"{path}: line {number}: image_id {name} occurs twice, with other values")
-                twice += 1
+                n_duplicates += 1
             else:
                 places[name] = (path, offset)
-    if twice:
-        log.info("%d duplicate rows are left out", twice)
+    if n_duplicates:
+        log.info("%d duplicate rows are left out", n_duplicates)
     return places
 
 
-def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Yield number (from 1), byte offset and bytes of each line, with a progress bar."""
     offset = 0
     with path.open("rb") as stream, tqdm(
         total=path.stat().st_size, desc=f"read {path.name}", unit="B", unit_scale=True, disable=None
@@ -286,12 +309,13 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
             progress.update(len(line))
 
 
-def _tsv_row(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
+def _parse_tsv_line(path: Path, line: bytes) -> tuple[NDArray[np.float32], NDArray[np.float32], tuple[int, int]]:
+    """Return the features (n, dim), the boxes (n, 4) inside the image, and its width and height."""
     name, width, height, count, boxes, features = line.rstrip(b"\r\n").split(b"\t")
-    with wrap_read_errors(path, f"readable: of image_id {name.decode()} the boxes or features are not what num_boxes says"):
+    with wrap_read_errors(path, f"readable: boxes or features of image_id {name.decode()} do not fit its num_boxes"):
         n = int(count)
         corners = np.frombuffer(base64.b64decode(boxes, validate=True), np.float32).reshape(n, 4)
         vectors = np.frombuffer(base64.b64decode(features, validate=True), np.float32).reshape(n, -1)
         size = (int(width), int(height))
         np.asarray(size, np.int32)
-    return vectors, inside(corners, size, f"{path}: image_id {name.decode()}"), size
+    return vectors, clip_boxes(corners, size, f"{path}: image_id {name.decode()}"), size

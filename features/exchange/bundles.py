@@ -1,8 +1,8 @@
-"""Bundles: caches of features to publish, every file of which is known by its SHA-256.
+"""Pack feature caches into a bundle for publication, and read the list of a bundle.
 
-A bundle is a folder, or a tar archive of one, with the files of some caches of one data set under the names that they have in
-``features/``, and ``bundle.json``, the list of them (``docs/formats.md``). The list bears a SHA-256 of its own, which names
-the bundle. :mod:`vse.features.exchange.bundle_fetch` fetches them.
+A bundle is a folder, or a tar archive of a folder. It holds the files of some caches of one data set, under their names in
+``features/``, and their list ``bundle.json`` (``docs/formats.md``). The list has the SHA-256 of each file, and a SHA-256 of
+itself that identifies the bundle. :mod:`vse.features.exchange.bundle_fetch` checks and fetches bundles.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from vse.pipeline.progress import progress_bar
 
 FORMAT, VERSION = "vse-bundle", 1
 LIST, DATASET, NOTES = "bundle.json", "dataset.json", "NOTES.txt"
-TOP = "bundle"  # the folder in an archive
-CHUNK = 1 << 20
+ARCHIVE_FOLDER = "bundle"  # the folder that holds all files of an archive
+CHUNK = 1 << 20  # bytes read at a time
 _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class BundledFile(BaseModel):
-    """A file of a bundle: its path in it, its size, its SHA-256."""
+    """An entry of a bundle's list: a file's path in the bundle, its size and its SHA-256."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     path: str
@@ -50,7 +50,7 @@ class BundledFile(BaseModel):
 
 
 class BundledCache(BaseModel):
-    """A cache of a bundle: its file, the feature that it holds, and its key."""
+    """An entry of a bundle's list: a cache's file, its feature and its key."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     file: str
@@ -59,7 +59,7 @@ class BundledCache(BaseModel):
 
 
 class BundleList(BaseModel):
-    """The list of a bundle; ``sha256`` is of all else in it."""
+    """The list of a bundle, ``bundle.json``; ``sha256`` is the hash of all its other entries."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     format: Literal["vse-bundle"]
@@ -71,104 +71,112 @@ class BundleList(BaseModel):
 
     @property
     def n_bytes(self) -> int:
-        """The size of all files together."""
+        """The total size of all files."""
         return sum(file.bytes for file in self.files)
 
-    def described(self) -> str:
-        """What the bundle is, for a person."""
+    def describe(self) -> str:
+        """Return a short description of the bundle for a person: features, data set, number and size of files, SHA-256."""
         features = ", ".join(cache.feature for cache in self.caches)
         return f"{features} of {self.dataset}: {len(self.files)} files, {self.n_bytes / 1e6:.1f} MB, sha256 {self.sha256}"
 
 
 def cache_files(cache: FeatureCache) -> list[Path]:
-    """The files of a cache: its shards with their records, their manifest, its encoder if it has one, and last itself."""
+    """Return the files of a cache: shards, their records, the encoder's files, the manifest and last the cache file itself."""
     shards = [shard["features"].path for shard in cache.shards]
     records = [shard.with_suffix(".json") for shard in shards]
-    beside = [encoder_path(cache.path), fit_record_path(cache.path), failures_path(cache.path)]
-    optional = [file for file in (*records, *beside) if file.is_file()]
+    others = [encoder_path(cache.path), fit_record_path(cache.path), failures_path(cache.path)]
+    optional = [file for file in (*records, *others) if file.is_file()]
     return [*shards, *optional, shards_folder(cache.path) / "manifest.json", cache.path]
 
 
 def pack(caches: Sequence[Path], out: Path, with_dataset: bool = False, notes: Path | None = None) -> BundleList:
-    """Write verified caches of one data set as a new bundle: the folder ``out``, or an archive if that ends in ``.tar``.
+    """Verify caches of one data set and write them as a bundle: a folder, or an archive if ``out`` ends in ``.tar``.
 
-    Nothing is at ``out`` until the bundle is complete; one of the same files that is there is kept. :class:`UserError` if
-    something else is there, if a cache is damaged, or if caches are of several data sets.
+    ``out`` appears only when the bundle is complete. An existing bundle of the same files is kept. Raises UserError if
+    something else exists there, if a cache is damaged, or if the caches belong to several data sets.
 
     Parameters
     ----------
-    with_dataset : add the ``dataset.json`` that the caches name
-    notes : a text for its readers, on the licence for example
+    with_dataset : add the ``dataset.json`` to which the caches refer
+    notes : a text file to add, on the licence for example
     """
-    opened = [verify_cache(path) for path in caches]
-    sources = _sources(opened, with_dataset, notes)
+    verified = [verify_cache(path) for path in caches]
+    sources = _collect_files(verified, with_dataset, notes)
     if not out.is_dir():
         check_output(out, OutputKind("a bundle", tarfile.is_tarfile), sources.values())
     with lock_for_writing(out):
-        said = _content(opened, sources)
+        content = _build_list(verified, sources)
         if out.is_dir() or ((out.exists() or out.is_symlink()) and not may_replace_others()):
-            return _kept(out, said)
-        return _archived(out, said, sources) if out.suffix == ".tar" else _in_folder(out, said, sources)
+            return _read_existing(out, content)
+        return _write_archive(out, content, sources) if out.suffix == ".tar" else _write_folder(out, content, sources)
 
 
-def read_list(where: str, content: bytes) -> BundleList:
-    """The list of a bundle, read from ``where``; :class:`UserError` if it is none, was changed, or names a file elsewhere."""
+def read_list(location: str, content: bytes) -> BundleList:
+    """Return the list of a bundle from the bytes of its file at ``location``, a path or an address.
+
+    Raises UserError if it is not such a list, if it was changed, or if its names are not valid (:func:`_name_errors`).
+    """
     try:
-        said = parse_json(Path(where), content)
+        entries = parse_json(Path(location), content)
     except UserError as error:
-        raise UserError(str(error).replace(str(Path(where)), where)) from None  # a path has no "//", and an address does
-    if not isinstance(said, dict) or said.get("format") != FORMAT or said.get("version") != VERSION:
-        raise UserError(f"{where}: not the list of a bundle of version {VERSION}")
-    if said.get("sha256") != _sum_of(said):
-        raise UserError(f"{where}: was changed after the bundle was packed (its sha256 is of another list)")
+        # Path has turned the "//" of an address into "/".
+        raise UserError(str(error).replace(str(Path(location)), location)) from None
+    if not isinstance(entries, dict) or entries.get("format") != FORMAT or entries.get("version") != VERSION:
+        raise UserError(f"{location}: not the list of a bundle of version {VERSION}")
+    if entries.get("sha256") != _list_sha256(entries):
+        raise UserError(f"{location}: was changed after the bundle was packed (its sha256 is that of another list)")
     try:
-        listed = BundleList.model_validate(said)
+        bundle = BundleList.model_validate(entries)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{where}: not the list of a bundle: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    wrong = next(_wrong_paths(listed), None)
-    if wrong is not None:
-        raise UserError(f"{where}: not the list of a bundle: {wrong}")
-    return listed
+        raise UserError(f"{location}: not the list of a bundle: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    name_error = next(_name_errors(bundle), None)
+    if name_error is not None:
+        raise UserError(f"{location}: not the list of a bundle: {name_error}")
+    return bundle
 
 
-def _wrong_paths(listed: BundleList) -> Iterator[str]:
-    """What is wrong with the names in a list: files that are of no cache of it, lead elsewhere, or are lacking."""
-    counts = Counter(file.path for file in listed.files)
-    names = [listed.dataset, *(cache.file for cache in listed.caches)]
-    yield from (f"{name!r} is no name" for name in names if not is_name(name))
+def _name_errors(bundle: BundleList) -> Iterator[str]:
+    """Yield the errors in a bundle's names: invalid names, and files that are unknown, listed twice or missing."""
+    counts = Counter(file.path for file in bundle.files)
+    names = [bundle.dataset, *(cache.file for cache in bundle.caches)]
+    yield from (f"{name!r} is not a valid name" for name in names if not is_name(name))
     yield from (f"{path!r} is listed twice" for path, count in counts.items() if count > 1)
-    stems = [cache.file.removesuffix(".h5") for cache in listed.caches if cache.file.endswith(".h5")]
-    own = {DATASET, NOTES}
+    stems = [cache.file.removesuffix(".h5") for cache in bundle.caches if cache.file.endswith(".h5")]
+    known = {DATASET, NOTES}
     for stem in stems:
-        own |= {f"{stem}.h5", f"{stem}.encoder.safetensors", f"{stem}.encoder.json", f"{stem}.h5.failures.jsonl"}
+        known |= {f"{stem}.h5", f"{stem}.encoder.safetensors", f"{stem}.encoder.json", f"{stem}.h5.failures.jsonl"}
     folders = {f"{stem}.shards" for stem in stems}
     for path in counts:
         folder, _, name = path.rpartition("/")
         in_shards = folder in folders and is_name(name)
-        if path not in own and not in_shards:
-            yield f"{path!r} is no file of its caches"
-    for cache in listed.caches:
+        if path not in known and not in_shards:
+            yield f"{path!r} is not a file of its caches"
+    for cache in bundle.caches:
         manifest = f"{cache.file.removesuffix('.h5')}.shards/manifest.json"
         yield from (f"{path!r} is not listed" for path in (cache.file, manifest) if path not in counts)
 
 
-def _sources(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
-    """The files of a bundle by their paths in it; the caches themselves are last of theirs."""
+def _collect_files(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | None) -> dict[str, Path]:
+    """Return the files of a bundle by their paths in it, each cache file after its shards.
+
+    Raises UserError if the caches belong to several data sets, or if two files would have the same path.
+    """
     first = caches[0]
     sources: dict[str, Path] = {}
     for cache in caches:
         if cache.dataset != first.dataset:
             raise UserError(
-                f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle is of one data set"
+                f"{cache.path} is of {cache.dataset!r}, {first.path} of {first.dataset!r}; a bundle holds one data set"
             )
         if cache is not first and (differences := data_differences(recorded_identity(cache), recorded_identity(first))):
             raise UserError(f"{cache.path} and {first.path} are of different data sets: {'; '.join(differences)}")
-        of_cache = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
-        twice = next((path for path in of_cache if path in sources), None)
-        if twice is not None:
-            raise UserError(f"{of_cache[twice]} and {sources[twice]} would be one file of the bundle; give each cache once")
-        sources |= of_cache
+        files = {file.relative_to(cache.path.parent).as_posix(): file for file in cache_files(cache)}
+        duplicate = next((path for path in files if path in sources), None)
+        if duplicate is not None:
+            both = f"{files[duplicate]} and {sources[duplicate]}"
+            raise UserError(f"{both} would be the same file of the bundle; give each cache once")
+        sources |= files
     if with_dataset:
         for cache in caches:
             check_data(cache, load_dataset_file(first.captions))
@@ -178,75 +186,75 @@ def _sources(caches: Sequence[FeatureCache], with_dataset: bool, notes: Path | N
     return sources
 
 
-def _content(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dict[str, Any]:
-    """The list of a bundle, for which all of its files are hashed."""
+def _build_list(caches: Sequence[FeatureCache], sources: Mapping[str, Path]) -> dict[str, Any]:
+    """Hash all files of a bundle and return the content of its list."""
     files = []
     with progress_bar(desc="hash", total=_size(sources), unit="B", unit_scale=True) as bar:
         for path, source in sources.items():
             size = source.stat().st_size
             files.append({"path": path, "bytes": size, "sha256": sha256_file(source)})
             bar.update(size)
-    by = current_provenance()
-    said: dict[str, Any] = {
+    origin = current_provenance()
+    content: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "dataset": caches[0].dataset,
         "caches": [
-            {"file": one.path.name, "feature": one.feature, "kind": one.kind, "key": one.key, "holds": one.described()}
+            {"file": one.path.name, "feature": one.feature, "kind": one.kind, "key": one.key, "holds": one.describe()}
             for one in caches
         ],
         "files": files,
-        "made": {name: by[name] for name in ("date", "code")},  # the command has names of the packer's folders
+        "made": {name: origin[name] for name in ("date", "code")},  # not the command: it would publish names of local folders
     }
-    return {**said, "sha256": _sum_of(said)}
+    return {**content, "sha256": _list_sha256(content)}
 
 
-def _kept(out: Path, said: Mapping[str, Any]) -> BundleList:
-    """The bundle that is there, if its list is the same but for its making; :class:`UserError` if not."""
-    there = None
+def _read_existing(out: Path, content: Mapping[str, Any]) -> BundleList:
+    """Return the list of the bundle at ``out`` if it has the same files. Raises UserError if it is another one."""
+    existing = None
     with suppress(OSError, KeyError, tarfile.TarError, UserError):
         if out.is_dir():
-            there = read_list(str(out / LIST), (out / LIST).read_bytes())
+            existing = read_list(str(out / LIST), (out / LIST).read_bytes())
         else:
-            with tarfile.open(out) as archive, archive.extractfile(f"{TOP}/{LIST}") or BytesIO() as stream:
-                there = read_list(str(out), stream.read())
-    new = BundleList.model_validate(said)
-    if there is None or (there.dataset, there.caches, there.files) != (new.dataset, new.caches, new.files):
-        raise UserError(f"{out}: is there already; remove it, or give another --out")
-    return there
+            with tarfile.open(out) as archive, archive.extractfile(f"{ARCHIVE_FOLDER}/{LIST}") or BytesIO() as stream:
+                existing = read_list(str(out), stream.read())
+    new = BundleList.model_validate(content)
+    if existing is None or (existing.dataset, existing.caches, existing.files) != (new.dataset, new.caches, new.files):
+        raise UserError(f"{out}: exists already; remove it, or give another --out")
+    return existing
 
 
-def _in_folder(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
-    """Write the bundle as a folder, which is renamed to ``out`` when all is in it."""
-    listed, staged = BundleList.model_validate(said), out.with_name(f".{out.name}.packing")
+def _write_folder(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
+    """Write the bundle as a temporary folder and rename it to ``out`` when it is complete."""
+    bundle, staged = BundleList.model_validate(content), out.with_name(f".{out.name}.packing")
     try:
         shutil.rmtree(staged, ignore_errors=True)
-        for file, source in _read(listed, sources, out):
+        for file, source in _open_files(bundle, sources, out):
             with open_atomic(staged / file.path) as stream:
                 shutil.copyfileobj(source, stream, CHUNK)
                 source.check(file)
-        write_json(staged / LIST, said)
+        write_json(staged / LIST, content)
         staged.rename(out)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror or error}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
-    return listed
+    return bundle
 
 
-def _archived(out: Path, said: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
+def _write_archive(out: Path, content: Mapping[str, Any], sources: Mapping[str, Path]) -> BundleList:
     """Write the bundle as a tar archive, its list first."""
-    listed, of_list = BundleList.model_validate(said), json.dumps(said, indent=1).encode()
+    bundle, list_bytes = BundleList.model_validate(content), json.dumps(content, indent=1).encode()
     with open_atomic(out) as stream, tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive:
-        archive.addfile(_member(LIST, len(of_list)), BytesIO(of_list))
-        for file, source in _read(listed, sources, out):
-            archive.addfile(_member(file.path, file.bytes), source)
+        archive.addfile(_tar_header(LIST, len(list_bytes)), BytesIO(list_bytes))
+        for file, source in _open_files(bundle, sources, out):
+            archive.addfile(_tar_header(file.path, file.bytes), source)
             source.check(file)
-    return listed
+    return bundle
 
 
-class _Source:
-    """A file that is packed: what is read of it is hashed, so that it is what was listed."""
+class _HashedFile:
+    """A file that is being packed; the bytes that are read are hashed, to compare them with the list."""
 
     def __init__(self, stream: BinaryIO, path: Path, bar: Any) -> None:
         self._stream, self._path, self._bar, self._digest = stream, path, bar, hashlib.sha256()
@@ -258,30 +266,30 @@ class _Source:
         return chunk
 
     def check(self, file: BundledFile) -> None:
-        """:class:`UserError` if the file that was read to its end is no longer what was listed."""
+        """Check that the file was read completely and has the listed hash. Raises UserError if it has changed."""
         if self._stream.read(1) or self._digest.hexdigest() != file.sha256:
             raise UserError(f"{self._path}: was written to while it was packed; run the command again")
 
 
-def _read(listed: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _Source]]:
-    """The files of a bundle, each open for as long as it is packed."""
-    with progress_bar(desc=f"pack {out.name}", total=listed.n_bytes, unit="B", unit_scale=True) as bar:
-        for file in listed.files:
+def _open_files(bundle: BundleList, sources: Mapping[str, Path], out: Path) -> Iterator[tuple[BundledFile, _HashedFile]]:
+    """Yield the files of a bundle, each open while it is packed."""
+    with progress_bar(desc=f"pack {out.name}", total=bundle.n_bytes, unit="B", unit_scale=True) as bar:
+        for file in bundle.files:
             with sources[file.path].open("rb") as stream:
-                yield file, _Source(stream, sources[file.path], bar)
+                yield file, _HashedFile(stream, sources[file.path], bar)
 
 
-def _member(path: str, size: int) -> tarfile.TarInfo:
-    """The head of a file in an archive, without a date, an owner or rights of its own."""
-    member = tarfile.TarInfo(f"{TOP}/{path}")
-    member.size, member.mode = size, 0o644
-    return member
+def _tar_header(path: str, size: int) -> tarfile.TarInfo:
+    """Return the tar header of a file, without date and owner and with the same permissions for all files."""
+    header = tarfile.TarInfo(f"{ARCHIVE_FOLDER}/{path}")
+    header.size, header.mode = size, 0o644
+    return header
 
 
 def _size(sources: Mapping[str, Path]) -> int:
     return sum(source.stat().st_size for source in sources.values())
 
 
-def _sum_of(said: Mapping[str, Any]) -> str:
-    """The SHA-256 of a list, of all but its own."""
-    return sha256_json({name: value for name, value in said.items() if name != "sha256"})
+def _list_sha256(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a list's entries, without the entry ``sha256`` itself."""
+    return sha256_json({name: value for name, value in content.items() if name != "sha256"})

@@ -1,4 +1,7 @@
-"""Embeddings of a model as feature caches of images and of captions, on which another model trains."""
+"""Write the embeddings of a trained model as caches of images and captions, on which another model can be trained.
+
+The model is then called the backbone of the other one, and its caches record it (:class:`Backbone`).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,8 @@ from numpy.typing import NDArray
 
 from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_cache
 from vse.features.cache.rows import Identity, Ids, Kind, Rows
-from vse.features.cache.shards import check_cache_out, feature_at, shard_path, shard_slice, shards_folder, write_shard
-from vse.features.exchange.arrays import SHARD_BYTES, row_hashes
+from vse.features.cache.shards import check_cache_out, feature_from_path, shard_path, shard_slice, shards_folder, write_shard
+from vse.features.exchange.arrays import SHARD_BYTES, hash_rows
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.inputs import is_path
@@ -29,37 +32,41 @@ class Backbone:
 
     Attributes
     ----------
-    sha256 : of its weights, or of the files that another program wrote; the caches of both sides share it
-    experiment : what it is called
-    said : what else is known of it, e.g. its seed
-    run : its run folder, if it is one of ours
+    sha256 : hash of its weights, or of the files that another program wrote; the caches of both sides share it
+    experiment : name of its experiment
+    details : further entries of the provenance, e.g. its seed
+    run : its run folder; None if another program trained the model
     """
 
     sha256: str
     experiment: str
-    said: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
     run: Path | None = None
 
 
 def cache_paths(out: Path) -> dict[Kind, Path]:
-    """``features/demo_vsepp-0`` -> ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``."""
+    """Return the paths of the two caches of a model.
+
+    For ``features/demo_vsepp-0`` they are ``features/demo_vsepp-0_images.h5`` and ``features/demo_vsepp-0_captions.h5``.
+    Raises UserError if ``out`` ends in ``.h5``.
+    """
     if out.suffix == ".h5":
         raise UserError(f"{out}: is the beginning of the names of two caches, so leave .h5 out")
     return {kind: out.with_name(f"{out.name}_{side}.h5") for kind, side in SIDES.items()}
 
 
-def captions_beside(images: Path) -> Path:
-    """The cache of captions that is written together with that of images."""
+def captions_cache_path(images: Path) -> Path:
+    """Return the path of the cache of captions that belongs to a model's cache of images."""
     return images.with_name(f"{images.name.removesuffix('_images.h5')}_captions.h5")
 
 
-def backbone_of(cache: FeatureCache) -> Backbone | None:
-    """The model whose embeddings a cache holds; None of any other feature."""
-    said, sha256, run = (cache.provenance.get(name) for name in ("backbone", "backbone_sha256", "backbone_run"))
-    if not isinstance(said, dict) or not isinstance(sha256, str):
+def read_backbone(cache: FeatureCache) -> Backbone | None:
+    """Return the model whose embeddings a cache holds; None for other features."""
+    details, sha256, run = (cache.provenance.get(name) for name in ("backbone", "backbone_sha256", "backbone_run"))
+    if not isinstance(details, dict) or not isinstance(sha256, str):
         return None
-    place = cache.path.parent / str(run) if is_path(run) else None
-    return Backbone(sha256, str(said.get("experiment")), said, place)
+    run_folder = cache.path.parent / str(run) if is_path(run) else None
+    return Backbone(sha256, str(details.get("experiment")), details, run_folder)
 
 
 def write_backbone_cache(
@@ -71,36 +78,37 @@ def write_backbone_cache(
     vectors: Callable[[Ids], NDArray[np.float32]],
     skipped: Mapping[int, str],
 ) -> Path:
-    """Write the embeddings of one side as a cache of vectors in float32; returns ``out``.
+    """Write the embeddings of images or of captions as a cache of float32 vectors; returns ``out``.
 
-    A cache that is there, of the same data set and feature, is replaced.
+    An existing cache of the same data set and feature is replaced.
 
     Parameters
     ----------
-    ids : (n,) images or captions of the data set, in the order of its file
-    vectors : those of some of them, (m, dim)
-    skipped : which of them have none, and why
+    ids : (n,) ids of the images or captions of the data set, in the order of ``dataset.json``
+    vectors : called with m of these ids, returns their embeddings (m, dim)
+    skipped : the reasons for ids without an embedding
     """
     content = {
-        "backbone": {"experiment": backbone.experiment, **backbone.said},
+        "backbone": {"experiment": backbone.experiment, **backbone.details},
         "backbone_sha256": backbone.sha256,
         "requested_ids_sha256": sha256_json(ids.tolist()),
         "extractor_version": 1,
     }
-    identity = Identity(dataset.name, feature_at(out, dataset.name), kind, content)
+    identity = Identity(dataset.name, feature_from_path(out, dataset.name), kind, content)
     notes = {} if backbone.run is None else {"backbone_run": Path(os.path.relpath(backbone.run, out.parent)).as_posix()}
-    there = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
-    n_shards = min(len(ids), max(1, -(-len(there) * vectors(there[:1]).nbytes // SHARD_BYTES)))
+    embedded = np.asarray([i for i in ids.tolist() if i not in skipped], np.int64)
+    n_shards = min(len(ids), max(1, -(-len(embedded) * vectors(embedded[:1]).nbytes // SHARD_BYTES)))
     check_cache_out(out, dataset.name, identity.feature, [dataset.path])
     with lock_for_writing(out):
         out.unlink(missing_ok=True)
         for old in shards_folder(out).glob("shard-*"):
             old.unlink()
         for index in range(n_shards):
-            wanted = ids[shard_slice(len(ids), index, n_shards)]
-            own = np.asarray([i for i in wanted.tolist() if i not in skipped], np.int64)
-            made = vectors(own)
-            left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in wanted.tolist() if i in skipped]
-            rows = Rows(own, made, row_hashes(made) if len(made) else np.empty((0, 32), np.uint8), skipped=left_out)
+            shard_ids = ids[shard_slice(len(ids), index, n_shards)]
+            present = np.asarray([i for i in shard_ids.tolist() if i not in skipped], np.int64)
+            left_out = [{"id": i, "path": "", "reason": skipped[i]} for i in shard_ids.tolist() if i in skipped]
+            features = vectors(present)
+            sources = hash_rows(features) if len(features) else np.empty((0, 32), np.uint8)
+            rows = Rows(present, features, sources, skipped=left_out)
             write_shard(shard_path(out, index, n_shards), identity, rows, notes)
         return open_cache(merge_shards(out, n_shards, dataset.path, ids, dataset=dataset)).path

@@ -1,4 +1,4 @@
-"""The formats that ``vse-data import`` reads, and which of them lies in a folder."""
+"""List the formats that ``vse-data import`` reads, detect the format of a source, and import it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True)
-class Import:
-    """What is imported: the ``sources``, a table of captions and a folder of photos beside them, and where caches go.
+class ImportJob:
+    """The sources of an import and its options.
 
-    ``key_until`` is where the key of a WebDataset member ends; None is the first dot.
+    Attributes
+    ----------
+    sources : folders, archives, or the name of a data set on the Hugging Face hub
+    settings : options that all formats share
+    captions : the table of captions; by default it is looked for in the folder
+    images : a folder of photos besides the source
+    out_features : folder of the caches of imported vectors
+    key_until : where the key of a WebDataset member ends, ``first-dot`` (the default) or ``last-dot``
     """
 
     sources: Sequence[Path]
@@ -33,69 +40,76 @@ class Import:
 
     @property
     def source(self) -> Path:
-        """The only source; :class:`UserError` if there are several."""
+        """The only source. Raises UserError if there are several."""
         if len(self.sources) > 1:
-            raise UserError(f"{self.sources[1]}: of this format one source is imported at a time")
+            raise UserError(f"{self.sources[1]}: this format allows only one source per import")
         return self.sources[0]
 
 
 @dataclass(frozen=True)
 class ImportFormat:
-    """A format: whether sources look like it, the import, which returns what it wrote, and which options it reads."""
+    """A format of sources.
 
-    fits: Callable[[Import], bool]
-    run: Callable[[Import], Sequence[Path]]
-    reads: tuple[str, ...] = ()
+    ``matches`` returns whether the sources of a job have this format, ``run`` imports them and returns the written files, and
+    ``options`` names the options that only some formats have.
+    """
+
+    matches: Callable[[ImportJob], bool]
+    run: Callable[[ImportJob], Sequence[Path]]
+    options: tuple[str, ...] = ()
 
 
-def _table(job: Import) -> Sequence[Path]:
+def _import_table(job: ImportJob) -> Sequence[Path]:
     table = job.captions or find_table(job.source)
     if table is None:
-        raise UserError(f"{job.source}: no captions.csv or the like in it; name the table with --captions FILE")
+        raise UserError(f"{job.source}: has no table such as captions.csv; name the table with --captions FILE")
     return [import_table(job.source, table, job.settings, job.images)]
 
 
 FORMATS: Mapping[str, ImportFormat] = {
     "table": ImportFormat(
         lambda job: job.captions is not None or find_table(job.sources[0]) is not None,
-        _table,
-        reads=("captions", "images", "quoting"),
+        _import_table,
+        options=("captions", "images", "quoting"),
     ),
     "clip-retrieval": ImportFormat(
         lambda job: is_clip_folder(job.sources[0]),
         lambda job: import_clip(job.source, job.settings, job.out_features, job.images),
-        reads=("images", "quoting"),
+        options=("images", "quoting"),
     ),
     "hugging-face": ImportFormat(
         lambda job: is_saved_dataset(job.sources[0]),
         lambda job: [import_hugging_face(job.source, job.settings, job.images)],
-        reads=("images",),
+        options=("images",),
     ),
     "webdataset": ImportFormat(
         lambda job: bool(find_archives(job.sources[0])),
         lambda job: [import_webdataset(job.sources, job.settings, job.key_until or "first-dot")],
-        reads=("key_until",),
+        options=("key_until",),
     ),
 }
 
 
-def import_data(job: Import, format_name: str | None = None) -> Sequence[Path]:
-    """Import data of the named format, or of the first one that they look like; returns what was written."""
+def import_data(job: ImportJob, format_name: str | None = None) -> Sequence[Path]:
+    """Import data of the named format or, without a name, of the first format that matches; returns the written files.
+
+    Raises UserError if a source does not exist, if no format matches, or if an option belongs to another format.
+    """
     if format_name is not None and format_name not in FORMATS:
         raise UserError(f"--format {format_name}: unknown{did_you_mean(format_name, FORMATS)}")
     for source in job.sources:
         if not source.exists() and format_name != "hugging-face":
             hint = "; --format hugging-face loads a data set of that name" if _HUB_NAME.fullmatch(str(source)) else ""
             raise UserError(f"{source}: no such file or folder{hint}")
-    name = format_name or next((name for name, each in FORMATS.items() if each.fits(job)), None)
+    name = format_name or next((name for name, each in FORMATS.items() if each.matches(job)), None)
     if name is None:
         raise UserError(
-            f"{job.sources[0]}: holds nothing that can be imported: neither captions.csv or metadata.jsonl and the like (else "
-            "name the table with --captions), nor tar archives, vectors of clip-retrieval, or a saved Hugging Face data set"
+            f"{job.sources[0]}: holds nothing that can be imported: no table such as captions.csv or metadata.jsonl (else "
+            "name it with --captions), no tar archives, no vectors of clip-retrieval, and no saved Hugging Face data set"
         )
     options = {"captions": job.captions, "images": job.images, "key-until": job.key_until, "quoting": job.settings.quoting}
-    for option, given in options.items():
-        if given is not None and option.replace("-", "_") not in FORMATS[name].reads:
-            raise UserError(f"--{option}: not read of the format {name}; leave it out")
+    for option, value in options.items():
+        if value is not None and option.replace("-", "_") not in FORMATS[name].options:
+            raise UserError(f"--{option}: the format {name} has no such option; leave it out")
     check_import_out(job.settings)
     return FORMATS[name].run(job)

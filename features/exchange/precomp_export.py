@@ -1,4 +1,4 @@
-"""Write a cache and its captions in the layout of VSE++ and SCAN (see :mod:`vse.features.exchange.precomp`)."""
+"""Export a cache and its captions in the layout of VSE++ and SCAN (see :mod:`vse.features.exchange.precomp`)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,24 @@ from vse.pipeline.files.writing import open_atomic, read_json, write_bytes
 
 
 def export_precomp(features: Path, out: Path, captions: Path | None = None, repeats: int | None = None) -> Path:
-    """Write a cache and its captions in the layout; returns the folder.
+    """Write a cache and its captions in the layout; returns the folder ``out``.
 
-    What was imported from the layout comes back byte for byte (docs/formats.md says what that covers); else a split has one
-    row per image, or ``repeats``, LF ends every line, and ids are written.
+    An imported data set is exported byte for byte as it was (docs/formats.md lists the exceptions). Other data sets are
+    written with one row per image, LF as the line end, and ids. Raises UserError if the layout cannot hold the data set.
+
+    Parameters
+    ----------
+    captions : the ``dataset.json``; by default that to which the cache refers
+    repeats : rows per image; by default as imported, else 1
     """
     cache = open_cache(features)
     if cache.kind != "image":
-        raise UserError(f"{features}: {cache.kind} features; the layout holds those of images")
+        raise UserError(f"{features}: {cache.kind} features; the layout holds features of images")
     path = captions or cache.captions
     dataset = load_dataset_file(path)
     check_data(cache, dataset)
     layouts: Mapping[str, Any] = read_json(path).get("precomp", {})
-    with wrap_read_errors(path, "a data set whose 'precomp' says how it was laid out"):
+    with wrap_read_errors(path, "a data set with a valid entry 'precomp'"):
         _check_layouts(layouts)
     reader = FeatureReader(cache)
     texts: dict[Path, bytes] = {}
@@ -47,58 +52,67 @@ def export_precomp(features: Path, out: Path, captions: Path | None = None, repe
             captions=tuple(caption.raw for image in images for caption in image.captions),
             bom=layout.get("bom", False),
             newline=layout.get("newline", "\n"),
-            ends=layout.get("ends", True),
+            final_newline=layout.get("ends", True),
         )
-        _check_layout(path, images, times, text)
+        _check_split(path, images, times, text)
         arrays[out / f"{name}_ims.npy"] = images, times
-        texts[out / f"{name}_caps.txt"] = text.bytes()
+        texts[out / f"{name}_caps.txt"] = text.to_bytes()
         if layout.get("ids", True):
-            often = times if repeats else layout.get("ids_repeats", times)
-            lines = [str(image.imgid) for image in images for _ in range(often)]
-            newline, ends = layout.get("ids_text") or ("\n", True)
-            texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * ends).encode()
+            id_times = times if repeats else layout.get("ids_repeats", times)
+            lines = [str(image.imgid) for image in images for _ in range(id_times)]
+            newline, final_newline = layout.get("ids_text") or ("\n", True)
+            texts[out / f"{name}_ids.txt"] = (newline.join(lines) + newline * final_newline).encode()
     for file in (*texts, *arrays):
+        # A text must have exactly these bytes, an array must begin with its header and first rows.
         start = texts[file] if file in texts else b"".join(islice(_array_parts(reader, *arrays[file]), 2))
-        kind = OutputKind("the same export", partial(_begins, start, alone=file in texts))
+        kind = OutputKind("the same export", partial(_begins_with, start, complete=file in texts))
         check_output(file, kind, [path, cache.path])
     for file, content in texts.items():
         write_bytes(file, content)
     for file, (images, times) in arrays.items():
-        with open_atomic(file) as stream:  # not a mapped file: on a full disk that would end the process with a bus error
+        with open_atomic(file) as stream:  # not a memory map: on a full disk, writing to it ends the process with a bus error
             stream.writelines(_array_parts(reader, images, times))
     return out
 
 
-def _begins(start: bytes, path: Path, alone: bool) -> bool:
-    """Return whether a file begins with these bytes, or has them ``alone``."""
-    return read_first_bytes(path, len(start) + alone) == start
+def _begins_with(start: bytes, path: Path, complete: bool) -> bool:
+    """Return whether a file begins with these bytes or, if ``complete``, consists of them."""
+    return read_first_bytes(path, len(start) + complete) == start
 
 
 def _check_layouts(layouts: Mapping[str, Any]) -> None:
-    """:class:`ValueError` if a layout of ``dataset.json`` is not what an import writes; its names become file names."""
+    """Check the entry ``precomp`` of ``dataset.json``, whose names become file names. Raises ValueError."""
     for split, layout in layouts.items():
-        newline, ends = layout.get("ids_text") or ("\n", True)
+        newline, final_newline = layout.get("ids_text") or ("\n", True)
         newlines = {newline, layout.get("newline", "\n")}
-        flags = [ends, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
+        flags = [final_newline, *(layout.get(name, True) for name in ("bom", "ends", "ids"))]
         times = layout.get("repeats", 1)
-        named = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
-        if not named or not newlines <= {"\n", "\r\n"} or {type(flag) for flag in flags} != {bool} or type(times) is not int:
-            raise ValueError(f"that of {split!r} is none")
+        is_split = isinstance(layout["name"], str) and SPLITS.get(layout["name"]) == split
+        if (
+            not is_split
+            or not newlines <= {"\n", "\r\n"}
+            or {type(flag) for flag in flags} != {bool}
+            or type(times) is not int
+        ):
+            raise ValueError(f"the layout of split {split!r} is not valid")
 
 
-def _check_layout(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
+def _check_split(path: Path, images: Sequence[Image], times: int, text: CaptionFile) -> None:
+    """Check that the layout can hold a split. Raises UserError."""
     counts = {len(image.captions) for image in images}
     if len(counts) > 1:
-        raise UserError(f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs as many for each")
+        raise UserError(
+            f"{path}: images have {min(counts)} to {max(counts)} captions; the layout needs the same number for each image"
+        )
     if times not in (1, *counts):
-        raise UserError(f"--repeat {times}: an image has {counts.pop()} captions, so its row stands once or that often")
-    bad = next((caption for caption in text.captions if "\n" in caption), None)
-    if bad is not None:
-        raise UserError(f"{path}: the caption {bad!r} holds a line feed; the layout needs a line per caption")
+        raise UserError(f"--repeat {times}: an image has {counts.pop()} captions, so --repeat must be 1 or that number")
+    multiline = next((caption for caption in text.captions if "\n" in caption), None)
+    if multiline is not None:
+        raise UserError(f"{path}: the caption {multiline!r} contains a line feed; the layout needs one line per caption")
 
 
 def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> Iterator[bytes | memoryview]:
-    """Yield the parts of a ``.npy`` file of the images' features: its header, then blocks of rows."""
+    """Yield the bytes of a ``.npy`` file of the images' features: first its header, then blocks of rows."""
     cache = reader.cache
     positions = reader.positions(image.imgid for image in images)
     shape: tuple[int, ...] = cache.row_shape
@@ -106,7 +120,7 @@ def _array_parts(reader: FeatureReader, images: Sequence[Image], times: int) -> 
         counts = np.unique(np.diff(cache.offsets)[positions])
         if len(counts) > 1:
             raise UserError(
-                f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs as many for each"
+                f"{cache.path}: images have {counts[0]} to {counts[-1]} regions; the layout needs equally many for each image"
             )
         shape = (int(counts[0]), *shape)
     header = {"descr": np.lib.format.dtype_to_descr(cache.dtype), "fortran_order": False}

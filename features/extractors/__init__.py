@@ -1,1 +1,1 @@
-"""Extractors: the code that computes each feature. Their settings are in :mod:`vse.features.settings`."""
+"""The code that computes each feature; the settings of the extractors are in :mod:`vse.features.settings`."""

@@ -1,4 +1,4 @@
-"""Caption features: an encoder fitted on the training captions, then a vector per caption."""
+"""Caption features whose encoder is fitted to the training captions, and the file of the fitted encoder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vse.features.backbones.device import pick_device, versions
+from vse.features.backbones.device import library_versions, pick_device
 from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.cache.rows import Item, Rows, ids_of
+from vse.features.cache.rows import Item, Rows, item_ids
 from vse.features.settings import EXTRACTORS
 from vse.features.settings.base import Extractor, Job
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, CaptionSettings, phrase_words
@@ -37,55 +37,56 @@ log = logging.getLogger(__name__)
 
 
 def encoder_path(cache: Path) -> Path:
-    """``features/demo_hglmm.h5`` -> ``features/demo_hglmm.encoder.safetensors``."""
+    """Return the encoder's file for a cache: ``demo_hglmm.encoder.safetensors`` next to ``demo_hglmm.h5``."""
     return cache.with_suffix(".encoder.safetensors")
 
 
 class CaptionExtractor(Extractor):
-    """A fitted encoder, ready to turn captions into vectors; :class:`UserError` if it was fitted with other settings."""
+    """A fitted encoder that computes the vectors of captions.
+
+    Raises UserError if the file of the encoder is missing or damaged, or if the encoder was fitted with other settings.
+    """
 
     config: CaptionSettings
 
     @classmethod
     def from_job(cls, config: CaptionSettings, job: Job) -> Self:
-        """Return the extractor with the encoder next to the cache, which is fitted first if the job asks for it."""
+        """Return the extractor with the encoder next to the cache; with ``job.fit`` the encoder is fitted first."""
         encoder_file = encoder_path(job.out)
         if job.fit:
             fit_encoder(job.dataset, config, encoder_file, job.device, job.words)
         return cls(config, encoder_file, job.device)
 
     def __init__(self, config: CaptionSettings, encoder_file: Path, device: str = "auto") -> None:
-        fitted = _read(encoder_file)
-        if fitted is None:
-            raise UserError(f"{encoder_file}: no such encoder, or its bytes changed; fit it again with vse-extract fit")
-        _refuse_other(encoder_file, fitted, {"config": config.content()}, "config")
+        fitted = _read_encoder(encoder_file)
+        _check_inputs(encoder_file, fitted, {"config": config.content()}, "config")
         self.config = config
         self.encoder = config.encoder_class().from_tensors(fitted.tensors, pick_device(device))
-        self.encoder.words_read = config.words_read
+        self.encoder.select_words = config.select_words
         self.weights_sha256 = fitted.metadata["sha256"]
         self.notes = {
             "encoder": encoder_file.name,
-            "versions": {**versions(), "scikit-learn": metadata.version("scikit-learn")},
+            "versions": {**library_versions(), "scikit-learn": metadata.version("scikit-learn")},
         }
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Make the rows of captions, in order; those without a known word are zeros, and are counted."""
-        chunk, parts, rows_are = self.config.chunk, [], self.config.of
-        kept = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
-        with progress_bar(total=len(items), desc=self.described, unit=rows_are.removesuffix("s")) as progress:
+        """Compute the rows of captions, in order; the rows of captions without a known word are zeros, and are counted."""
+        chunk, parts, noun = self.config.chunk, [], self.config.of
+        dtype = getattr(torch, self.config.dtype)  # torch rounds to float16 many times as fast as NumPy
+        with progress_bar(total=len(items), desc=self.progress_label, unit=noun.removesuffix("s")) as progress:
             for k in range(0, len(items), chunk):
-                (vectors,) = self.encoder.encoded(items[k : k + chunk])
-                parts.append(vectors.to(kept).numpy())
+                (vectors,) = self.encoder.encode_items(items[k : k + chunk])
+                parts.append(vectors.to(dtype).numpy())
                 progress.update(len(vectors))
         features = np.concatenate(parts)
         unknown = int((~features.any(axis=1)).sum())
         sources = np.stack([item.source() for item in items])
-        return Rows(ids_of(items), features, sources, counts={f"{rows_are} without a known word": unknown})
+        return Rows(item_ids(items), features, sources, counts={f"{noun} without a known word": unknown})
 
 
 @dataclass(frozen=True)
-class FittedTensors:
-    """Content of an encoder's file: its tensors, and what it was fitted with."""
+class EncoderFile:
+    """The content of an encoder's file: its tensors, and the settings and hashes that it was fitted with."""
 
     tensors: dict[str, Tensor]
     metadata: dict[str, Any]
@@ -94,46 +95,49 @@ class FittedTensors:
 def fit_encoder(
     dataset_file: Path, config: CaptionSettings, out: Path, device: str = "auto", words: Path | None = None
 ) -> Path:
-    """Fit the encoder of a caption feature on the training captions and write it; returns the file.
+    """Fit the encoder of a caption feature to the training captions, write it to ``out`` and return ``out``.
 
-    ``words`` is the file of word vectors, before that of the preset; without either they are trained on the training
-    captions. A file that is there, undamaged and of the same settings, words and captions is kept; one of others is refused
-    with what changed.
+    ``words`` is the file of word vectors and overrides the preset's file. Without either, word vectors are trained on the
+    training captions. An undamaged file of the same settings, words and captions is kept. Raises UserError if the file was
+    fitted with others; the message names the changes.
     """
     words = config.word_file(words)
     watched = WatchedFile(words) if words is not None and words.is_file() else None
-    corpus = corpus_of(load_dataset_file(dataset_file), config)
+    corpus = build_corpus(load_dataset_file(dataset_file), config)
     inputs = {
         "config": config.content(),
         f"training_{config.of}_sha256": sha256_json(corpus.training),
         "version": 1,
-        **config.inputs(corpus, words),
+        **config.fit_inputs(corpus, words),
     }
     with lock_for_writing(out):
-        fitted = _read(out)
+        fitted = _try_read_encoder(out)
         if fitted is not None:
-            _refuse_other(out, fitted, inputs)
+            _check_inputs(out, fitted, inputs)
             log.info("%s: fitted, kept", out)
             return out
         started = time.perf_counter()
         tensors = {name: tensor.contiguous() for name, tensor in config.fit(corpus, words, device).tensors().items()}
         if watched is not None:
             watched.check()
-        # Beside the encoder, whose bytes are the same each time.
+        # The time goes to a file of its own, so that the encoder's file has the same bytes for the same inputs.
         write_json(out.with_suffix(".json"), {"seconds": round(time.perf_counter() - started, 4)})
         return _write(out, config, inputs, tensors)
 
 
-def corpus_of(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
-    """What the encoder of a feature of captions or of phrases is fitted on; :class:`UserError` if no phrase is there."""
+def build_corpus(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
+    """Return the texts that the encoder of a caption feature is fitted to.
+
+    Raises UserError if it is a feature of phrases and no training caption marks a phrase.
+    """
     sentences = [caption.tokens for image in dataset.split("train") for caption in image.captions]
     if config.of == "captions":
         words = frozenset(word for image in dataset.images for caption in image.captions for word in caption.tokens)
         return CaptionCorpus(sentences, words, sentences)
-    phrases = [(mention.image.split, config.words_read(mention.text.split(" "))) for mention in mentions(dataset)]
+    phrases = [(mention.image.split, config.select_words(mention.text.split(" "))) for mention in mentions(dataset)]
     training = [words for split, words in phrases if split == "train"]
     if not training:
-        raise UserError(f"{dataset.path}: no training caption marks phrases, on which {config.name} is fitted")
+        raise UserError(f"{dataset.path}: no training caption marks phrases, but {config.name} must be fitted to phrases")
     return CaptionCorpus(
         training, frozenset(word for _, words in phrases for word in words), [phrase_words(words) for words in sentences]
     )
@@ -142,43 +146,40 @@ def corpus_of(dataset: Dataset, config: CaptionSettings) -> CaptionCorpus:
 def _write(out: Path, config: CaptionSettings, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
     sha256 = tensors_sha256(tensors)
     metadata = {"format": FORMAT, "extractor": config.extractor_name(), "inputs": inputs, "sha256": sha256}
-    one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # several would be written in an order that changes
+    one_key = {"vse": json.dumps(metadata, sort_keys=True)}  # safetensors writes several keys in varying order
     return write_bytes(out, safetensors.torch.save(tensors, one_key))
 
 
 def load_encoder(path: Path, device: str = "auto") -> CaptionEncoder:
-    """A fitted encoder; :class:`UserError` if the file is missing or its content is not what was written."""
-    fitted = _read(path)
-    if fitted is None:
-        raise UserError(f"{path}: no such encoder, or its bytes changed; fit it again with vse-extract fit")
-    return _rebuilt(path, fitted, device)
+    """Load a fitted encoder; raise UserError if the file is missing or damaged."""
+    return _build_encoder(path, _read_encoder(path), device)
 
 
-def encoder_of(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
-    """The encoder that made a cache of captions and lies beside it; :class:`UserError` if another one is there."""
+def load_cache_encoder(cache: FeatureCache, device: str = "auto") -> CaptionEncoder:
+    """Load the encoder next to a cache of captions; raise UserError if it is not the one that computed the cache."""
     path = encoder_path(cache.path)
-    fitted = _read(path)
+    fitted = _try_read_encoder(path)
     if fitted is None or fitted.metadata["sha256"] != cache.provenance.get("weights_sha256"):
-        what = "no such encoder, or its bytes changed" if fitted is None else f"not the encoder that made {cache.path}"
-        raise UserError(f"{path}: {what}; text must be encoded as the captions of that cache were")
-    return _rebuilt(path, fitted, device)
+        problem = "no such encoder, or its bytes changed" if fitted is None else f"not the encoder that computed {cache.path}"
+        raise UserError(f"{path}: {problem}; text must be encoded in the same way as the captions of that cache")
+    return _build_encoder(path, fitted, device)
 
 
-def _rebuilt(path: Path, fitted: FittedTensors, device: str) -> CaptionEncoder:
-    """The encoder of a file."""
+def _build_encoder(path: Path, fitted: EncoderFile, device: str) -> CaptionEncoder:
     name = fitted.metadata["extractor"]
     if name not in EXTRACTORS or not issubclass(settings := EXTRACTORS[name], CaptionSettings):
-        raise UserError(f"{path}: fitted by the extractor {name!r}, which is not installed here")
+        raise UserError(f"{path}: fitted by the extractor {name!r}, but it is not installed here")
     encoder = settings.encoder_class().from_tensors(fitted.tensors, pick_device(device))
-    made = fitted.metadata["inputs"]["config"]
-    if made.get("of") == "phrases":
-        encoder.words_read = partial(phrase_words, drop_stop_words=made.get("stop_words") == "drop")
+    config = fitted.metadata["inputs"]["config"]
+    if config.get("of") == "phrases":
+        encoder.select_words = partial(phrase_words, drop_stop_words=config.get("stop_words") == "drop")
     return encoder
 
 
-def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *only: str) -> None:
-    made = fitted.metadata["inputs"]
-    changes = list_changes({key: made[key] for key in only} if only else made, inputs)
+def _check_inputs(path: Path, fitted: EncoderFile, inputs: dict[str, Any], *only: str) -> None:
+    """Raise UserError if an encoder was fitted with other ``inputs``; ``only`` limits the comparison to some of their keys."""
+    recorded = fitted.metadata["inputs"]
+    changes = list_changes({key: recorded[key] for key in only} if only else recorded, inputs)
     if changes:
         raise UserError(
             f"{path} was fitted with other settings ({'; '.join(changes[:4])}); "
@@ -186,14 +187,22 @@ def _refuse_other(path: Path, fitted: FittedTensors, inputs: dict[str, Any], *on
         )
 
 
-def _read(path: Path) -> FittedTensors | None:
-    """An encoder's file if it is there and its tensors are those that were written."""
+def _read_encoder(path: Path) -> EncoderFile:
+    """Return the content of an encoder's file; raise UserError if the file is missing or damaged."""
+    fitted = _try_read_encoder(path)
+    if fitted is None:
+        raise UserError(f"{path}: no such encoder, or its bytes changed; fit it again with vse-extract fit")
+    return fitted
+
+
+def _try_read_encoder(path: Path) -> EncoderFile | None:
+    """Return the content of an encoder's file; None if the file is missing or damaged."""
     if not path.is_file():
         return None
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {})["vse"])
-        fitted = FittedTensors(safetensors.torch.load_file(path), metadata)
+        fitted = EncoderFile(safetensors.torch.load_file(path), metadata)
         undamaged = metadata["format"] == FORMAT and metadata["sha256"] == tensors_sha256(fitted.tensors)
     except (SafetensorError, OSError, ValueError, KeyError):
         return None

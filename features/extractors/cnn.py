@@ -1,8 +1,7 @@
-"""The crops of an image that a CNN reads.
+"""The extractor ``cnn``: one vector per image, per crop or per position (VSE++ paper, section 3).
 
-CNN features: one vector per image, per crop or per position (VSE++ paper, section 3).
-
-Where on its photograph each vector of an image's set lies: the boxes of regions, or the cells of a CNN's grid.
+The module also cuts the crops that a CNN reads (:func:`cut_crops`), loads the CNN that computed a cache
+(:func:`rebuild_cnn_extractor`), and computes where on its photo each vector of an image lies (:class:`VectorBoxes`).
 """
 
 from __future__ import annotations
@@ -18,63 +17,63 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor, query_precision
 from vse.features.backbones.networks import LayerOutput, autocast, fold_batch_norms, load_backbone, weights_sha256
-from vse.features.backbones.precision import rebuilt_precision
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import RegionBoxes
-from vse.features.extractors.images import NetworkExtractor, UnfitSize, Vectors
+from vse.features.extractors.images import ImageVectors, NetworkExtractor, UnfitSize
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import MAX_PIXELS
 from vse.pipeline.files.inputs import wrap_read_errors
 
-MIN_SIDE = 16  # the stride of the maps that regions are read from
+MIN_SIDE = 16  # stride of the maps on which regions are pooled
 
 RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 Mean = tuple[float, float, float]
 
 
-def crops_of(
+def cut_crops(
     image: Image.Image, config: CnnConfig, image_id: int = 0, visit: tuple[int, ...] = ()
 ) -> UInt8[Tensor, "n_crops 3 crop crop"]:
-    """Resize ``image`` and cut its crops, as ``config.crops`` says.
+    """Resize ``image`` and cut its crops according to ``config.crops``.
 
-    Ten crops are the four corners and the centre, then their mirrors. Random crops depend on ``config.crop_seed``,
-    ``image_id`` and ``visit`` alone.
+    Ten crops are the four corners and the centre, then their mirror images. Random crops depend only on ``config.crop_seed``,
+    ``image_id`` and ``visit``.
     """
     if config.crops == "rc_bank" and config.random_crop == "resized":
-        return _stacked([_random_resized(image, config, rng) for rng in _rngs(config, image_id, visit)])
-    width, height = _resized(image.size, config)
+        return _stack([_random_resized_crop(image, config, rng) for rng in _crop_generators(config, image_id, visit)])
+    width, height = _resized_size(image.size, config)
     small = np.asarray(image.resize((width, height), RESAMPLING[config.interpolation]))
     right, bottom = width - config.crop, height - config.crop
     if config.crops == "rc_bank":
         views = []
-        for rng in _rngs(config, image_id, visit):
+        for rng in _crop_generators(config, image_id, visit):
             top, left = int(rng.integers(bottom + 1)), int(rng.integers(right + 1))
-            views.append(_mirrored(_cut(small, top, left, config.crop), rng))
-        return _stacked(views)
+            views.append(_mirror_at_random(_cut(small, top, left, config.crop), rng))
+        return _stack(views)
     centre = _centre(width, height, config.crop)
     if config.crops == "1c":
-        return _stacked([_cut(small, *centre, config.crop)])
+        return _stack([_cut(small, *centre, config.crop)])
     corners = [(0, 0), (0, right), (bottom, 0), (bottom, right), centre]
     views = [_cut(small, top, left, config.crop) for top, left in corners]
-    return _stacked([*views, *(view[:, ::-1] for view in views)])
+    return _stack([*views, *(view[:, ::-1] for view in views)])
 
 
-def centre_crop(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
-    """Where the centre crop lies in an image of this width and height: x1, y1, x2, y2 in its pixels."""
-    width, height = _resized(size, config)
+def centre_crop_box(size: tuple[int, int], config: CnnConfig) -> tuple[float, float, float, float]:
+    """Return the box of the centre crop in an image of width and height ``size``: x1, y1, x2, y2 in its pixels."""
+    width, height = _resized_size(size, config)
     top, left = _centre(width, height, config.crop)
     x, y = size[0] / width, size[1] / height
     return left * x, top * y, (left + config.crop) * x, (top + config.crop) * y
 
 
-def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
-    """Width and height whose shorter side is ``shorter``, or whose longer side is ``longer`` if it would be more.
+def scaled_size(size: tuple[int, int], shorter: int, longer: int | None = None) -> tuple[int, int]:
+    """Return the width and height to which an image of width and height ``size`` is scaled.
 
-    :class:`UnfitSize` if that is more than ``MAX_PIXELS`` in all, or a side less than ``MIN_SIDE``.
+    The shorter side becomes ``shorter``, unless the longer side would exceed ``longer`` and becomes ``longer`` instead. Raises
+    :class:`UnfitSize` if the result has more than ``MAX_PIXELS`` pixels or a side below ``MIN_SIDE``.
     """
     scale = shorter / min(size)
     if longer is not None:
@@ -82,46 +81,52 @@ def scaled(size: tuple[int, int], shorter: int, longer: int | None = None) -> tu
     at_least = shorter if longer is None else 1
     width, height = (max(at_least, round(side * scale)) for side in size)
     if width * height > MAX_PIXELS or min(width, height) < MIN_SIDE:
-        raise UnfitSize(f"{size[0]} x {size[1]} pixels, of which the network would see {width} x {height}")
+        raise UnfitSize(f"{size[0]} x {size[1]} pixels would be scaled to {width} x {height} for the network")
     return width, height
 
 
-def as_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
-    """An image's pixels, 0-255."""
+def image_to_tensor(image: Image.Image) -> UInt8[Tensor, "3 height width"]:
+    """Return an image's pixels, 0-255."""
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def normalized(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
-    """Pixels 0-255 (n, 3, height, width) as the network's input: minus the mean, over the deviation, channels last."""
-    images = moved(pixels, device).to(torch.float32, memory_format=torch.channels_last)
+def normalize_pixels(pixels: Tensor, mean: Mean, std: Mean, device: torch.device) -> Float[Tensor, "n 3 height width"]:
+    """Return pixels 0-255 (n, 3, height, width) as the network's input: less the mean, divided by the standard deviation.
+
+    The tensor's memory format is channels last.
+    """
+    images = move_tensor(pixels, device).to(torch.float32, memory_format=torch.channels_last)
     shift = torch.tensor(mean, device=device).view(3, 1, 1) * 255
     scale = torch.tensor(std, device=device).view(3, 1, 1) * 255
     return (images - shift) / scale
 
 
-def _resized(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
-    """Width and height to which an image is resized before it is cut."""
+def _resized_size(size: tuple[int, int], config: CnnConfig) -> tuple[int, int]:
+    """Return the width and height to which an image is resized before the crops are cut."""
     if config.resize_mode == "square":
         return config.resize, config.resize
-    width, height = scaled(size, config.resize)
+    width, height = scaled_size(size, config.resize)
     if config.resize_mode == "library":
         width, height = (config.resize * side // min(size) for side in size)
     return width, height
 
 
 def _centre(width: int, height: int, crop: int) -> tuple[int, int]:
-    """Top and left of the centre crop."""
+    """Return top and left of the centre crop."""
     return round((height - crop) / 2), round((width - crop) / 2)
 
 
-def _rngs(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
-    """A generator per random crop, so that more crops leave the first ones as they are."""
+def _crop_generators(config: CnnConfig, image_id: int, visit: tuple[int, ...]) -> list[np.random.Generator]:
+    """Return one random generator per crop, so that a larger number of crops does not change the first ones."""
     seeds = np.random.SeedSequence([config.crop_seed, image_id, *visit]).spawn(config.n_random)
     return [np.random.default_rng(seed) for seed in seeds]
 
 
-def _random_resized(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
-    """A box of 8 to 100% of the area and of an aspect of 3/4 to 4/3, scaled to crop x crop; the centre if none fits."""
+def _random_resized_crop(image: Image.Image, config: CnnConfig, rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Cut a random box with 8 to 100% of the area and aspect ratio 3/4 to 4/3, and scale it to crop x crop.
+
+    If ten boxes do not fit into the image, a box in the centre is cut.
+    """
     width, height = image.size
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1)
@@ -134,10 +139,11 @@ def _random_resized(image: Image.Image, config: CnnConfig, rng: np.random.Genera
         w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
         left, top = (width - w) // 2, (height - h) // 2
     box = (left, top, left + w, top + h)
-    return _mirrored(np.asarray(image.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)), rng)
+    crop = image.resize((config.crop, config.crop), RESAMPLING[config.interpolation], box=box)
+    return _mirror_at_random(np.asarray(crop), rng)
 
 
-def _mirrored(view: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
+def _mirror_at_random(view: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.uint8]:
     return view[:, ::-1] if rng.random() < 0.5 else view
 
 
@@ -145,21 +151,21 @@ def _cut(pixels: NDArray[np.uint8], top: int, left: int, side: int) -> NDArray[n
     return pixels[top : top + side, left : left + side]
 
 
-def _stacked(views: Sequence[NDArray[np.uint8]]) -> Tensor:
+def _stack(views: Sequence[NDArray[np.uint8]]) -> Tensor:
     return torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
 
 
-_AT_ONCE = 4  # crops on a processor; the outputs of layers for more are memory that the system clears first each time
+_CROPS_AT_ONCE = 4  # on a CPU; for more crops the system clears new memory for the layers' outputs each time
 
 
 class CnnExtractor(NetworkExtractor[Tensor]):
-    """A CNN ready to turn image files into vectors, by one feature preset.
+    """A CNN that computes the vectors of image files, as a feature preset defines them.
 
     Parameters
     ----------
     config : the preset
-    weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` stands in for a download
-    device : ``auto`` takes a GPU if there is one
+    weights_dir : folder whose ``<model>.pth`` or ``.safetensors`` replaces a download
+    device : ``auto``, or a device of torch
     """
 
     version = 2
@@ -179,7 +185,7 @@ class CnnExtractor(NetworkExtractor[Tensor]):
         self._forward = torch.compile(self.network) if config.compile else self.network
 
     def _try_once(self) -> None:
-        """Run one blank image through, so that a layer or a size that does not fit the model is refused at once."""
+        """Compute a blank image, so that an unsuitable layer or size raises UserError before the first image."""
         config = self.config
         self._forward = self.network
         try:
@@ -189,44 +195,45 @@ class CnnExtractor(NetworkExtractor[Tensor]):
             raise UserError(f"{config.model}, layer {config.layer!r}, crop {config.crop}: cannot be used ({reason})") from None
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
-        """The crops of one image, (n_crops, 3, crop, crop) uint8."""
-        return crops_of(image, self.config, image_id)
+        """Return the crops of one image, (n_crops, 3, crop, crop) uint8."""
+        return cut_crops(image, self.config, image_id)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
-        """The vectors of each image of a batch."""
-        return [Vectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
+    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
+        """Return the vectors of each image of a batch."""
+        return [ImageVectors(features) for features in self.features(torch.stack(list(batch))).cpu().numpy()]
 
     def features(self, pixels: Tensor) -> Float[Tensor, "n_images *shape dim"]:
-        """Vectors of images given as crops (n_images, n_crops, 3, crop, crop), uint8.
+        """Compute the vectors of images, given as crops (n_images, n_crops, 3, crop, crop) uint8.
 
-        (n_images, dim), the mean over the crops; a bank keeps them apart, (n_images, n_crops, dim); with
-        ``positions``, (n_images, n_positions, dim).
+        Returns the mean over the crops, (n_images, dim), or (n_images, n_positions, dim) with ``positions``. For a bank of
+        crops, returns the vector of each crop, (n_images, n_crops, dim).
         """
         config, crops = self.config, pixels.flatten(0, 1)
-        at_once = max(_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
+        at_once = max(_CROPS_AT_ONCE, torch.get_num_threads()) if self.device.type == "cpu" else len(crops)
         with torch.inference_mode(), autocast(config.precision, self.device):
-            images = (normalized(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
+            images = (normalize_pixels(some, config.mean, config.std, self.device) for some in torch.split(crops, at_once))
             output = torch.cat([self._forward(some) for some in images])
         vectors = output.float().view(*pixels.shape[:2], *output.shape[1:])
         vectors = vectors if config.bank else vectors.mean(1)
         return torch.nn.functional.normalize(vectors, dim=-1) if config.normalize else vectors
 
 
-def cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
-    """The settings of the CNN that made a cache, some of them ``changed``; :class:`UserError` if there was none.
+def read_cnn_config(cache: FeatureCache, positions: bool = False, **changed: object) -> CnnConfig:
+    """Return the settings of the CNN that computed a cache, with the values in ``changed``.
 
-    A cache with a vector for each position is refused unless the caller can do with ``positions``.
+    Raises UserError if the cache is not one of CNN vectors. A cache with one vector per position is accepted only with
+    ``positions``.
     """
-    made = cache.provenance
-    settings = made.get("config", {})
+    provenance = cache.provenance
+    settings = provenance.get("config", {})
     if settings.get("extractor") != "cnn" or (settings.get("positions") and not positions):
-        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so none can be run on the images")
+        raise UserError(f"{cache.path}: its features are not vectors of a CNN, so no CNN can be run on the images")
     with wrap_read_errors(cache.path, "a cache of a CNN's vectors, by its provenance"):
-        weights = {"weights": made["weights"], "seed": made.get("seed", 0)}
+        weights = {"weights": provenance["weights"], "seed": provenance.get("seed", 0)}
         return CnnConfig.model_validate({"name": cache.feature, **weights, **settings, **changed})
 
 
-def rebuild_extractor(
+def rebuild_cnn_extractor(
     cache: FeatureCache,
     weights_dir: Path | None = None,
     device: str = "auto",
@@ -234,28 +241,35 @@ def rebuild_extractor(
     positions: bool = False,
     trainable: bool = False,
 ) -> CnnExtractor:
-    """The CNN that made a cache; :class:`UserError` if there was none or its weights are no longer available.
+    """Load the CNN that computed a cache.
 
-    With ``trained`` its weights are random, because the caller is about to replace them. With either this or ``trainable``
-    its batch norms are not folded. ``positions`` as for :func:`cnn_config`. A network of bf16 computes in fp32 on a device
-    without bf16.
+    Parameters
+    ----------
+    weights_dir : folder whose files replace downloads of weights
+    trained : use random weights, because the caller will replace them by trained weights; batch norms are not folded
+    positions : accept a cache with one vector per position
+    trainable : do not fold batch norms, because the caller will train the CNN
+
+    A CNN in bf16 computes in fp32 on a device without bf16. Raises UserError if the cache is not one of CNN vectors, or if the
+    CNN's weights are no longer available.
     """
     changed: dict[str, object] = {"fold_batch_norm": False} if trained or trainable else {}
-    config = cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
-    config = config.model_copy(update={"precision": rebuilt_precision(config.precision)})
+    config = read_cnn_config(cache, positions, **changed, **({"weights": "random"} if trained else {}))
+    config = config.model_copy(update={"precision": query_precision(config.precision)})
     extractor = CnnExtractor(config, weights_dir, device)
     if not trained and extractor.weights_sha256 != cache.provenance.get("weights_sha256"):
         raise UserError(
-            f"{cache.path} was made with other weights of {config.model} than those found now (their SHA-256 differ)"
+            f"{cache.path} was computed with other weights of {config.model} than those found now (their SHA-256 differ)"
         )
     return extractor
 
 
-class Places:
-    """Boxes of the vectors of the sets in a cache; :class:`UserError` if it does not say where they lie.
+class VectorBoxes:
+    """The boxes of the vectors in a cache of regions or of a CNN's positions.
 
-    Regions have boxes of their own. A grid of positions divides the centre crop, from left to right and
-    then downwards; where the network's map is no multiple of it, cells of the map beyond the edge of a position count in both.
+    The boxes of regions are stored in the cache. Positions form a grid on the centre crop, row by row. If the sides of the
+    network's map are not multiples of the grid's, cells of the map on the border of two positions belong to both. Raises
+    UserError if the cache has no boxes.
     """
 
     def __init__(self, cache: FeatureCache) -> None:
@@ -274,26 +288,27 @@ class Places:
             if grid.crops == "1c" and cache.row_shape[0] == side**2 and grid.grid in (side, "all"):
                 self._grid, self._side = grid, side
                 return
-        raise UserError(f"{cache.path}: does not say where on the photos its {cache.feature} lie")
+        raise UserError(f"{cache.path}: does not record where on the photos its {cache.feature} lie")
 
-    def of(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
-        """The boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of this width and height.
+    def boxes(self, size: tuple[int, int], image_id: int | None = None) -> Float[np.ndarray, "n 4"]:
+        """Return the boxes x1, y1, x2, y2 of an image's vectors, in pixels of its photo of width and height ``size``.
 
-        A grid lies alike on any photo of a size; regions are those of the image ``image_id``, none if the cache lacks it.
+        The boxes of a grid depend only on ``size``. The boxes of regions are those of the image ``image_id``; the result is
+        empty if the cache does not have this image.
         """
         if self._grid is None:
             return self._regions(size, image_id)
-        x1, y1, x2, y2 = centre_crop(size, self._grid)
+        x1, y1, x2, y2 = centre_crop_box(size, self._grid)
         n = self._side
         x, y = (np.linspace(start, end, n + 1) for start, end in ((x1, x2), (y1, y2)))
         return np.asarray([(x[j], y[i], x[j + 1], y[i + 1]) for i in range(n) for j in range(n)])
 
     def _regions(self, size: tuple[int, int], image_id: int | None) -> NDArray[np.float64]:
-        """Those of a row, scaled to the photo if that is of another size than the cache says."""
+        """Return the boxes of a row's regions, scaled to ``size`` if the cache records another size of the photo."""
         row = None if image_id is None else self._rows.get(image_id)
         if row is None or self._boxes is None:
             return np.empty((0, 4))
         first, end = self._boxes.offsets[row : row + 2].tolist()
-        with np.errstate(divide="ignore", invalid="ignore"):  # an image of no size has boxes that are no numbers
+        with np.errstate(divide="ignore", invalid="ignore"):  # an image of size 0 x 0 has boxes of NaN
             scale = np.tile(np.asarray(size) / self._boxes.image_size[row], 2)
             return np.asarray(self._boxes.boxes[first:end] * scale, np.float64)

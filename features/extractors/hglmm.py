@@ -1,4 +1,4 @@
-"""Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures."""
+"""The encoder ``hglmm``: Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from vse.features.backbones.device import pick_device
-from vse.features.extractors.mixture import Mixture, first_mixture, fisher_vectors, fit_mixture, power_normalized
-from vse.features.extractors.words import WordVectors, vectors_of
+from vse.features.extractors.mixture import Mixture, fisher_vectors, fit_mixture, initial_mixture, power_normalize
+from vse.features.extractors.words import WordVectors, select_vectors
 from vse.features.settings.captions import CaptionCorpus, CaptionEncoder, TokenLists
 from vse.features.settings.texts import HglmmConfig
 from vse.pipeline.errors import UserError
@@ -31,9 +31,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class MixturePart:
-    """What one mixture adds to a caption's vector: its Fisher vectors less ``centre``, on the axes ``components``.
+    """One mixture of an encoder, with the principal components of the Fisher vectors on it.
 
-    Without the two, the Fisher vectors stay whole.
+    The part of a caption's vector is its Fisher vector minus ``centre``, projected on the axes ``components``. If the two are
+    None, it is the Fisher vector itself.
     """
 
     mixture: Mixture
@@ -42,33 +43,34 @@ class MixturePart:
 
     @property
     def dim(self) -> int:
-        """How many numbers it adds."""
+        """Length of this part of a caption's vector."""
         return 2 * self.mixture.mean.numel() if self.components is None else len(self.components)
 
     def to(self, like: Tensor) -> MixturePart:
-        """The same part in the type and on the device of ``like``."""
-        learnt = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
-        return MixturePart(self.mixture.to(like), *learnt)
+        """Return this part with the type and device of ``like``."""
+        projection = (None if tensor is None else tensor.to(like) for tensor in (self.centre, self.components))
+        return MixturePart(self.mixture.to(like), *projection)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Mixture and principal components."""
+        """Return the parameters of the mixture and the principal components, by name."""
         tensors = {f"mixture.{f.name}": getattr(self.mixture, f.name) for f in fields(Mixture)}
         optional = {"centre": self.centre, "components": self.components}
         return tensors | {name: tensor for name, tensor in optional.items() if tensor is not None}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> MixturePart:
-        """The part whose :meth:`tensors` these are, ``prefix`` before their names."""
+        """Build the part from its :meth:`tensors`, whose names begin with ``prefix``."""
         mixture = Mixture(**{f.name: tensors[f"{prefix}mixture.{f.name}"] for f in fields(Mixture)})
         return cls(mixture, tensors.get(f"{prefix}centre"), tensors.get(f"{prefix}components"))
 
 
 class HglmmEncoder(CaptionEncoder):
-    """Fisher vectors of the words on a mixture, signed square root, unit length, principal components.
+    """Fisher vectors of a caption's words on a mixture: signed square root, unit length, then principal components.
 
-    Word vectors are set to unit length, turned by the independent components (whose mean is not subtracted, as in the
-    authors' code), set to unit length again, and made ``scale`` long. Several mixtures are fitted to the same words; what
-    they give, each after its own principal components, stands side by side (see :class:`HglmmConfig`).
+    Word vectors are normalised to unit length, multiplied by the unmixing matrix of the independent components (without
+    subtracting the mean, as in the authors' code), normalised again, and scaled to the length ``scale``. Several mixtures are
+    fitted to the same words. Each has its own principal components, and their vectors are concatenated (see
+    :class:`HglmmConfig`).
     """
 
     def __init__(
@@ -82,22 +84,22 @@ class HglmmEncoder(CaptionEncoder):
     ) -> None:
         self.words, self.unmixing, self.scale, self.parts, self.normalized = words, unmixing, scale, parts, normalized
         self.dim = sum(part.dim for part in parts)
-        self._table = _prepared(words, unmixing, scale).float().to(device)
+        self._table = _mixture_inputs(words, unmixing, scale).float().to(device)
         self._parts = [part.to(self._table) for part in parts]
 
     @classmethod
     def fit_to_corpus(cls, config: HglmmConfig, corpus: CaptionCorpus, words: Path | None, device: str) -> HglmmEncoder:
-        """Fit components and mixtures to a sample of the words, then principal components to the training captions.
+        """Fit independent components and mixtures to a sample of words, then principal components to the training captions.
 
-        For phrases, principal components are fitted to each different text once. Otherwise they would describe the few
-        phrases that every other caption has, such as *a man*.
+        For phrases, the principal components are fitted to each distinct phrase once. Otherwise they would describe the few
+        phrases that many captions share, such as *a man*. Raises UserError if there are too few words for a mixture.
         """
-        kept, sample = vectors_of(corpus, config, words, config.ica_words)
+        kept, sample = select_vectors(corpus, config, words, config.ica_words)
         n_sampled, dim = sample.vectors.shape
         if n_sampled <= dim:
             raise UserError(
-                f"{n_sampled} words with vectors of {dim} numbers are too few for a mixture: "
-                "take shorter vectors (trained_dim) or a file of more words (--words)"
+                f"{n_sampled} words with vectors of length {dim} are too few for a mixture: "
+                "use shorter vectors (trained_dim) or a file with more words (--words)"
             )
         texts = list(dict.fromkeys(map(tuple, corpus.training))) if config.of == "phrases" else corpus.training
         return cls.fit(kept, texts, config, pick_device(device), sample)
@@ -106,45 +108,45 @@ class HglmmEncoder(CaptionEncoder):
     def fit(
         cls, words: WordVectors, captions: TokenLists, config: HglmmConfig, device: torch.device, sample: WordVectors
     ) -> HglmmEncoder:
-        """Independent components and mixtures of the words ``sample``, principal components of the ``captions``."""
-        unmixing = _independent_components(sample.vectors, config) if config.ica else None
-        samples = _prepared(sample, unmixing, config.scale).double().to(device)
+        """Fit independent components and mixtures to the words ``sample``, and principal components to ``captions``."""
+        unmixing = _fit_unmixing(sample.vectors, config) if config.ica else None
+        samples = _mixture_inputs(sample, unmixing, config.scale).double().to(device)
         parts = []
         for kind in config.mixtures:
             log.info("fitting %d centres (%s) to %d words", config.centres, kind, len(samples))
-            mixture = fit_mixture(samples, first_mixture(samples, config.centres, config.seed), config.iterations, kind)
+            mixture = fit_mixture(samples, initial_mixture(samples, config.centres, config.seed), config.iterations, kind)
             parts.append(MixturePart(mixture.to(torch.zeros(0, dtype=torch.float64))))
-        whole = cls(words, unmixing, config.scale, parts, False, device)
+        unreduced = cls(words, unmixing, config.scale, parts, False, device)
         if config.pca is None:
-            return whole
+            return unreduced
         rng = np.random.default_rng(config.seed)
         if config.pca_captions is not None and config.pca_captions < len(captions):
             captions = [captions[k] for k in np.sort(rng.permutation(len(captions))[: config.pca_captions])]
         parts = [
-            MixturePart(part.mixture, *principal_components(whole, part.mixture, captions, config.pca, config.chunk))
+            MixturePart(part.mixture, *fit_principal_components(unreduced, part.mixture, captions, config.pca, config.chunk))
             for part in parts
         ]
         return cls(words, unmixing, config.scale, parts, config.normalize, device)
 
     def encode(self, captions: TokenLists) -> Float[Tensor, "n dim"]:
-        """Vectors of captions."""
-        rows, lengths = self.words.flat(captions)
-        vectors = torch.cat([self._reduced(part, rows, lengths) for part in self._parts], dim=1)
+        """Return the vectors of captions."""
+        rows, lengths = self.words.flatten(captions)
+        vectors = torch.cat([self._part_vectors(part, rows, lengths) for part in self._parts], dim=1)
         vectors[lengths.to(vectors.device) == 0] = 0
         return vectors.cpu()
 
     def fisher_vectors(self, mixture: Mixture, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n two_K_D"]:
-        """Fisher vectors on one of the mixtures: signed square root, unit length, before the principal components."""
+        """Return Fisher vectors on one mixture, after signed square root and normalisation, before principal components."""
         table = self._table
-        return power_normalized(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
+        return power_normalize(fisher_vectors(table, rows.to(table.device), lengths.to(table.device), mixture.to(table)))
 
     def fisher_blocks(self, mixture: Mixture, captions: TokenLists, chunk: int) -> Iterator[Float[Tensor, "n two_K_D"]]:
-        """Fisher vectors of all captions on a mixture, ``chunk`` at a time, those without a known word left out."""
+        """Yield the Fisher vectors of captions with a known word on a mixture, ``chunk`` captions at a time."""
         for k in range(0, len(captions), chunk):
-            rows, lengths = self.words.flat(captions[k : k + chunk])
+            rows, lengths = self.words.flatten(captions[k : k + chunk])
             yield self.fisher_vectors(mixture, rows, lengths[lengths > 0])
 
-    def _reduced(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
+    def _part_vectors(self, part: MixturePart, rows: Tensor, lengths: Tensor) -> Float[Tensor, "n dim"]:
         vectors = self.fisher_vectors(part.mixture, rows, lengths)
         if part.centre is None or part.components is None:
             return vectors
@@ -152,7 +154,7 @@ class HglmmEncoder(CaptionEncoder):
         return normalize(vectors) if self.normalized else vectors
 
     def tensors(self) -> dict[str, Tensor]:
-        """Word vectors, independent components, and each mixture with its principal components."""
+        """Return word vectors, independent components, and each mixture with its principal components, by name."""
         tensors = self.words.tensors()
         tensors |= {"scale": torch.tensor(self.scale), "normalized": torch.tensor(self.normalized)}
         tensors |= {} if self.unmixing is None else {"unmixing": self.unmixing}
@@ -162,21 +164,21 @@ class HglmmEncoder(CaptionEncoder):
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> HglmmEncoder:
-        """The encoder whose :meth:`tensors` these are."""
+        """Build the encoder from its :meth:`tensors`."""
         n_parts = sum(name.endswith("mixture.priors") for name in tensors)
         parts = [MixturePart.from_tensors(tensors, _prefix(k)) for k in range(n_parts)]
         scale, normalized = float(tensors["scale"]), bool(tensors["normalized"])
         return cls(WordVectors.from_tensors(tensors), tensors.get("unmixing"), scale, parts, normalized, device)
 
 
-def principal_components(
+def fit_principal_components(
     encoder: HglmmEncoder, mixture: Mixture, captions: TokenLists, n_components: int, chunk: int
 ) -> tuple[Float[Tensor, " dim"], Float[Tensor, "n_components dim"]]:
-    """Mean and principal axes of the captions' Fisher vectors on one mixture.
+    """Return the mean and the principal axes of the captions' Fisher vectors on one mixture.
 
-    Streamed: one pass for the mean, one for the covariance. The memory is that of the covariance (18,000 x 18,000 float32
-    is 1.3 GB), of the axes and of one chunk, however many captions there are. Each axis points where its largest
-    coordinate is positive.
+    A first pass over the captions computes the mean, and a second one the covariance. The memory holds the covariance (18,000
+    x 18,000 float32 are 1.3 GB), the axes and one chunk, for any number of captions. The sign of each axis is such that its
+    largest coordinate by absolute value is positive. Raises UserError if fewer than two captions have a known word.
     """
     device, dim = encoder._table.device, 2 * mixture.mean.numel()
     total, count = torch.zeros(dim, dtype=torch.float64, device=device), 0
@@ -184,7 +186,7 @@ def principal_components(
         total += block.sum(0, dtype=torch.float64)
         count += len(block)
     if count < 2:
-        raise UserError("fewer than two training captions have a known word: no principal components to fit")
+        raise UserError("fewer than two training captions have a known word, so principal components cannot be fitted")
     centre = (total / count).float()
     covariance = torch.zeros(dim, dim, device=device)
     blocks = encoder.fisher_blocks(mixture, captions, chunk)
@@ -194,7 +196,7 @@ def principal_components(
     n_components = min(n_components, dim, count - 1)
     log.info("computing %d principal components of %d x %d", n_components, dim, dim)
     _, axes = scipy.linalg.eigh(
-        covariance.cpu().numpy().T,  # column-major, as LAPACK wants it, so that it is overwritten and not copied
+        covariance.cpu().numpy().T,  # column-major, so that LAPACK overwrites it and does not copy it
         subset_by_index=(dim - n_components, dim - 1),
         overwrite_a=True,
         check_finite=False,
@@ -205,8 +207,8 @@ def principal_components(
     return centre.cpu(), components * largest.sign()
 
 
-def _independent_components(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
-    """The unmixing matrix of FastICA on unit-length word vectors."""
+def _fit_unmixing(vectors: NDArray[np.float32], config: HglmmConfig) -> Float[Tensor, "D dim"]:
+    """Return the unmixing matrix of FastICA on unit-length word vectors."""
     unit = normalize(torch.from_numpy(vectors)).numpy().astype(np.float64)
     log.info("finding %d independent components of %d words", unit.shape[1], len(unit))
     ica = FastICA(whiten="unit-variance", max_iter=config.ica_iterations, random_state=config.seed)
@@ -214,16 +216,16 @@ def _independent_components(vectors: NDArray[np.float32], config: HglmmConfig) -
         warnings.simplefilter("ignore", ConvergenceWarning)
         ica.fit(unit)
     if ica.n_iter_ >= config.ica_iterations:
-        log.info("the independent components still moved after %d iterations", config.ica_iterations)
+        log.info("the independent components did not converge in %d iterations", config.ica_iterations)
     return torch.from_numpy(np.asarray(ica.components_, np.float32))
 
 
-def _prepared(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
-    """Word vectors as the mixture reads them."""
+def _mixture_inputs(words: WordVectors, unmixing: Tensor | None, scale: float) -> Float[Tensor, "V D"]:
+    """Return word vectors as the mixture reads them."""
     vectors = normalize(torch.from_numpy(words.vectors))
     return scale * normalize(vectors @ unmixing.T if unmixing is not None else vectors)
 
 
 def _prefix(k: int) -> str:
-    """What the names of part ``k``'s tensors begin with: nothing for the first, so that one mixture's file has plain names."""
+    """Return the prefix of the names of part ``k``'s tensors; it is empty for the first part, and so for a single mixture."""
     return f"{k}." if k else ""

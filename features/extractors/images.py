@@ -1,7 +1,4 @@
-"""Base classes of an extractor's code: items in, rows out; images are read ahead by threads and computed in batches.
-
-Loads items in order, by threads that run ahead of whoever reads them.
-"""
+"""Base classes of image extractors: threads decode images ahead of time, and the extractor computes them in batches."""
 
 from __future__ import annotations
 
@@ -26,20 +23,20 @@ _Loaded = TypeVar("_Loaded")
 
 
 def read_ahead(items: Sequence[_Item], load: Callable[[_Item], _Loaded], workers: int, ahead: int) -> Iterator[_Loaded]:
-    """``load`` of every item in order, by ``workers`` threads that are ``ahead`` items ahead at most.
+    """Yield ``load(item)`` for every item in order, computed by ``workers`` threads at most ``ahead`` items in advance.
 
-    Pillow and numpy release the interpreter lock while they decode and resize, so threads are enough.
+    Threads are enough, because Pillow and NumPy release the interpreter lock while they decode and resize.
     """
     if workers == 0:
         yield from map(load, items)
         return
     with ThreadPoolExecutor(workers) as pool:
         try:
-            waiting: list[Future[_Loaded]] = [pool.submit(load, item) for item in items[:ahead]]
+            pending: list[Future[_Loaded]] = [pool.submit(load, item) for item in items[:ahead]]
             for k in range(len(items)):
-                result = waiting[k % ahead].result()
+                result = pending[k % ahead].result()
                 if k + ahead < len(items):
-                    waiting[k % ahead] = pool.submit(load, items[k + ahead])
+                    pending[k % ahead] = pool.submit(load, items[k + ahead])
                 yield result
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
@@ -49,12 +46,18 @@ _Prepared = TypeVar("_Prepared")
 
 
 class UnfitSize(ValueError):
-    """An image so long and narrow that what a network should read of it is too large or too small."""
+    """Raised for an image that is so long and narrow that, once scaled, it is too large or too small for the network."""
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """What an image extractor made of one image: ``features`` of the image or, with ``boxes``, of each region."""
+class ImageVectors:
+    """The vectors of one image.
+
+    features : (dim,) of the image, or (n, dim) of its crops, positions or regions
+    boxes : (n, 4) of the regions, xyxy in pixels of the image; None if there are no regions
+    scores : (n,) of the regions
+    image_size : width and height of the image, with ``boxes``
+    """
 
     features: NDArray[np.generic]
     boxes: NDArray[np.float32] | None = None
@@ -63,28 +66,28 @@ class Vectors:
 
 
 class ImageExtractor(Extractor, Generic[_Prepared]):
-    """An extractor that reads images: they are decoded and prepared ahead by threads, then computed in batches."""
+    """Base class of extractors that read images; threads call :meth:`prepare`, and :meth:`compute` gets batches."""
 
     config: ImageSettings
-    weights_sha256 = "none"  # nothing is learnt, unless a subclass says so
+    weights_sha256 = "none"  # for extractors without learned parameters; other subclasses set it
     batch_size: int = 1
 
     @abstractmethod
     def prepare(self, image: Image.Image, image_id: int) -> _Prepared:
-        """What is computed on, of one image, upright and RGB; called by several threads."""
+        """Return the input of :meth:`compute` for one upright RGB image; several threads call this method."""
 
     @abstractmethod
-    def compute(self, batch: Sequence[_Prepared]) -> list[Vectors]:
-        """The vectors of each image of a batch."""
+    def compute(self, batch: Sequence[_Prepared]) -> list[ImageVectors]:
+        """Return the vectors of each image of a batch."""
 
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Make the rows of ``items``; see :meth:`Extractor.extract`."""
+        """Compute the rows of ``items``, as :meth:`Extractor.extract` describes."""
         from vse.features.backbones.device import memory_guard
 
-        vectors: list[Vectors] = []
+        vectors: list[ImageVectors] = []
         kept: list[tuple[int, NDArray[np.uint8]]] = []
         skipped: list[dict[str, Any]] = []
-        with progress_bar(total=len(items), desc=self.described, unit="image") as progress:
+        with progress_bar(total=len(items), desc=self.progress_label, unit="image") as progress:
             ahead = max(2 * self.batch_size, 4 * self.config.workers)
             for batch in self._batches(read_ahead(items, self._load, self.config.workers, ahead)):
                 good = []
@@ -101,7 +104,7 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
                         vectors += [replace(v, features=v.features.astype(self.config.dtype)) for v in self.compute(good)]
                 progress.update(len(batch))
         if not kept:
-            raise UserError(f"not one of {len(items)} images can be read, the first: {skipped[0]['reason']}")
+            raise UserError(f"none of {len(items)} images can be read; the first: {skipped[0]['reason']}")
         ids, sources = zip(*kept, strict=True)
         return _rows(np.asarray(ids, np.int64), np.stack(sources), vectors, skipped)
 
@@ -129,43 +132,42 @@ class ImageExtractor(Extractor, Generic[_Prepared]):
 
 
 class NetworkExtractor(ImageExtractor[_Prepared]):
-    """An extractor that runs a network on ``device``; :class:`UserError` if the network's library is not installed."""
+    """Base class of extractors that run a network on ``device``; raises UserError if the network's library is missing."""
 
     config: NetworkSettings
     notes: dict[str, Any]
 
     def __init__(self, config: NetworkSettings, device: str) -> None:
-        from vse.features.backbones.device import describe_device, pick_device, versions
-        from vse.features.backbones.precision import precision_on
+        from vse.features.backbones.device import choose_precision, describe_device, library_versions, pick_device
 
         library = {config.library.distribution: config.library.version(config.model)} if config.library is not None else {}
         self.device = pick_device(device)
-        self.asked_precision = config.precision
-        self.config = config.model_copy(update={"precision": precision_on(self.device, config.precision, "images")})
+        self.requested_precision = config.precision
+        self.config = config.model_copy(update={"precision": choose_precision(self.device, config.precision, "images")})
         self.notes = {
             "weights": config.weights,
             "seed": config.seed,
             "device": describe_device(self.device),
             "arithmetic": self.config.precision,
-            "versions": {**versions(), **library},
+            "versions": {**library_versions(), **library},
         }
 
 
-def _rows(ids: Ids, sources: NDArray[np.uint8], made: list[Vectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
-    """The vectors of images as rows; ``made`` is emptied meanwhile, so that the vectors are not held twice."""
-    first = made[0]
+def _rows(ids: Ids, sources: NDArray[np.uint8], images: list[ImageVectors], skipped: Sequence[Mapping[str, Any]]) -> Rows:
+    """Return the vectors of images as rows, and empty the list ``images``, so that memory holds the vectors only once."""
+    first = images[0]
     if first.boxes is None:
-        features = np.empty((len(made), *first.features.shape), first.features.dtype)
-        for k in range(len(made) - 1, -1, -1):
-            features[k] = made.pop().features
+        features = np.empty((len(images), *first.features.shape), first.features.dtype)
+        for k in range(len(images) - 1, -1, -1):
+            features[k] = images.pop().features
         return Rows(ids, features, sources, skipped=skipped)
-    counts = [len(vectors.features) for vectors in made]
+    counts = [len(image.features) for image in images]
     offsets = np.cumsum([0, *counts], dtype=np.int64)
-    boxes = np.concatenate([vectors.boxes for vectors in made if vectors.boxes is not None])
-    scores = np.concatenate([vectors.scores for vectors in made if vectors.scores is not None])
-    image_size = np.asarray([vectors.image_size for vectors in made], np.int32)
+    boxes = np.concatenate([image.boxes for image in images if image.boxes is not None])
+    scores = np.concatenate([image.scores for image in images if image.scores is not None])
+    image_size = np.asarray([image.image_size for image in images], np.int32)
     features = np.empty((offsets[-1], *first.features.shape[1:]), first.features.dtype)
-    for k in range(len(made) - 1, -1, -1):
-        features[offsets[k] : offsets[k + 1]] = made.pop().features
+    for k in range(len(images) - 1, -1, -1):
+        features[offsets[k] : offsets[k + 1]] = images.pop().features
     empty = {"images without a box": counts.count(0)}
     return Rows(ids, features, sources, offsets, boxes, scores, image_size, skipped, empty)

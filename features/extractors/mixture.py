@@ -1,8 +1,8 @@
 """Hybrid Gaussian-Laplacian mixtures, and Fisher vectors of sets of words on them (Klein et al., CVPR 2015).
 
-In each cluster k each dimension d is either a Laplacian, with median m and mean deviation s, or a Gaussian, with mean mu
-and variance sigma; ``laplacian[k, d]`` says which. Where it is false (true) throughout, the mixture is a Gaussian
-(Laplacian) one with diagonal covariances. All functions are batched tensor code in the type of their input.
+In each cluster k, each dimension d is either a Laplacian with a median and a mean absolute deviation, or a Gaussian with a
+mean and a variance. ``laplacian[k, d]`` is true for a Laplacian. If it is false everywhere, the mixture is a Gaussian mixture
+with diagonal covariances; if it is true everywhere, a Laplacian mixture. All functions compute in the type of their input.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from torch import Tensor
 
 from vse.features.settings.texts import MixtureKind
 
-FLOOR = 1e-3  # of deviations and variances
-_BLOCK = 256  # samples whose deviations are held at once: as many as stay in a processor's cache
-_RUN = 32  # samples whose weight is added up before half of all is looked for
-_MEDIAN_BLOCK = 1 << 17  # weights that are put into order at once
+FLOOR = 1e-3  # minimum of deviations and variances
+_BLOCK = 256  # number of samples whose deviations are computed at once; they fit into a processor's cache
+_RUN = 32  # number of consecutive samples whose weights are summed in the first step of a weighted median
+_MEDIAN_BLOCK = 1 << 17  # number of weights that are gathered at once, in the order of the samples
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """K clusters over D dimensions: ``priors`` (K,), and (K, D) each of the others."""
+    """A mixture of K clusters over D dimensions.
+
+    ``median`` and ``deviation`` are the parameters of Laplacian dimensions, ``mean`` and ``variance`` those of Gaussian ones.
+    """
 
     priors: Float[Tensor, " K"]
     median: Float[Tensor, "K D"]
@@ -34,98 +37,113 @@ class Mixture:
     laplacian: Bool[Tensor, "K D"]
 
     def to(self, like: Tensor) -> Mixture:
-        """The same mixture in the type and on the device of ``like``; which dimensions are Laplacian stays Boolean."""
+        """Return the mixture with the type and device of ``like``; ``laplacian`` stays Boolean."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{k: v.to(like.device if v.dtype == torch.bool else like) for k, v in values.items()})
 
 
-def first_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
-    """Where EM starts: samples drawn as centres, the deviations of all samples, and a coin for each dimension."""
+def initial_mixture(samples: Float[Tensor, "N D"], n_centres: int, seed: int) -> Mixture:
+    """Return the start of expectation maximisation.
+
+    The centres are random samples, deviations and variances are those of all samples, and each dimension is Laplacian with
+    probability 1/2.
+    """
     rng = torch.Generator().manual_seed(seed)
-    drawn = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
-    drawn = torch.cat([drawn] * math.ceil(n_centres / len(drawn)))[:n_centres]
+    centres = samples[torch.randperm(len(samples), generator=rng)[:n_centres]]
+    centres = torch.cat([centres] * math.ceil(n_centres / len(centres)))[:n_centres]
     deviation = (samples - samples.median(0).values).abs().mean(0).clamp(min=FLOOR)
     variance = samples.var(0, correction=0).clamp(min=FLOOR)
     return Mixture(
         priors=samples.new_full((n_centres,), 1 / n_centres),
-        median=drawn.clone(),
-        deviation=deviation.expand_as(drawn).clone(),
-        mean=drawn.clone(),
-        variance=variance.expand_as(drawn).clone(),
-        laplacian=torch.randint(2, drawn.shape, generator=rng).bool().to(samples.device),
+        median=centres.clone(),
+        deviation=deviation.expand_as(centres).clone(),
+        mean=centres.clone(),
+        variance=variance.expand_as(centres).clone(),
+        laplacian=torch.randint(2, centres.shape, generator=rng).bool().to(samples.device),
     )
 
 
 def fit_mixture(samples: Float[Tensor, "N D"], mixture: Mixture, n_iterations: int, kind: MixtureKind = "hybrid") -> Mixture:
-    """``n_iterations`` steps of expectation maximisation from ``mixture``; there is no test of convergence.
+    """Run ``n_iterations`` steps of expectation maximisation from ``mixture``, without a test of convergence.
 
-    A step: posteriors; medians (the first sample, in order, at which half the weight is reached) and mean deviations;
-    means and variances; priors; then each dimension of a cluster becomes what is likelier under the new parameters.
-    In a mixture that is ``gaussian`` or ``laplacian`` all dimensions are that from the start and stay it; medians and mean
-    deviations of a Gaussian mixture stay as they are, because nothing reads them.
+    A step computes posteriors, then weighted medians and mean absolute deviations, means and variances, and priors. The
+    weighted median is the first sample, in ascending order, at which half of the weight is reached. In a hybrid mixture each
+    dimension of a cluster then becomes Laplacian or Gaussian, whichever is likelier under the new parameters. A ``gaussian``
+    or ``laplacian`` mixture has only dimensions of that kind. Medians and deviations of a Gaussian mixture are not updated,
+    because nothing reads them.
 
-    What squares are added up is expanded into matrix products, as in scikit-learn: use double precision.
+    Squared distances are expanded into matrix products, as in scikit-learn. This loses precision, so use float64.
     """
-    mixture, squares = _of_kind(mixture, kind), samples.square()
-    ranked = None if kind == "gaussian" else _Ranked.of(samples)
+    mixture, squares = _with_kind(mixture, kind), samples.square()
+    ordered = None if kind == "gaussian" else _SortedSamples.sort(samples)
     for _ in range(n_iterations):
         weights = _fitting_posteriors(samples, squares, mixture, kind)
-        mixture = _of_kind(_maximised(samples, squares, weights, mixture, ranked), kind)
+        mixture = _with_kind(_maximise(samples, squares, weights, mixture, ordered), kind)
     return mixture
 
 
 def posteriors(samples: Float[Tensor, "N D"], mixture: Mixture) -> Float[Tensor, "N K"]:
-    """How likely each cluster is to have made each sample; rows sum to 1."""
-    return torch.cat([_posteriors(block, mixture) for block in torch.split(samples, _BLOCK)])
+    """Return the posterior probability of each cluster for each sample; each row sums to 1."""
+    return torch.cat([_block_posteriors(block, mixture) for block in torch.split(samples, _BLOCK)])
 
 
 def fisher_vectors(
     table: Float[Tensor, "V D"], words: Int[Tensor, " total"], lengths: Int[Tensor, " n"], mixture: Mixture
 ) -> Float[Tensor, "n two_K_D"]:
-    """Fisher vectors of n sets of words: ``words`` are rows of ``table``, set after set; a set of none gives zeros.
+    """Return the Fisher vectors of n sets of words.
 
-    First the derivatives by the places (medians or means), cluster by cluster, then those by the deviations. Each is the
-    sum over the words, times their posterior over the square root of the cluster's prior (and of 2 for a Gaussian's
-    variance) and over the square root of their number. Words that occur more than once are worked out once.
+    Parameters
+    ----------
+    table : vectors of all words
+    words : rows of ``table``, one set after the other
+    lengths : number of words of each set; an empty set gives zeros
+
+    A vector has the derivatives by the locations (medians or means), cluster by cluster, then those by the scales (deviations
+    or variances). A derivative is a sum over the words. Each word's term is weighted by its posterior divided by the square
+    root of the cluster's prior, and for the variance of a Gaussian also by the square root of 2. The sum is divided by the
+    square root of the number of words. The terms of a word that occurs several times are computed once.
     """
     n_clusters, dim = mixture.mean.shape
     out = table.new_zeros(len(lengths), 2, n_clusters, dim)
     if not len(words):
         return out.flatten(1)
-    distinct, places = torch.unique(words, return_inverse=True)
+    distinct, indices = torch.unique(words, return_inverse=True)
     samples, starts = table[distinct], lengths.cumsum(0) - lengths
     weights = posteriors(samples, mixture) / mixture.priors.clamp(min=torch.finfo(samples.dtype).tiny).sqrt()
     half = torch.where(mixture.laplacian, samples.new_ones(()), samples.new_tensor(0.5).sqrt())
     one = samples.new_ones(())
     for k in range(n_clusters):
         weight, laplacian, z = weights[:, k, None], mixture.laplacian[k], _standardised(samples, mixture, k)
-        place = weight * torch.where(laplacian, one.copysign(z), z)
-        spread = torch.where(laplacian, z.abs(), z.square()).sub_(1).mul_(half[k]).mul_(weight)
-        for derivative, added in enumerate((place, spread)):
-            out[:, derivative, k] = torch.nn.functional.embedding_bag(places, added, starts, mode="sum")
+        by_location = weight * torch.where(laplacian, one.copysign(z), z)
+        by_scale = torch.where(laplacian, z.abs(), z.square()).sub_(1).mul_(half[k]).mul_(weight)
+        for derivative, terms in enumerate((by_location, by_scale)):
+            out[:, derivative, k] = torch.nn.functional.embedding_bag(indices, terms, starts, mode="sum")
     return out.flatten(1) / lengths.clamp(min=1).to(out).sqrt()[:, None]
 
 
-def power_normalized(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
-    """The signed square root of every coordinate, then unit length; zeros stay zeros."""
+def power_normalize(vectors: Float[Tensor, "n dim"]) -> Float[Tensor, "n dim"]:
+    """Take the signed square root of every coordinate, then normalise to unit length; zero vectors stay zero."""
     return torch.nn.functional.normalize(vectors.sign() * vectors.abs().sqrt(), dim=1)
 
 
-def _of_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
-    """The same mixture with all dimensions ``gaussian`` or ``laplacian``; or, if ``hybrid``, as it is."""
+def _with_kind(mixture: Mixture, kind: MixtureKind) -> Mixture:
+    """Return the mixture with all dimensions ``gaussian`` or ``laplacian``; unchanged if ``hybrid``."""
     if kind == "hybrid":
         return mixture
     return replace(mixture, laplacian=torch.full_like(mixture.laplacian, kind == "laplacian"))
 
 
 def _standardised(samples: Tensor, mixture: Mixture, k: int) -> Tensor:
-    """Samples less the places of cluster k, over its deviations: medians and mean deviations, or means and standard ones."""
+    """Return samples minus the location of cluster k, divided by its scale.
+
+    Location and scale are median and mean absolute deviation for Laplacians, and mean and standard deviation for Gaussians.
+    """
     laplacian = mixture.laplacian[k]
-    place = torch.where(laplacian, mixture.median[k], mixture.mean[k])
-    return (samples - place).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
+    location = torch.where(laplacian, mixture.median[k], mixture.mean[k])
+    return (samples - location).mul_(torch.where(laplacian, 1 / mixture.deviation[k], mixture.variance[k].rsqrt()))
 
 
-def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
+def _block_posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
     constant = _log_constants(mixture)
     columns = []
     for k in range(len(mixture.priors)):
@@ -135,13 +153,13 @@ def _posteriors(samples: Tensor, mixture: Mixture) -> Tensor:
 
 
 def _log_constants(mixture: Mixture) -> Tensor:
-    """Per cluster the logarithm of the prior and of what its density is normalised by."""
+    """Return, for each cluster, the logarithm of its prior divided by the normalising constant of its density."""
     scale = torch.where(mixture.laplacian, (2 * mixture.deviation).log(), (2 * math.pi * mixture.variance).log() / 2)
     return mixture.priors.log() - scale.sum(1)
 
 
 def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind: MixtureKind) -> Float[Tensor, "K N"]:
-    """:func:`posteriors`, cluster by cluster, by products of matrices but for the Laplacian dimensions."""
+    """Return the :func:`posteriors`, transposed; matrix products compute the Gaussian dimensions."""
     precision = (~mixture.laplacian) / mixture.variance
     costs = (precision / 2) @ squares.T - (precision * mixture.mean) @ samples.T
     costs += ((precision * mixture.mean.square()).sum(1) / 2 - _log_constants(mixture))[:, None]
@@ -153,17 +171,17 @@ def _fitting_posteriors(samples: Tensor, squares: Tensor, mixture: Mixture, kind
     return costs.neg_().softmax(0)
 
 
-def _maximised(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ranked: _Ranked | None) -> Mixture:
-    """What is likeliest under the posteriors (K, N); without ``ranked`` samples the mixture is a Gaussian one."""
+def _maximise(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixture, ordered: _SortedSamples | None) -> Mixture:
+    """Return the likeliest mixture under the posteriors ``weights`` (K, N); ``ordered`` is None for a Gaussian mixture."""
     totals = weights.sum(1)
     heavy = totals.clamp(min=torch.finfo(samples.dtype).tiny)[:, None]
     means = weights @ samples / heavy
     squared = (weights @ squares / heavy - means.square()).clamp(min=0)
     variances = squared.clamp(min=FLOOR)
-    moved = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
-    if ranked is None:
-        return moved
-    medians, absolute = ranked.weighted_medians(weights), torch.zeros_like(means)
+    gaussian = replace(mixture, priors=totals / totals.sum(), mean=means, variance=variances)
+    if ordered is None:
+        return gaussian
+    medians, absolute = ordered.weighted_medians(weights), torch.zeros_like(means)
     for block, weight in zip(torch.split(samples, _BLOCK), torch.split(weights, _BLOCK, 1), strict=True):
         for k in range(len(totals)):
             absolute[k] += weight[k] @ (block - medians[k]).abs_()
@@ -171,38 +189,42 @@ def _maximised(samples: Tensor, squares: Tensor, weights: Tensor, mixture: Mixtu
     deviations = absolute.clamp(min=FLOOR)
     laplace = -(2 * deviations).log() - absolute / deviations
     gauss = ((2 * math.pi * variances).log() + squared / variances) / -2
-    return replace(moved, median=medians, deviation=deviations, laplacian=laplace > gauss)
+    return replace(gaussian, median=medians, deviation=deviations, laplacian=laplace > gauss)
 
 
 @dataclass(frozen=True)
-class _Ranked:
-    """Samples in the order of each dimension, filled up to whole runs with the last one, which ``places`` then do not name."""
+class _SortedSamples:
+    """Samples, sorted in each dimension and divided into runs of ``_RUN`` samples.
 
-    places: Int[Tensor, "D n_runs run"]
-    values: Float[Tensor, "D n_filled"]
+    indices : sample at each position of the order; N, the number of samples, for padding of the last run
+    values : values in ascending order, padded with the last one
+    """
+
+    indices: Int[Tensor, "D n_runs run"]
+    values: Float[Tensor, "D n_padded"]
 
     @classmethod
-    def of(cls, samples: Float[Tensor, "N D"]) -> _Ranked:
-        values, places = samples.T.contiguous().sort(dim=1, stable=True)
-        missing = -len(samples) % _RUN
-        values = torch.cat([values, values[:, -1:].expand(-1, missing)], dim=1)
-        places = torch.nn.functional.pad(places, (0, missing), value=len(samples))
-        return cls(places.reshape(len(places), -1, _RUN), values)
+    def sort(cls, samples: Float[Tensor, "N D"]) -> _SortedSamples:
+        values, indices = samples.T.contiguous().sort(dim=1, stable=True)
+        n_missing = -len(samples) % _RUN
+        values = torch.cat([values, values[:, -1:].expand(-1, n_missing)], dim=1)
+        indices = torch.nn.functional.pad(indices, (0, n_missing), value=len(samples))
+        return cls(indices.reshape(len(indices), -1, _RUN), values)
 
     def weighted_medians(self, weights: Float[Tensor, "K N"]) -> Float[Tensor, "K D"]:
-        """Per cluster and dimension, the first of the samples in order at which half the weight is reached.
+        """Return, for each cluster and dimension, the first sample in order at which half of the weight is reached.
 
-        The run in which that is comes first, by the sums of runs; then the place in the run.
+        The sums of the runs' weights give the run with this sample; then the sample is found in the run.
         """
         weights = torch.nn.functional.pad(weights, (0, 1)).T.contiguous()
         medians, block = [], max(1, _MEDIAN_BLOCK // weights.numel())
-        for places, values in zip(torch.split(self.places, block), torch.split(self.values, block), strict=True):
-            parts = weights[places]  # dimension, run, place in the run, cluster
+        for indices, values in zip(torch.split(self.indices, block), torch.split(self.values, block), strict=True):
+            parts = weights[indices]  # (dimension, run, position in the run, cluster)
             reached = parts.sum(2).cumsum(1)
             half = reached[:, -1:] / 2
             run = (reached < half).sum(1, keepdim=True)
             before = torch.where(run > 0, reached.gather(1, (run - 1).clamp(min=0)), 0)
             inside = parts.gather(1, run[:, :, None].expand(-1, -1, _RUN, -1))[:, 0].cumsum(1)
-            place = run[:, 0] * _RUN + (before + inside < half).sum(1).clamp(max=_RUN - 1)
-            medians.append(values.gather(1, place))
+            position = run[:, 0] * _RUN + (before + inside < half).sum(1).clamp(max=_RUN - 1)
+            medians.append(values.gather(1, position))
         return torch.cat(medians).T.contiguous()

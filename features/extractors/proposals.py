@@ -1,6 +1,7 @@
-"""Boxes for images: read from a file, or proposed by a method that needs no trained detector, or by a detector's RPN.
+"""Sources of boxes for images: a file, EdgeBoxes, selective search, and the ground-truth boxes of phrases.
 
-Ground-truth boxes of phrases as regions of images: which boxes an image has, and where a cache has them.
+:func:`check_truth_cache` and :class:`TruthBoxIndex` read caches whose regions are ground-truth boxes. The region-proposal
+network of a detector, another source, is in :mod:`vse.features.extractors.regions`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import RegionBoxes
 from vse.features.cache.rows import FORMAT
-from vse.features.settings.presets import leaves_precision_open
+from vse.features.settings import has_auto_precision
 from vse.pipeline.dataset.dataset import Dataset, mentions
 from vse.pipeline.errors import UserError, import_extra
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
@@ -28,56 +29,70 @@ from vse.pipeline.files.inputs import WatchedFile, wrap_read_errors
 from vse.pipeline.files.writing import read_json
 
 Floats = NDArray[np.float32]
-_LOCK = threading.Lock()  # selective search draws from the C library's one generator
+TRUTH_BOXES = "phrases"  # value of the setting ``boxes`` for ground-truth boxes
+
+# Settings and hashes that decide which boxes an extractor reads, but not how it computes a box's vector.
+_BOX_SETTINGS = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
+_BOX_HASHES = ("proposer_sha256", "edge_model_sha256")
+_LOCK = threading.Lock()  # selective search uses the C library's random generator, which all threads share
+
+log = logging.getLogger(__name__)
 
 
 def read_boxes(path: Path) -> dict[int, Floats]:
-    """Boxes (n, 4) by image id, xyxy in pixels of the image.
+    """Read the boxes of images from a file: (n, 4) by image id, xyxy in pixels of the image.
 
-    A JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets`` (n + 1,)
-    and ``boxes`` (n_boxes, 4), which every cache of regions is.
+    The file is a JSON object ``{"<image id>": [[x1, y1, x2, y2], ...]}``, or an HDF5 file with ``ids`` (n,), ``offsets``
+    (n + 1,) and ``boxes`` (n_boxes, 4), such as a cache of regions. Raises UserError if the file does not exist or has another
+    content.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of boxes")
-    boxes_of = _from_json(path) if path.suffix == ".json" else _from_hdf5(path)
-    for identity, boxes in boxes_of.items():
+    boxes_by_id = _read_json_boxes(path) if path.suffix == ".json" else _read_hdf5_boxes(path)
+    for image_id, boxes in boxes_by_id.items():
         if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
-            raise UserError(f"{path}: the boxes of image {identity} are not rows of four numbers")
-    return boxes_of
+            raise UserError(f"{path}: the boxes of image {image_id} are not rows of four numbers")
+    return boxes_by_id
 
 
-def inside(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
-    """Boxes clipped to an image of this width and height; :class:`UserError` if one has nothing in it."""
+def clip_boxes(boxes: Floats, size: tuple[int, int], where: str) -> Floats:
+    """Return boxes, clipped to an image of width and height ``size``.
+
+    Raises UserError if a box does not overlap the image; ``where`` is the beginning of the message.
+    """
     clipped = np.clip(boxes, 0, np.asarray(size * 2, np.float32))
-    empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # not a number is not more, either
+    empty = ~(clipped[:, 2:] > clipped[:, :2]).all(axis=1)  # written so that NaN counts as empty
     if empty.any():
         bad = boxes[empty][0].tolist()
-        raise UserError(f"{where}: the box {bad} (x1, y1, x2, y2) holds nothing of the image, which is {size[0]} x {size[1]}")
+        raise UserError(f"{where}: the box {bad} (x1, y1, x2, y2) does not overlap the image, which is {size[0]} x {size[1]}")
     return clipped
 
 
 class EdgeModel:
-    """A structured-edge model (Dollar and Zitnick, ICCV 2013), read once for each thread; :class:`UserError` if it is none."""
+    """A structured-edge model (Dollar and Zitnick, ICCV 2013), loaded once for each thread.
+
+    Raises UserError if the file does not hold such a model.
+    """
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
             raise UserError(f"{path}: no such structured-edge model")
-        cv2, self.path, self._of_thread, self._watched = opencv(), path, threading.local(), WatchedFile(path)
+        cv2, self.path, self._local, self._watched = import_opencv(), path, threading.local(), WatchedFile(path)
         try:
             file = cv2.FileStorage(str(path), cv2.FILE_STORAGE_READ)
             stride = file.getNode("options").getNode("stride").real()
             complete = all(not file.getNode(name).empty() for name in ("childs", "featureIds", "thresholds", "edgeBins"))
         except (cv2.error, SystemError) as error:
             raise UserError(f"{path}: not a structured-edge model ({error})") from None
-        if not (complete and stride >= 1):  # OpenCV itself would divide by it
+        if not (complete and stride >= 1):  # OpenCV divides by the stride
             raise UserError(f"{path}: not a structured-edge model")
 
     def edges(self, pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
-        """Edges of an image after the suppression of all but their ridges, and their orientation."""
-        if not hasattr(self._of_thread, "detector"):
-            self._of_thread.detector = opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
+        """Return the edges of an image, thinned to ridges by non-maximum suppression, and their orientation."""
+        if not hasattr(self._local, "detector"):
+            self._local.detector = import_opencv().ximgproc.createStructuredEdgeDetection(str(self.path))
             self._watched.check()
-        detector = self._of_thread.detector
+        detector = self._local.detector
         edges = detector.detectEdges(pixels.astype(np.float32) / 255)
         orientation = detector.computeOrientation(edges)
         return detector.edgesNms(edges, orientation), orientation
@@ -86,20 +101,20 @@ class EdgeModel:
 def edge_boxes(
     pixels: NDArray[np.uint8], n_boxes: int, edge_model: EdgeModel | None = None, thin: bool = False
 ) -> tuple[Floats, Floats]:
-    """The best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3) and their scores, best first.
+    """Return the best EdgeBoxes (Zitnick and Dollar, ECCV 2014) of an image (height, width, 3), and their scores, best first.
 
-    Edges come from a structured-edge model, or else are the gradient of the smoothed grey image, all of it or, if ``thin``,
-    its ridges, as those of a model are. Alpha, beta and the lowest score are those of the phrase-localisation protocol (0.65,
-    0.65, 0.01).
+    Edges come from a structured-edge model. Without one they are the gradient of the smoothed grey image, thinned to ridges
+    if ``thin``, as a model's edges are. Alpha, beta and the lowest score are those of the phrase-localisation protocol (0.65,
+    0.65, 0.01). An image without an edge has one box, the complete image.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     if edge_model is None:
         grey = cv2.GaussianBlur(cv2.cvtColor(pixels, cv2.COLOR_RGB2GRAY).astype(np.float32), (0, 0), 1.5)
         across, down = cv2.Sobel(grey, cv2.CV_32F, 1, 0), cv2.Sobel(grey, cv2.CV_32F, 0, 1)
         edges = np.hypot(across, down)
         edges /= max(float(edges.max()), 1e-6)
         orientation = np.mod(np.arctan2(down, across), np.float32(np.pi))
-        edges = ridges(edges, orientation) if thin else edges
+        edges = suppress_non_ridges(edges, orientation) if thin else edges
     else:
         edges, orientation = edge_model.edges(pixels)
     finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=n_boxes, alpha=0.65, beta=0.65, minScore=0.01)
@@ -109,13 +124,13 @@ def edge_boxes(
     return _xyxy(boxes), np.asarray(scores, np.float32).reshape(-1)
 
 
-def ridges(edges: Floats, orientation: Floats) -> Floats:
-    """Edges (height, width) without the pixels that are weaker than a neighbour across their edge, by 1% or more.
+def suppress_non_ridges(edges: Floats, orientation: Floats) -> Floats:
+    """Return edges (height, width) with zeros at pixels that are weaker than a neighbour across their edge by 1% or more.
 
-    ``orientation`` is the angle of the gradient. Edges between pixels are interpolated, and those beyond the image are its
-    border's.
+    ``orientation`` is the angle of the gradient. Edges between pixels are interpolated, and edges outside the image are
+    those on its border.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     y, x = np.indices(edges.shape, np.float32)
     across, down = np.cos(orientation), np.sin(orientation)
     kept = np.ones(edges.shape, bool)
@@ -126,11 +141,12 @@ def ridges(edges: Floats, orientation: Floats) -> Floats:
 
 
 def selective_search(pixels: NDArray[np.uint8], n_boxes: int) -> tuple[Floats, Floats]:
-    """Boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), in its order; scores fall from 1.
+    """Return the first boxes of selective search in its fast mode (Uijlings et al., IJCV 2013), with scores falling from 1.
 
-    The order is drawn with the C library's generator, which is seeded here, so that an image's boxes are always the same.
+    The method's order is random. It comes from the C library's generator. The generator is seeded here, so that an image
+    always has the same boxes. An image without boxes has one, the complete image.
     """
-    cv2 = opencv()
+    cv2 = import_opencv()
     with _LOCK:
         ctypes.CDLL(None).srand(0)
         search = cv2.ximgproc.segmentation.createSelectiveSearchSegmentation()
@@ -152,26 +168,26 @@ def _whole_image(pixels: NDArray[np.uint8]) -> tuple[Floats, Floats]:
     return np.asarray([[0, 0, width, height]], np.float32), np.zeros(1, np.float32)
 
 
-def opencv() -> Any:
-    """The module cv2 of opencv-contrib; :class:`UserError` says how to install it."""
+def import_opencv() -> Any:
+    """Return the module cv2 of opencv-contrib; raise UserError with the command that installs it if it is missing."""
     return import_extra("cv2", "a proposal of boxes (EdgeBoxes, selective search)", "edgeboxes")
 
 
-def _from_json(path: Path) -> dict[int, Floats]:
+def _read_json_boxes(path: Path) -> dict[int, Floats]:
     content = read_json(path)
     with wrap_read_errors(path, 'of the form {"<image id>": [[x1, y1, x2, y2], ...]}'), np.errstate(over="ignore"):
-        return {int(identity): np.asarray(boxes, np.float32).reshape(-1, 4) for identity, boxes in content.items()}
+        return {int(image_id): np.asarray(boxes, np.float32).reshape(-1, 4) for image_id, boxes in content.items()}
 
 
-def _from_hdf5(path: Path) -> dict[int, Floats]:
+def _read_hdf5_boxes(path: Path) -> dict[int, Floats]:
     with open_hdf5(path, "a file that boxes can be read from") as file:
-        of_cache = str(file.attrs.get("format")) == FORMAT
-        if not of_cache:
+        is_cache = str(file.attrs.get("format")) == FORMAT
+        if not is_cache:
             ids, offsets, boxes = (require_hdf5_dataset(file, name)[:] for name in ("ids", "offsets", "boxes"))
             boxes = np.asarray(boxes, np.float32)
             if any(array.ndim != 1 or array.dtype.kind not in "iu" for array in (ids, offsets)):
                 raise ValueError("its ids and offsets must be 1-D integer arrays")
-    if of_cache:
+    if is_cache:
         cache = open_cache(path)
         if cache.offsets is None or any("boxes" not in shard for shard in cache.shards):
             raise UserError(f"{path}: a cache without boxes")
@@ -182,98 +198,93 @@ def _from_hdf5(path: Path) -> dict[int, Floats]:
     return {int(i): boxes[start:end] for i, start, end in zip(ids, offsets[:-1], offsets[1:], strict=True)}
 
 
-log = logging.getLogger(__name__)
+def ground_truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
+    """Return the distinct ground-truth boxes (n, 4) of each image's phrases by image id, in the order of their first phrase.
 
-SOURCE = "phrases"
-"""What the setting ``boxes`` is of a cache of these boxes."""
-
-# Settings and hashes that say which boxes are read, not how.
-_WHICH_BOXES = ("boxes", "n_boxes", "train_boxes", "thin_edges", "proposer", "proposer_weights", "edge_model")
-_FILES_OF_BOXES = ("proposer_sha256", "edge_model_sha256")
-
-
-def truth_boxes(dataset: Dataset) -> dict[int, NDArray[np.float32]]:
-    """The different ground-truth boxes (n, 4) of each image's phrases, in the order of their first phrase.
-
-    The box of a phrase is :attr:`vse.pipeline.dataset.phrases.Phrase.truth`. Images without a phrase with a box have no entry.
-    :class:`UserError` if that is so of all.
+    The box of a phrase is :attr:`vse.pipeline.dataset.phrases.Phrase.truth`. An image has no entry if none of its phrases has
+    a box. Raises UserError if no image has an entry.
     """
-    boxes_of: dict[int, dict[tuple[float, ...], None]] = {}
+    boxes_by_id: dict[int, dict[tuple[float, ...], None]] = {}
     for mention in mentions(dataset):
         if (truth := mention.phrase.truth) is not None:
             box = tuple(np.asarray(truth, np.float32).tolist())
-            boxes_of.setdefault(mention.image.imgid, {})[box] = None
-    if not boxes_of:
+            boxes_by_id.setdefault(mention.image.imgid, {})[box] = None
+    if not boxes_by_id:
         raise UserError(f"{dataset.path}: no caption marks a phrase with a box, so there are no ground-truth boxes to read")
-    return {image_id: np.asarray(list(boxes), np.float32) for image_id, boxes in boxes_of.items()}
+    return {image_id: np.asarray(list(boxes), np.float32) for image_id, boxes in boxes_by_id.items()}
 
 
-def boxes_sha256(boxes_of: Mapping[int, NDArray[np.float32]]) -> str:
-    """SHA-256 of the boxes of images: of each image's id, number of boxes and boxes."""
+def boxes_sha256(boxes_by_id: Mapping[int, NDArray[np.float32]]) -> str:
+    """Return the SHA-256 of images' ids, numbers of boxes, and boxes."""
     digest = hashlib.sha256()
-    for image_id, boxes in boxes_of.items():
+    for image_id, boxes in boxes_by_id.items():
         digest.update(np.asarray([image_id, len(boxes)], "<i8").tobytes())
         digest.update(boxes.astype("<f4").tobytes())
     return digest.hexdigest()
 
 
-def holds_truths(cache: FeatureCache) -> bool:
-    """Whether the regions of a cache are the ground-truth boxes of phrases."""
-    return cache.offsets is not None and cache.provenance.get("config", {}).get("boxes") == SOURCE
+def has_truth_boxes(cache: FeatureCache) -> bool:
+    """Return whether the regions of a cache are the ground-truth boxes of phrases."""
+    return cache.offsets is not None and cache.provenance.get("config", {}).get("boxes") == TRUTH_BOXES
 
 
-def check_truths(truths: FeatureCache, candidates: FeatureCache) -> None:
-    """:class:`UserError` unless ``truths`` are ground-truth boxes of the same data, read as ``candidates`` were.
+def check_truth_cache(truths: FeatureCache, candidates: FeatureCache) -> None:
+    """Raise UserError unless ``truths`` are ground-truth boxes of the same data set as ``candidates``, computed as these are.
 
-    The precision may differ where the presets of both leave it to the machine.
+    The precision may differ if the presets of both caches have ``precision: auto``.
     """
-    _check_holds_truths(truths)
+    _check_has_truth_boxes(truths)
     if truths.dataset != candidates.dataset:
-        raise UserError(f"{truths.path} is of {truths.dataset!r}, {candidates.path} of {candidates.dataset!r}")
-    one, other = (_network(cache) for cache in (truths, candidates))
+        raise UserError(f"{truths.path} belongs to {truths.dataset!r}, {candidates.path} to {candidates.dataset!r}")
+    one, other = (_vector_settings(cache) for cache in (truths, candidates))
     different = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
-    open_both = all(leaves_precision_open(cache.feature, cache.dataset) for cache in (truths, candidates))
-    if different == ["precision"] and open_both:
+    both_auto = all(has_auto_precision(cache.feature, cache.dataset) for cache in (truths, candidates))
+    if different == ["precision"] and both_auto:
         log.info("%s is in %s and %s in %s", truths.path, one["precision"], candidates.path, other["precision"])
     elif different:
         raise UserError(
-            f"{truths.path} and {candidates.path} do not agree in {', '.join(different[:4])}: a box has other features in each"
+            f"{truths.path} and {candidates.path} differ in {', '.join(different[:4])}, so the same box has different features"
         )
 
 
-class TruthRows:
-    """Where a cache of ground-truth boxes has the vector of a box of an image; :class:`UserError` if it is no such cache."""
+class TruthBoxIndex:
+    """An index from the boxes of images to the vectors in a cache of ground-truth boxes.
+
+    Raises UserError if the cache does not hold ground-truth boxes.
+    """
 
     def __init__(self, cache: FeatureCache) -> None:
-        _check_holds_truths(cache)
+        _check_has_truth_boxes(cache)
         self._cache = cache
         regions = RegionBoxes(cache)
         image_of = np.repeat(cache.ids, np.diff(regions.offsets))
-        places = zip(image_of.tolist(), map(tuple, regions.boxes.tolist()), strict=True)
-        self._numbers = {place: number for number, place in enumerate(places)}
+        keys = zip(image_of.tolist(), map(tuple, regions.boxes.tolist()), strict=True)
+        self._index_of = {key: index for index, key in enumerate(keys)}
 
-    def numbers(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
-        """Numbers of the regions, among all of the cache, that are these boxes of these images.
+    def indices(self, image_ids: Iterable[int], boxes: Float[np.ndarray, "n 4"]) -> Int[np.ndarray, " n"]:
+        """Return the index, among all regions of the cache, of each box of the image with the same position in ``image_ids``.
 
-        Boxes are compared as float32. :class:`UserError` names the first that the cache lacks.
+        Boxes are compared as float32. Raises UserError if the cache lacks a box; the message names the first one.
         """
-        places = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
-        for image_id, box in places:
-            if (image_id, box) not in self._numbers:
+        keys = list(zip(map(int, image_ids), map(tuple, boxes.astype(np.float32).tolist()), strict=True))
+        for image_id, box in keys:
+            if (image_id, box) not in self._index_of:
                 raise UserError(
-                    f"{self._cache.path}: has no ground-truth box {list(box)} of image {image_id}; extract it again from this "
-                    "very data set"
+                    f"{self._cache.path}: has no ground-truth box {list(box)} of image {image_id}; extract it again from the "
+                    "same data set"
                 )
-        return np.asarray([self._numbers[place] for place in places], np.int64)
+        return np.asarray([self._index_of[key] for key in keys], np.int64)
 
 
-def _check_holds_truths(cache: FeatureCache) -> None:
-    if not holds_truths(cache):
-        raise UserError(f"{cache.path} holds {cache.described()}; ground-truth boxes are needed, those of boxes: {SOURCE}")
+def _check_has_truth_boxes(cache: FeatureCache) -> None:
+    if not has_truth_boxes(cache):
+        raise UserError(
+            f"{cache.path} holds {cache.describe()}; ground-truth boxes are needed (a preset with boxes: {TRUTH_BOXES})"
+        )
 
 
-def _network(cache: FeatureCache) -> dict[str, object]:
-    """What made a cache, whichever boxes it read: each setting, version and hash under its own name."""
-    made = {name: value for name, value in cache.extractor.items() if name not in ("config", *_FILES_OF_BOXES)}
-    config = {name: value for name, value in cache.extractor.get("config", {}).items() if name not in _WHICH_BOXES}
-    return {**made, **config}
+def _vector_settings(cache: FeatureCache) -> dict[str, object]:
+    """Return the settings, versions and hashes that decide the vector of a box in a cache, by name."""
+    extractor = {name: value for name, value in cache.extractor.items() if name not in ("config", *_BOX_HASHES)}
+    config = {name: value for name, value in cache.extractor.get("config", {}).items() if name not in _BOX_SETTINGS}
+    return {**extractor, **config}

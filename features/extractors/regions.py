@@ -1,8 +1,8 @@
-"""Region features: the boxes that a Faster R-CNN finds, and the vector of its box head for each.
+"""The extractor ``regions``: the boxes that a Faster R-CNN finds, each with the output of the detector's box head.
 
-The default keeps the detector's own detections. ``selection: bottom_up`` keeps its proposals instead, each with the
-highest score that a class gives it after a suppression class by class, which is how the bottom-up attention features
-(Anderson et al., CVPR 2018) were made that SCAN and its successors read.
+By default the boxes are the detector's own detections. With ``selection: bottom_up`` they are its proposals. The score of a
+proposal is then its highest score among the classes whose non-maximum suppression keeps it. The bottom-up attention features
+(Anderson et al., CVPR 2018) of SCAN and its successors were computed in this way.
 """
 
 from __future__ import annotations
@@ -17,20 +17,26 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast, load_backbone, weights_sha256
-from vse.features.extractors.cnn import as_tensor, scaled
-from vse.features.extractors.images import NetworkExtractor, Vectors
+from vse.features.extractors.cnn import image_to_tensor, scaled_size
+from vse.features.extractors.images import ImageVectors, NetworkExtractor
 from vse.features.settings.images import RegionsConfig
 from vse.features.vision import torchvision
 from vse.pipeline.errors import UserError, did_you_mean
 
-SMALLEST = 1e-2  # sides of a box, in pixels of the network's input
+MIN_BOX_SIDE = 1e-2  # in pixels of the network's input
 
 
 @dataclass(frozen=True)
 class Proposals:
-    """Feature maps, boxes (n, 4) and their objectness (n,), and the height and width of the network's input."""
+    """The output of the region-proposal network for one image.
+
+    maps : feature maps by name
+    boxes : (n, 4), xyxy in pixels of the network's input
+    scores : (n,), the objectness of the boxes
+    size : height and width of the network's input
+    """
 
     maps: dict[str, Tensor]
     boxes: Tensor
@@ -40,7 +46,7 @@ class Proposals:
 
 @dataclass(frozen=True)
 class ScoredBoxes:
-    """Boxes (n, 4) of an image, xyxy in pixels of the network's input, scores (n,), and vectors (n, dim)."""
+    """Selected boxes of an image: (n, 4), xyxy in pixels of the network's input, their scores (n,) and vectors (n, dim)."""
 
     boxes: Tensor
     scores: Tensor
@@ -48,10 +54,10 @@ class ScoredBoxes:
 
 
 class RegionsExtractor(NetworkExtractor[Tensor]):
-    """A Faster R-CNN ready to turn image files into boxes and their vectors.
+    """A Faster R-CNN that computes boxes of image files and their vectors.
 
-    Images run one by one: side by side, each would be padded to the largest, and its features would depend on its
-    neighbours.
+    Images run one by one. In a batch each image would be padded to the size of the largest, so its features would depend on
+    the other images.
     """
 
     config: RegionsConfig
@@ -63,27 +69,30 @@ class RegionsExtractor(NetworkExtractor[Tensor]):
         self.detector = self.detector.to(self.device)
 
     def prepare(self, image: Image.Image, image_id: int) -> Tensor:
-        """The image as (3, height, width) uint8; the detector itself scales it."""
-        scaled(image.size, self.config.shorter, self.config.longer)
-        return as_tensor(image)
+        """Return the image as (3, height, width) uint8; the detector scales it. Raises :class:`UnfitSize` as it would."""
+        scaled_size(image.size, self.config.shorter, self.config.longer)
+        return image_to_tensor(image)
 
-    def compute(self, batch: Sequence[Tensor]) -> list[Vectors]:
-        """Boxes in pixels of each image, inside it, best first, with their scores and vectors."""
+    def compute(self, batch: Sequence[Tensor]) -> list[ImageVectors]:
+        """Return the boxes of each image, in its pixels and clipped to it, best first, with their scores and vectors."""
         return [self._regions(pixels) for pixels in batch]
 
-    def _regions(self, pixels: Tensor) -> Vectors:
+    def _regions(self, pixels: Tensor) -> ImageVectors:
         height, width = pixels.shape[1:]
         with torch.inference_mode(), autocast(self.config.precision, self.device):
-            kept, size = detect(self.detector, moved(pixels, self.device), self.config)
-        scale = torch.tensor([width / size[1], height / size[0]] * 2, device=kept.boxes.device)
-        boxes = torchvision.ops.clip_boxes_to_image(kept.boxes.float() * scale, (height, width))
-        features = kept.features.float()
+            found, size = detect(self.detector, move_tensor(pixels, self.device), self.config)
+        scale = torch.tensor([width / size[1], height / size[0]] * 2, device=found.boxes.device)
+        boxes = torchvision.ops.clip_boxes_to_image(found.boxes.float() * scale, (height, width))
+        features = found.features.float()
         features = nn.functional.normalize(features, dim=1) if self.config.normalize else features
-        return Vectors(features.cpu().numpy(), boxes.cpu().numpy(), kept.scores.float().cpu().numpy(), (width, height))
+        return ImageVectors(features.cpu().numpy(), boxes.cpu().numpy(), found.scores.float().cpu().numpy(), (width, height))
 
 
 def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.Module:
-    """The Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU."""
+    """Load the Faster R-CNN of ``config`` with its weights, in evaluation mode, on the CPU.
+
+    Raises UserError if torchvision has no such model or its weights are not available.
+    """
     options: dict[str, Any] = {
         "weights_backbone": None,
         "min_size": config.shorter,
@@ -93,10 +102,10 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
     }
     known = [name for name in torchvision.models.list_models(torchvision.models.detection) if name.startswith("fasterrcnn")]
     if config.model not in known:
-        raise UserError(f"{config.model!r} is no Faster R-CNN of torchvision{did_you_mean(config.model, known)}")
+        raise UserError(f"{config.model!r} is not a Faster R-CNN of torchvision{did_you_mean(config.model, known)}")
     detector = load_backbone(config, weights_dir, torchvision.models.detection, **options)
     if config.model == "fasterrcnn_resnet50_fpn" and config.weights != "random":
-        for module in detector.modules():  # its weights were trained with batch norms that add nothing to the variance
+        for module in detector.modules():  # its weights were trained with batch norms without an epsilon
             if isinstance(module, nn.BatchNorm2d):
                 module.eps = 0.0
     fix_scales(detector)
@@ -104,9 +113,9 @@ def load_detector(config: RegionsConfig, weights_dir: Path | None = None) -> nn.
 
 
 def fix_scales(detector: Any) -> None:
-    """Let the detector learn the strides of its maps from an image of 256 x 256, which all of them divide.
+    """Set the strides of the detector's maps, with a forward pass on an image of 256 x 256, a multiple of all strides.
 
-    torchvision takes them from the first image it sees, wrongly if that one is small, and keeps them for all others.
+    torchvision computes the strides from the first image and keeps them for all others. They are wrong if that image is small.
     """
     with torch.inference_mode():
         maps = detector.backbone(torch.zeros(1, 3, 256, 256))
@@ -114,7 +123,7 @@ def fix_scales(detector: Any) -> None:
 
 
 def propose(detector: Any, pixels: Tensor) -> Proposals:
-    """What the region-proposal network finds in one image (3, height, width), 0-255, best first."""
+    """Return the boxes that the region-proposal network finds in an image (3, height, width), 0-255, best first."""
     images, _ = detector.transform([pixels.float() / 255])
     maps = detector.backbone(images.tensors)
     rpn, levels = detector.rpn, list(maps.values())
@@ -127,10 +136,10 @@ def propose(detector: Any, pixels: Tensor) -> Proposals:
 
 
 def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[ScoredBoxes, tuple[int, int]]:
-    """The boxes of one image (3, height, width), best first, and the height and width of the network's input.
+    """Return the boxes of one image (3, height, width), best first, and the height and width of the network's input.
 
-    As many as score more than ``config.score``, within ``min_boxes`` and ``max_boxes``; the whole image if there is
-    no box at all.
+    The boxes with scores above ``config.score`` are kept, at least ``min_boxes`` and at most ``max_boxes``. If the detector
+    finds no box at all, the box is the complete image.
     """
     proposed = propose(detector, pixels)
     proposals, size, heads = proposed.boxes, proposed.size, detector.roi_heads
@@ -145,48 +154,49 @@ def detect(detector: Any, pixels: Tensor, config: RegionsConfig) -> tuple[Scored
     logits, deltas = heads.box_predictor(features)
     scores = logits.float().softmax(-1)[:, 1:]  # without the background
     if config.selection == "bottom_up":
-        best = _highest_kept(proposals, scores, config.nms)
-        order = _kept(best, config)
-        kept = ScoredBoxes(proposals[order], best[order], features[order])
+        best = _scores_after_nms(proposals, scores, config.nms)
+        order = _select_best(best, config)
+        selected = ScoredBoxes(proposals[order], best[order], features[order])
     else:
         regressed = heads.box_coder.decode(deltas.float(), [proposals])[:, 1:]
-        boxes, best = _suppressed(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
-        order = _kept(best, config)
-        kept = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
-    return (kept if len(order) else _whole_image(size, proposals, vectors)), size
+        boxes, best = _suppress_by_class(torchvision.ops.clip_boxes_to_image(regressed, size), scores, config)
+        order = _select_best(best, config)
+        selected = ScoredBoxes(boxes[order], best[order], vectors(boxes[order]) if len(order) else features[:0])
+    return (selected if len(order) else _whole_image(size, proposals, vectors)), size
 
 
-def _highest_kept(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
-    """For each box the highest of its class scores that survives the suppression within the class, 0 if none does."""
+def _scores_after_nms(boxes: Float[Tensor, "n 4"], scores: Float[Tensor, "n classes"], overlap: float) -> Float[Tensor, " n"]:
+    """Return each box's highest score among the classes whose non-maximum suppression keeps the box; 0 if none does."""
     best = torch.zeros(len(boxes), device=boxes.device)
-    for of_class in scores.T:
-        kept = torchvision.ops.nms(boxes, of_class, overlap)
-        best[kept] = torch.maximum(best[kept], of_class[kept])
+    for class_scores in scores.T:
+        kept = torchvision.ops.nms(boxes, class_scores, overlap)
+        best[kept] = torch.maximum(best[kept], class_scores[kept])
     return best
 
 
-def _suppressed(
+def _suppress_by_class(
     boxes: Float[Tensor, "n classes 4"], scores: Float[Tensor, "n classes"], config: RegionsConfig
 ) -> tuple[Float[Tensor, "m 4"], Float[Tensor, " m"]]:
-    """Boxes of all classes after the suppression within each, best first.
+    """Return the boxes of all classes after non-maximum suppression within each class, best first, and their scores.
 
-    Suppression goes from the best down, so it is done on ever more of the best, until they give ``max_boxes``.
+    Only a better box can suppress a box. Suppression therefore starts with the best boxes, and takes more of them until
+    ``max_boxes`` remain.
     """
     n_classes = scores.shape[1]
     order = scores.flatten().argsort(descending=True, stable=True)
-    take = 64 * config.max_boxes
+    n_candidates = 64 * config.max_boxes
     while True:
-        best = order[:take]
+        best = order[:n_candidates]
         candidates, values, classes = boxes.flatten(0, 1)[best], scores.flatten()[best], best % n_classes
-        large = torchvision.ops.remove_small_boxes(candidates, SMALLEST)
+        large = torchvision.ops.remove_small_boxes(candidates, MIN_BOX_SIDE)
         kept = large[torchvision.ops.batched_nms(candidates[large], values[large], classes[large], config.nms)]
-        if len(kept) >= config.max_boxes or take >= len(order):
+        if len(kept) >= config.max_boxes or n_candidates >= len(order):
             return candidates[kept], values[kept]
-        take *= 4
+        n_candidates *= 4
 
 
-def _kept(scores: Tensor, config: RegionsConfig) -> Tensor:
-    """Positions of the boxes to keep, best first."""
+def _select_best(scores: Tensor, config: RegionsConfig) -> Tensor:
+    """Return the indices of the boxes to keep, best first."""
     order = scores.argsort(descending=True, stable=True)
     above = int((scores > config.score).sum())
     return order[: min(max(above, config.min_boxes), config.max_boxes)]

@@ -1,4 +1,4 @@
-"""Word vectors: read from a word2vec or GloVe file or a table, or trained on captions."""
+"""Word vectors: read from a word2vec file, a GloVe file or a table, or trained on captions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.settings.captions import CaptionCorpus, TokenLists, WordSettings, tensor_text, text_tensor
-from vse.features.word_files import dictionary_of
+from vse.features.settings.captions import (
+    CaptionCorpus,
+    TokenLists,
+    WordSettings,
+    dictionary_path,
+    tensor_to_words,
+    words_to_tensor,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_stream, open_decoded
 
@@ -31,43 +37,44 @@ class WordVectors:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Row of each word."""
+        """The row of each word."""
         return {word: row for row, word in enumerate(self.words)}
 
     def encode(self, caption: Sequence[str]) -> list[int]:
-        """Rows of the words of a caption that are known, in order."""
+        """Return the rows of the known words of a caption, in order."""
         return [self.rows[word] for word in caption if word in self.rows]
 
-    def flat(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
-        """Rows of the known words of all captions, one after the other, and how many each has."""
+    def flatten(self, captions: TokenLists) -> tuple[Tensor, Tensor]:
+        """Return the rows of the known words of all captions, one caption after the other, and their number per caption."""
         encoded = [self.encode(caption) for caption in captions]
         lengths = torch.tensor([len(rows) for rows in encoded], dtype=torch.int64)
         return torch.tensor([row for rows in encoded for row in rows], dtype=torch.int64), lengths
 
     def tensors(self) -> dict[str, Tensor]:
-        """Words and vectors, as an encoder's file keeps them."""
-        return {"words": text_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
+        """Return the words and their vectors, as an encoder's file stores them."""
+        return {"words": words_to_tensor(self.words), "vectors": torch.from_numpy(self.vectors)}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> WordVectors:
-        """The word vectors whose :meth:`tensors` these are."""
-        return cls(tuple(tensor_text(tensors["words"])), tensors["vectors"].numpy())
+        """Build the word vectors from their :meth:`tensors`."""
+        return cls(tuple(tensor_to_words(tensors["words"])), tensors["vectors"].numpy())
 
-    def only(self, wanted: Iterable[str], first: int) -> WordVectors:
-        """The ``first`` words and those ``wanted``, in the same order."""
-        others = set(wanted)
-        kept = [row for row, word in enumerate(self.words) if row < first or word in others]
-        return WordVectors(tuple(self.words[row] for row in kept), self.vectors[kept])
+    def select(self, wanted: Iterable[str], first: int) -> WordVectors:
+        """Return the ``first`` words and the ``wanted`` ones, in the same order."""
+        wanted = set(wanted)
+        rows = [row for row, word in enumerate(self.words) if row < first or word in wanted]
+        return WordVectors(tuple(self.words[row] for row in rows), self.vectors[rows])
 
 
-def read_words(path: Path) -> WordVectors:
-    """Word vectors of a word2vec file (binary if its name has ``.bin``, else text) or of a GloVe text file; also gzipped.
+def read_word_vectors(path: Path) -> WordVectors:
+    """Read word vectors from a word2vec file (binary if its name has ``.bin``, else text) or a GloVe text file, or gzipped.
 
-    Of Skip-Thought's table, ``utable.npy``, the words are the lines of ``dictionary.txt`` beside it.
+    The words of Skip-Thought's table, ``utable.npy``, are the lines of ``dictionary.txt`` next to it. Raises UserError if the
+    file does not exist or has another content.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file of word vectors")
-    dictionary = dictionary_of(path)
+    dictionary = dictionary_path(path)
     try:
         if dictionary is not None:
             vectors = _read_table(path, dictionary)
@@ -82,8 +89,8 @@ def read_words(path: Path) -> WordVectors:
     return vectors
 
 
-def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
-    """Skip-gram vectors (Mikolov et al., 2013) of the words of ``captions``, on one core, so that they can be repeated."""
+def train_word_vectors(captions: TokenLists, dim: int, epochs: int, min_count: int, seed: int) -> WordVectors:
+    """Train skip-gram vectors (Mikolov et al., 2013) of the words in ``captions``; on one core, to be repeatable."""
     from gensim.models import Word2Vec
 
     model = Word2Vec(
@@ -99,25 +106,26 @@ def train_words(captions: TokenLists, dim: int, epochs: int, min_count: int, see
     return WordVectors(tuple(model.wv.index_to_key), np.asarray(model.wv.vectors, np.float32))
 
 
-def vectors_of(
+def select_vectors(
     corpus: CaptionCorpus, config: WordSettings, file: Path | None, n_sampled: int
 ) -> tuple[WordVectors, WordVectors]:
-    """The word vectors to keep, and ``n_sampled`` of all to fit to (or all, if there are fewer).
+    """Return the word vectors that the encoder keeps, and a sample of ``n_sampled`` word vectors to fit the encoder to.
 
-    They are read from ``file`` or, without one, trained on the training captions. Kept are the words of the data set and the
-    first ``config.keep`` of the file; the rest of a large file is forgotten on return. :class:`UserError` if not one word of
-    the data set has a vector.
+    They are read from ``file`` or, without one, trained on the training captions. The encoder keeps the words of the data set
+    and the first ``config.keep`` words of the file.     are fewer. Raises UserError if no word of the data set has a vector.
     """
     if file is None:
         log.info("training word vectors on %d captions", len(corpus.sentences))
-        known = train_words(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
+        known = train_word_vectors(corpus.sentences, config.trained_dim, config.trained_epochs, config.min_count, config.seed)
     else:
-        known = read_words(file)
-    kept = known.only(corpus.words, config.keep)
+        known = read_word_vectors(file)
+    kept = known.select(corpus.words, config.keep)
     with_vector = sum(word in kept.rows for word in corpus.words)
     log.info("%d of the data set's %d words have a vector", with_vector, len(corpus.words))
     if not with_vector:
-        raise UserError("not one word of the captions has a vector: is the file of word vectors of this language and case?")
+        raise UserError(
+            "no word of the captions has a vector; check that the file of word vectors has the captions' language and case"
+        )
     sample = np.arange(len(known.words))
     if len(sample) > n_sampled:
         sample = np.sort(np.random.default_rng(config.seed).permutation(len(sample))[:n_sampled])
@@ -133,9 +141,9 @@ def _read_binary(path: Path) -> WordVectors:
 
 
 def _read_table(path: Path, dictionary: Path) -> WordVectors:
-    """A table (n_words, dim) of numbers, and its words, one a line; a word's first row counts."""
+    """Read a table (n_words, dim) and its words, one per line; for a repeated word the first row counts."""
     if not dictionary.is_file():
-        raise UserError(f"{dictionary}: no such file; the words of {path.name} belong there, one a line")
+        raise UserError(f"{dictionary}: no such file; it must hold the words of {path.name}, one per line")
     table = np.load(path, allow_pickle=False)
     words = [line.strip() for line in dictionary.read_text(encoding="utf-8", errors="replace").split("\n")]
     words = words[:-1] if words and not words[-1] else words
@@ -147,17 +155,17 @@ def _read_table(path: Path, dictionary: Path) -> WordVectors:
 
 
 def _read_text(path: Path) -> WordVectors:
-    """Lines of a word and its numbers, after a first line with their count and length (word2vec) or not (GloVe).
+    """Read lines of a word and its numbers; a word2vec file has a first line with the number of words and their length.
 
-    A word may hold blanks, as some of GloVe's do; of a word that occurs twice the first is taken.
+    A word may contain blanks, as in GloVe. For a word that occurs twice the first line counts.
     """
     words: dict[str, None] = {}
-    numbers = bytearray()  # of all words, because an array for each would take twice the memory
+    numbers = bytearray()  # of all words; one array per word would take twice the memory
     n_lines, dim, expected = 0, 0, None
     with open_decoded(path) as stream:
-        for number, line in enumerate(stream, 1):
+        for line_number, line in enumerate(stream, 1):
             fields = line.decode(errors="replace").rstrip().split(" ")
-            if number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):
+            if line_number == 1 and len(fields) == 2 and all(field.removeprefix("-").isdigit() for field in fields):
                 expected, dim = int(fields[0]), int(fields[1])
                 continue
             dim = dim or len(fields) - 1
@@ -166,11 +174,11 @@ def _read_text(path: Path) -> WordVectors:
                     raise ValueError(f"{len(fields) - 1} numbers")
                 vector = np.asarray(fields[-dim:], np.float32)
             except ValueError as error:
-                raise UserError(f"{path}: line {number} is not a word and {dim} numbers ({error})") from None
+                raise UserError(f"{path}: line {line_number} is not a word and {dim} numbers ({error})") from None
             n_lines += 1
             if (word := " ".join(fields[:-dim])) not in words:
                 words[word] = None
                 numbers += vector.tobytes()
     if expected is not None and n_lines != expected:
-        raise UserError(f"{path}: {n_lines} words, but its first line says {expected}")
+        raise UserError(f"{path}: {n_lines} words, but its first line declares {expected}")
     return WordVectors(tuple(words), np.frombuffer(numbers, np.float32).reshape(len(words), dim))

@@ -1,17 +1,27 @@
-"""The registry of extractors: each is one line below.
+"""The registry of extractors, and the feature presets that use them.
 
-Nothing else names an extractor. The commands of ``vse-extract``, the workflow's rules and the presets' schema read all they
-need from its settings (:class:`vse.features.settings.base.FeatureSettings`). Nothing in this package imports torch, so that a
-workflow which only reads presets starts quickly. The settings name the class that computes the feature. It is imported when it
-runs.
+Each extractor is one line below, and nothing else names one. The commands of ``vse-extract``, the workflow's rules and the
+presets' schema read what they need from its settings (:class:`vse.features.settings.base.FeatureSettings`). Nothing in this
+package imports torch, so that a workflow which only reads presets starts quickly. The settings name the class that computes
+the feature in ``code``, or in ``encoder`` for caption encoders. That class is imported when it runs.
 """
 
 from __future__ import annotations
 
-from vse.features.settings.base import FeatureSettings
-from vse.pipeline.presets.parts import Registry
+from collections.abc import Sequence
 
-# A preset that names no extractor is of the first.
+from vse.features.settings.base import FeatureSettings
+from vse.pipeline.errors import UserError
+from vse.pipeline.presets.parts import Registry
+from vse.pipeline.presets.presets import (
+    apply_overrides,
+    known_presets,
+    load_dataset,
+    merge_settings,
+    read_preset,
+    validate_settings,
+)
+
 EXTRACTORS: Registry[FeatureSettings] = Registry(
     "extractor",
     key="extractor",
@@ -25,4 +35,27 @@ EXTRACTORS: Registry[FeatureSettings] = Registry(
         "text": "vse.features.settings.texts:TextConfig",
     },
 )
-DEFAULT: str = next(iter(EXTRACTORS))
+DEFAULT: str = next(iter(EXTRACTORS))  # the extractor of a preset that names none
+
+
+def load_feature(name: str, dataset: str | None = None, sets: Sequence[str] = ()) -> FeatureSettings:
+    """Load a feature preset, with the changes of the preset ``dataset`` and then the ``key=value`` settings ``sets``.
+
+    Raises UserError if the extractor is unknown or a setting is not valid.
+    """
+    content = read_preset("features", name)
+    if dataset in known_presets("datasets"):
+        content = merge_settings(content, load_dataset(dataset).features.get(content["name"], {}))
+    try:
+        settings = EXTRACTORS[str(content.get("extractor", DEFAULT))]
+    except ValueError as error:
+        raise UserError(f"feature {name!r}: {error}") from None
+    return validate_settings(settings, "feature", name, apply_overrides(settings, content, sets))
+
+
+def has_auto_precision(name: str, dataset: str) -> bool:
+    """Return whether a feature's preset has ``precision: auto``, so that the machine decides the precision of its cache."""
+    try:
+        return getattr(load_feature(name, dataset), "precision", None) == "auto"
+    except UserError:
+        return False

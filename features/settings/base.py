@@ -1,6 +1,6 @@
-"""Settings that extractors share, and the base class of extractors.
+"""Base classes of extractors and of their settings, and the optional libraries of networks.
 
-Nothing here imports torch or h5py, so that a workflow which only reads presets starts quickly.
+This module imports neither torch nor h5py, so that a workflow which only reads presets starts quickly.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module, metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt
 
-from vse.features.settings.libraries import LIBRARIES, Library
+from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.parts import import_object
 from vse.pipeline.presets.schema import Settings
@@ -28,8 +29,59 @@ WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt")
 
 
 @dataclass(frozen=True)
+class Library:
+    """An optional library of networks.
+
+    name : the library's name in messages
+    module : the name that is imported
+    distribution : the name of its distribution
+    extra : the extra of this package that installs it
+    """
+
+    name: str
+    module: str
+    distribution: str
+    extra: str
+
+    def load(self, model: str) -> Any:
+        """Import and return the module; raise UserError, with the extra that ``model`` needs, if it is not installed."""
+        from vse.features import vision  # noqa: F401  these libraries import torchvision, too
+
+        try:
+            return import_module(self.module)
+        except ImportError:
+            raise self._missing_error(model) from None
+
+    def version(self, model: str) -> str:
+        """Return the installed version; raise UserError as :meth:`load` does."""
+        self.load(model)
+        try:
+            return metadata.version(self.distribution)
+        except metadata.PackageNotFoundError:
+            raise self._missing_error(model) from None
+
+    def _missing_error(self, model: str) -> UserError:
+        return UserError(f"model {model} needs {self.name}: pip install 'vse-pipeline[{self.extra}]'")
+
+
+LIBRARIES = {
+    "timm": Library("timm", "timm", "timm", "timm"),
+    "sentence_transformers": Library("sentence-transformers", "sentence_transformers", "sentence-transformers", "text"),
+    "open_clip": Library("OpenCLIP", "open_clip", "open_clip_torch", "openclip"),
+}
+
+
+@dataclass(frozen=True)
 class Job:
-    """What a command hands to an extractor beside its settings; ``fit``: fit the encoder of a caption feature first."""
+    """The arguments of one extraction, besides the settings of the feature.
+
+    dataset : path of the ``dataset.json``
+    out : path of the cache to write
+    device : ``auto``, or a device of torch
+    weights_dir : folder whose files replace downloads of weights
+    words : file of word vectors
+    fit : whether the encoder of a caption feature is fitted first
+    """
 
     dataset: Path
     out: Path
@@ -40,82 +92,86 @@ class Job:
 
 
 class FeatureSettings(Settings):
-    """What every feature preset has; its field ``extractor`` names a class of the registry that derives from this one.
+    """Settings that every feature preset has.
 
-    The docstring of that class is the help text of its command, ``vse-extract <extractor>``.
+    Each extractor derives a class from this one, with a field ``extractor`` whose value is the extractor's name in the
+    registry. The docstring of that class is the help text of its command, ``vse-extract <extractor>``.
     """
 
     code: ClassVar[str]
-    """The class that computes the feature, ``module:Class``. It is imported when it runs, because it needs torch."""
+    """The class that computes the feature, as ``module:Class``. It is imported when it runs, because it needs torch."""
     kind: ClassVar[Literal["image", "text"]] = "image"
     options: ClassVar[tuple[Option, ...]] = ()
-    """Options of its command beside those that every extractor has."""
+    """Options of the extractor's command, besides those of every extractor."""
     memory_mb: ClassVar[int] = 6000
-    """What the job of a shard needs at most."""
-    fitted: ClassVar[bool] = False
-    """Whether an encoder is fitted before rows can be made."""
+    """Memory in MB that the workflow reserves for the job of one shard."""
+    fits_encoder: ClassVar[bool] = False
+    """Whether an encoder is fitted before the rows are computed."""
     reads_raw: ClassVar[bool] = False
-    """Whether captions are read as they were written, not as words."""
+    """Whether the extractor reads the captions' original text instead of their tokens."""
     default_preset: ClassVar[str | None] = None
-    """The preset that its command makes if it is given none; none: the one that is called as the extractor."""
+    """The default preset of the extractor's command; None: the preset with the extractor's name."""
 
     name: str = Field(description="name of the preset, part of the cache's file name")
-    dtype: Literal["float16", "float32"] = Field("float16", description="how the cache stores the vectors")
+    dtype: Literal["float16", "float32"] = Field("float16", description="number type of the vectors in the cache")
 
     @classmethod
     def extractor_name(cls) -> str:
-        """What presets and the command line call the extractor."""
+        """Return the extractor's name in presets and on the command line."""
         name: str = cls.model_fields["extractor"].default
         return name
 
     @classmethod
-    def how(cls) -> set[str]:
-        """Settings of how a feature is made that do not determine it."""
+    def excluded_fields(cls) -> set[str]:
+        """Return the names of the fields that :meth:`content` leaves out.
+
+        They do not change the vectors, or a hash in the cache's key stands for them.
+        """
         return {"name"}
 
     def content(self) -> dict[str, Any]:
-        """The settings that determine the vectors, beside weights, which are known by their own hash."""
-        return self.model_dump(mode="json", exclude=self.how())
+        """Return the settings that determine the vectors; the key also has the hashes of weights and files."""
+        return self.model_dump(mode="json", exclude=self.excluded_fields())
 
     def triggers(self) -> dict[str, Any]:
-        """The content, and where weights and boxes come from: a change makes the workflow's jobs run again.
+        """Return the settings whose change makes the workflow run a job again: the content, and sources of weights and boxes.
 
-        Every feature has these keys: a new one would make all jobs of the others run again, too.
+        The dictionary has the same keys for every feature. Adding a key to it would make the jobs of all features run again.
         """
         sources = ("weights", "seed", "boxes", "proposer_weights")
         return {**self.content(), **{key: getattr(self, key, None) for key in sources}}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """What one row is, as :attr:`vse.features.cache.feature_cache.FeatureCache.row_kind` has it."""
+        """The kind of a row, as :attr:`vse.features.cache.feature_cache.FeatureCache.row_kind` defines it."""
         return "vectors"
 
     @property
-    def most_vectors(self) -> int | None:
-        """How many vectors a row has, or at most; None if that is not known before it is made."""
+    def max_vectors(self) -> int | None:
+        """The largest number of vectors in a row; None if it is not known before the rows are computed."""
         return 1
 
     @property
-    def network_reads(self) -> int | None:
-        """How often its network reads something for a row, at the speed of the bare network; None if that says nothing."""
+    def network_passes(self) -> int | None:
+        """Number of forward passes of the network for a row; None if their number does not predict the speed."""
         return None
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """What a feature of texts has a row of: every caption, or every different text of the captions' phrases."""
+        """Whether a text feature has one row per caption, or one per distinct text of the captions' phrases."""
         return "captions"
 
     @property
     def extra(self) -> str | None:
-        """The extra of this package that has to be installed, ``timm`` for example; None if there is no such need."""
+        """The extra of this package that must be installed, such as ``timm``; None if the feature needs no extra."""
         return None
 
     def files(self) -> list[str]:
-        """The user's files that a feature is made from, beside images, captions and word vectors."""
+        """Return the user's files that the feature is computed from, besides images, captions and word vectors."""
         return []
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
-        """The user's file of word vectors: the one ``given`` for all features, or that of the preset; None if none is read."""
+        """Return the file of word vectors: ``given``, else the preset's file; None if the feature reads no such file."""
         return None
 
     def build(self, job: Job) -> Extractor:
@@ -129,94 +185,97 @@ class FeatureSettings(Settings):
 
 
 class ImageSettings(FeatureSettings):
-    """A feature of images."""
+    """Settings of a feature of images."""
 
     options: ClassVar[tuple[Option, ...]] = ("skip_bad",)
 
-    workers: int = Field(2, ge=0, description="threads that decode images ahead of what computes")
+    workers: int = Field(2, ge=0, description="threads that decode images while the network computes")
 
     @classmethod
-    def how(cls) -> set[str]:
-        """Nor do the threads."""
-        return super().how() | {"workers"}
+    def excluded_fields(cls) -> set[str]:
+        """Return the excluded fields; threads do not change the vectors."""
+        return super().excluded_fields() | {"workers"}
 
 
 class NetworkSettings(ImageSettings):
-    """A network that reads images, and its weights."""
+    """Settings of a feature that a network computes from images."""
 
     options: ClassVar[tuple[Option, ...]] = ("skip_bad", "weights_dir")
 
     model: str = Field(description="a torchvision model, timm/<model> or open_clip/<model>")
     weights: str = Field(
         "pretrained",
-        description="pretrained, random, a name that the model's library knows, or a .pth or .safetensors file",
+        description="pretrained, random, a name of weights in the model's library, or a .pth or .safetensors file",
     )
     weights_sha256: str | None = Field(None, description="expected SHA-256 of a weights file")
     seed: int = Field(0, ge=0, description="seed of random weights")
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "fp32", description="fp32, or autocast to bf16 or fp16; auto: bf16 where the device has it, else fp32"
+        "fp32", description="fp32, or autocast to bf16 or fp16; auto: bf16 if the device has instructions for it, else fp32"
     )
 
     @classmethod
-    def how(cls) -> set[str]:
-        """The weights are known by their hash."""
-        return super().how() | {"weights", "seed", "weights_sha256"}
+    def excluded_fields(cls) -> set[str]:
+        """Return the excluded fields; the hash of the weights is part of the key."""
+        return super().excluded_fields() | {"weights", "seed", "weights_sha256"}
 
     @property
     def library(self) -> Library | None:
-        """The library beside torchvision that the model comes from."""
+        """The library of the model; None for torchvision."""
         return LIBRARIES.get(self.model.rpartition("/")[0])
 
     @property
     def extra(self) -> str | None:
-        """That of the model's library."""
+        """The extra that installs the model's library."""
         return self.library.extra if self.library is not None else None
 
     def files(self) -> list[str]:
-        """A file of weights."""
+        """Return the file of weights, if ``weights`` names a file."""
         return [self.weights] if self.weights.endswith(WEIGHT_SUFFIXES) else []
 
 
 class LayerSettings(NetworkSettings):
-    """A classification network of which one layer is read."""
+    """Settings of a feature that is the output of one layer of a classification network."""
 
     layer: str = Field(
         "penultimate",
-        description="a module of the model whose output is taken; penultimate: what the last Linear reads; "
-        "output: what the model returns",
+        description="name of the module whose output is the feature; penultimate: the input of the last Linear layer; "
+        "output: the output of the model",
     )
     grid: PositiveInt | Literal["all"] = Field(
-        1, description="a layer with height and width is averaged to grid x grid positions; all: those that it has"
+        1, description="a layer with height and width is averaged to grid x grid positions; all: every position is kept"
     )
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
 
 
 class Extractor(ABC):
-    """One feature, ready to be computed.
+    """Base class of the code that computes a feature.
 
-    ``weights_sha256`` stands for all that was learnt (a network's weights, a fitted encoder), ``version`` is raised
-    when the code makes other vectors than before, ``extra`` names other files that were read, by their hashes,
-    and ``notes`` tell where things came from. ``part`` says which part of the feature is being made, for a person.
-    ``asked_precision`` is the precision of the preset, which may be ``auto``. The vectors are computed in that of ``config``.
+    version : number of the code's version, raised when the code starts to compute other vectors
+    config : settings, with the precision that the vectors are computed in
+    weights_sha256 : SHA-256 of all learned parameters (a network's weights, a fitted encoder)
+    extra_hashes : further hashes that are part of the cache's key, such as those of boxes or a tokenizer
+    notes : provenance that is stored in the cache without being part of its key, such as versions
+    part : the part of the feature that is computed now, for the progress bar
+    requested_precision : the precision of the preset, which may be ``auto``
     """
 
     version: ClassVar[int] = 1
     config: FeatureSettings
     weights_sha256: str
-    extra: Mapping[str, str] = MappingProxyType({})
+    extra_hashes: Mapping[str, str] = MappingProxyType({})
     notes: Mapping[str, Any] = MappingProxyType({})
     part: str = ""
-    asked_precision: str | None = None
+    requested_precision: str | None = None
 
     @property
     def kind(self) -> Literal["image", "text"]:
-        """Whether rows are made of images or of captions."""
+        """Whether the rows belong to images or to captions."""
         return self.config.kind
 
     def identity(self, dataset: Dataset) -> Identity:
-        """All that determines the vectors of ``dataset``, beside the images or captions themselves."""
+        """Return all that determines the vectors of ``dataset``, besides the images or captions themselves."""
         from vse.features.cache.rows import Identity, row_ids  # imports h5py
 
         content = {
@@ -224,25 +283,26 @@ class Extractor(ABC):
             "weights_sha256": self.weights_sha256,
             "requested_ids_sha256": sha256_json(row_ids(dataset, self.kind, self.config.text_rows).tolist()),
             "extractor_version": self.version,
-            **self.extra,
+            **self.extra_hashes,
         }
         return Identity(dataset.name, self.config.name, self.kind, content)
 
     @property
-    def described(self) -> str:
-        """What is being made, for a person: ``extract fc7, shard 2 of 4``."""
+    def progress_label(self) -> str:
+        """The text next to the progress bar, such as ``extract fc7, shard 2 of 4``."""
         return f"extract {self.config.name}" + (f", {self.part}" if self.part else "")
 
     @classmethod
     def from_job(cls, config: Any, job: Job) -> Self:
-        """Return the extractor with the settings ``config`` for a command's ``job``."""
+        """Return the extractor with the settings ``config`` for one extraction, ``job``."""
         build: Any = cls
         extractor: Self = build(config, job.weights_dir, job.device)
         return extractor
 
     @abstractmethod
     def extract(self, items: Sequence[Item], skip_bad: bool = False) -> Rows:
-        """Make the rows of ``items``, in order.
+        """Compute the rows of ``items``, in order.
 
-        With ``skip_bad`` unreadable images are left out and listed; else the first raises :class:`BadImage`.
+        With ``skip_bad``, unreadable images are left out and listed in the result. Otherwise the first one raises
+        :class:`BadImage`.
         """

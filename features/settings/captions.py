@@ -1,4 +1,4 @@
-"""Settings of caption features, and the base class of the encoders that are fitted to captions."""
+"""Base classes of caption features: their settings, and the encoders that are fitted to captions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from vse.features.settings.base import FeatureSettings, Option
-from vse.features.word_files import word_file_sha256
-from vse.pipeline.files.writing import sha256_json
+from vse.pipeline.errors import UserError
+from vse.pipeline.files.writing import sha256_file, sha256_json
 from vse.pipeline.presets.parts import import_object
 
 if TYPE_CHECKING:
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
     from vse.features.cache.rows import Item
 
-# They say how a phrase stands in its sentence, not what it names. Numbers (two men), places (the front) and colours are none.
-_CLASSES = (
+# Words of closed classes relate a phrase to its sentence, but do not describe what it names. Numbers (two men), places (the
+# front) and colours do, so they are not in this list.
+_CLOSED_CLASSES = (
     "a an the this that these those",
     "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers herself",
     "it its itself they them their theirs themselves who whom whose which what",
@@ -30,13 +31,14 @@ _CLASSES = (
     "is are was were be been being am has have had having do does did doing",
     "some any each other another such own same so than too very",
 )
-STOP_WORDS = frozenset(word for words in _CLASSES for word in words.split(" "))
+STOP_WORDS = frozenset(word for words in _CLOSED_CLASSES for word in words.split(" "))
 
 
 def phrase_words(tokens: Sequence[str], drop_stop_words: bool = False) -> tuple[str, ...]:
-    """The words of a phrase as its encoder reads them; a phrase of stop words alone, such as *them*, keeps them.
+    """Return the words of a phrase in lower case, without stop words if ``drop_stop_words``.
 
-    Plummer et al. remove stop words from phrases; their list is not published, so this is one of closed word classes.
+    A phrase that has only stop words, such as *them*, keeps them. Plummer et al. remove stop words from phrases but did not
+    publish their list; :data:`STOP_WORDS` is a list of closed word classes.
     """
     words = tuple(token.lower() for token in tokens)
     return (tuple(word for word in words if word not in STOP_WORDS) or words) if drop_stop_words else words
@@ -47,11 +49,11 @@ TokenLists = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class CaptionCorpus:
-    """What an encoder is fitted on.
+    """The texts that a caption encoder is fitted to.
 
-    training : the training captions, or every phrase of these
-    words : all words of the data set's captions, or phrases
-    sentences : the training captions, on which word vectors are trained, because phrases have few words around a word
+    training : the training captions, or all their phrases
+    words : all words of the data set's captions, or of its phrases
+    sentences : the training captions; word vectors are trained on them, because in phrases a word has too little context
     """
 
     training: TokenLists
@@ -60,59 +62,64 @@ class CaptionCorpus:
 
 
 class CaptionEncoder(ABC):
-    """Turns captions, given as words, into vectors of ``dim`` numbers.
+    """Base class of encoders that map captions, given as words, to vectors of length ``dim``.
 
-    ``words_read`` gives those words of a new caption that are read: all, unless the encoder is one of phrases.
+    ``select_words`` is a function that returns the words of a new caption that the encoder reads. An encoder of captions reads
+    all words; an encoder of phrases may drop stop words.
     """
 
     dim: int
     reads_raw: ClassVar[bool] = False
-    words_read: Callable[[Sequence[str]], Sequence[str]] = tuple
+    select_words: Callable[[Sequence[str]], Sequence[str]] = tuple
 
     @abstractmethod
     def encode(self, captions: TokenLists) -> Tensor:
-        """Vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
+        """Return the vectors of captions (n, dim), float32 on the CPU; zeros for a caption without a known word."""
 
-    def encoded(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
-        """Vectors of captions as a model reads them."""
-        return (self.encode([self.words_read(caption.tokens) for caption in captions]),)
+    def encode_items(self, captions: Sequence[Item]) -> tuple[Tensor, ...]:
+        """Return a tuple with the vectors of captions (n, dim), as the inputs of a model."""
+        return (self.encode([self.select_words(caption.tokens) for caption in captions]),)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All that was fitted."""
+        """Return all fitted parameters by name."""
 
     @classmethod
     @abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], device: torch.device) -> Self:
-        """The encoder whose :meth:`tensors` these are."""
+        """Build the encoder from its :meth:`tensors`."""
 
 
-def text_tensor(words: Sequence[str]) -> Tensor:
-    """Words as the bytes of their UTF-8, with a line feed between them."""
+def words_to_tensor(words: Sequence[str]) -> Tensor:
+    """Return words as a uint8 tensor of their UTF-8 bytes, separated by line feeds."""
     import torch
 
     return torch.frombuffer(bytearray("\n".join(words).encode()), dtype=torch.uint8)
 
 
-def tensor_text(tensor: Tensor) -> list[str]:
-    """The words whose :func:`text_tensor` this is."""
+def tensor_to_words(tensor: Tensor) -> list[str]:
+    """Return the words in a tensor of :func:`words_to_tensor`."""
     return bytes(tensor.numpy()).decode().split("\n")
 
 
 class TextSettings(FeatureSettings):
-    """A feature of texts: of captions, or of the phrases that captions mark."""
+    """Settings of a feature of texts: of captions, or of the phrases that captions mark."""
 
     kind: ClassVar[Literal["image", "text"]] = "text"
 
     of: Literal["captions", "phrases"] = Field(
-        "captions", description="a row per caption, or one per different text of the captions' phrases, in lower case"
+        "captions",
+        description="captions: a row per caption; phrases: a row per distinct phrase of the captions, in lower case",
     )
     stop_words: Literal["keep", "drop"] = Field(
-        "keep", description="drop: of phrases the articles, pronouns, prepositions and the like are not read"
+        "keep", description="drop: articles, pronouns, prepositions and other stop words of phrases are ignored"
     )
 
     def content(self) -> dict[str, Any]:
-        """What captions have had all along is not named: their features stay what they are."""
+        """Return the settings that determine the vectors.
+
+        ``of`` and ``stop_words`` are left out at their defaults, so that caches older than these settings keep their keys.
+        """
         content = super().content()
         for name in ("of", "stop_words"):
             if content[name] == type(self).model_fields[name].default:
@@ -121,89 +128,115 @@ class TextSettings(FeatureSettings):
 
     @property
     def text_rows(self) -> Literal["captions", "phrases"]:
-        """As ``of`` says."""
+        """The kind of the rows, from the setting ``of``."""
         return self.of
 
-    def words_read(self, tokens: Sequence[str]) -> Sequence[str]:
-        """The words of a caption, or of a phrase, that are read."""
+    def select_words(self, tokens: Sequence[str]) -> Sequence[str]:
+        """Return the words of a caption, or of a phrase, that the encoder reads."""
         return phrase_words(tokens, self.stop_words == "drop") if self.of == "phrases" else tokens
 
     @model_validator(mode="after")
-    def _of_phrases(self) -> Self:
+    def _check_stop_words(self) -> Self:
         if self.stop_words == "drop" and self.of != "phrases":
             raise ValueError("stop_words: drop goes with of: phrases")
         return self
 
 
 class CaptionSettings(TextSettings):
-    """A feature of captions: an encoder fitted on the training captions, then a vector per caption.
-
-    Of phrases it is fitted on the phrases of the training captions.
-    """
+    """Settings of a feature whose encoder is fitted to the training captions, or for phrases to the phrases in them."""
 
     code: ClassVar[str] = "vse.features.extractors.captions:CaptionExtractor"
     encoder: ClassVar[str]
-    """The class of the caption encoder, ``module:Class``. It is imported when it runs, because it needs torch."""
-    fitted: ClassVar[bool] = True
+    """The class of the caption encoder, as ``module:Class``. It is imported when it runs, because it needs torch."""
+    fits_encoder: ClassVar[bool] = True
 
     chunk: PositiveInt = Field(2048, description="captions encoded at once")
 
     @classmethod
-    def how(cls) -> set[str]:
-        """The chunk only bounds the memory."""
-        return super().how() | {"chunk"}
+    def excluded_fields(cls) -> set[str]:
+        """Return the excluded fields; ``chunk`` only limits the memory."""
+        return super().excluded_fields() | {"chunk"}
 
-    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """What an encoder is fitted to beside the training captions, by its SHA-256."""
+    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+        """Return the SHA-256 of each input that the encoder is fitted to, besides the training captions."""
         return {}
 
     @classmethod
     def encoder_class(cls) -> type[CaptionEncoder]:
-        """Return the class of the encoder, which also reads its tensors."""
+        """Return the encoder's class, which also loads a fitted encoder from its tensors."""
         encoder: type[CaptionEncoder] = import_object(cls.encoder)
         return encoder
 
     def fit(self, corpus: CaptionCorpus, words: Path | None, device: str) -> CaptionEncoder:
         """Fit the encoder to the captions of a data set; ``words`` is the file of word vectors.
 
-        An encoder with its settings and its code in one file overrides this method and :meth:`encoder_class`.
+        A class that keeps settings and code in one file overrides this method and :meth:`encoder_class` instead of setting
+        ``encoder``.
         """
         encoder: CaptionEncoder = import_object(self.encoder).fit_to_corpus(self, corpus, words, device)
         return encoder
 
 
+def dictionary_path(table: Path) -> Path | None:
+    """Return the file with the words of a table of vectors (``.npy``, as Skip-Thought's ``utable.npy``).
+
+    The other formats hold their words in the same file; for them the result is None.
+    """
+    return table.with_name("dictionary.txt") if table.suffix == ".npy" else None
+
+
+def word_file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file of word vectors; for a table, a hash of the table and its dictionary.
+
+    Raises UserError if one of the files does not exist.
+    """
+    dictionary = dictionary_path(path)
+    for file in (path, dictionary):
+        if file is not None and not file.is_file():
+            advice = f"; the words of {path.name} belong there, one per line" if file is dictionary else ""
+            raise UserError(f"{file}: no such file of word vectors{advice}")
+    return sha256_file(path) if dictionary is None else sha256_json([sha256_file(path), sha256_file(dictionary)])
+
+
 class WordSettings(CaptionSettings):
-    """A feature built on word vectors."""
+    """Settings of a caption feature that is computed from word vectors."""
 
     options: ClassVar[tuple[Option, ...]] = ("words",)
 
     words: str | None = Field(
         None,
-        description="word2vec (.bin or text) or GloVe file, or Skip-Thought's table (.npy, dictionary.txt beside it), unless "
-        "--words or $VSE_WORDS names one; none: trained here",
+        description="word2vec (.bin or text) or GloVe file, or Skip-Thought's table (.npy, next to its dictionary.txt); "
+        "--words and $VSE_WORDS override it; none: the vectors are trained on the captions",
     )
     keep: PositiveInt = Field(
-        100_000, description="words kept for other captions, in the file's order, beside all words of the data set"
+        100_000,
+        description="number of the file's first words that are kept for other captions, besides all words of the data set",
     )
-    trained_dim: PositiveInt = Field(300, description="length of vectors trained here")
-    trained_epochs: PositiveInt = Field(20, description="passes over the captions, for vectors trained here")
-    min_count: PositiveInt = Field(4, description="occurrences a word needs, for vectors trained here")
-    seed: int = Field(0, ge=0, description="seed of word vectors trained here, and of the samples of a fit")
+    trained_dim: PositiveInt = Field(300, description="length of word vectors that are trained on the captions")
+    trained_epochs: PositiveInt = Field(
+        20, description="epochs of training, for word vectors that are trained on the captions"
+    )
+    min_count: PositiveInt = Field(
+        4, description="number of occurrences that a word needs to get a vector trained on the captions"
+    )
+    seed: int = Field(
+        0, ge=0, description="seed of the training of word vectors, and of the samples that the encoder is fitted to"
+    )
 
     @classmethod
-    def how(cls) -> set[str]:
-        """The word vectors are known by their hash, as part of the encoder."""
-        return super().how() | {"words"}
+    def excluded_fields(cls) -> set[str]:
+        """Return the excluded fields; the encoder's hash covers the word vectors."""
+        return super().excluded_fields() | {"words"}
 
     def word_file(self, given: str | Path | None = None) -> Path | None:
-        """The file of word vectors; None if they are trained."""
+        """Return the file of word vectors, ``given`` before the preset's; None if they are trained on the captions."""
         file = given or self.words
         return Path(file) if file else None
 
-    def inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
-        """The word vectors, and the words of the whole data set, which are the ones kept.
+    def fit_inputs(self, corpus: CaptionCorpus, words: Path | None) -> Mapping[str, str | None]:
+        """Return hashes of the file of word vectors and of the words of the complete data set, whose vectors are kept.
 
-        For phrases, vectors that are trained here are trained on the captions.
+        For phrases without such a file, the hash of the training captions is added: word vectors are trained on them.
         """
         trained = {"training_captions_sha256": sha256_json(corpus.sentences)} if words is None and self.of == "phrases" else {}
         return {

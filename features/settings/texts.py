@@ -1,10 +1,6 @@
-"""Settings of ``vse-extract text``; the code is in :mod:`vse.features.extractors.text`.
+"""Settings of the caption extractors: ``vse-extract text``, ``tfidf``, ``mean_vector`` and ``hglmm``.
 
-Settings of ``vse-extract tfidf``; the code is in :mod:`vse.features.extractors.tfidf`.
-
-Settings of ``vse-extract mean_vector``; the code is in :mod:`vse.features.extractors.tfidf`.
-
-Settings of ``vse-extract hglmm``; the code is in :mod:`vse.features.extractors.hglmm`.
+The code of each is in :mod:`vse.features.extractors`; ``mean_vector`` is in the module of ``tfidf``.
 """
 
 from __future__ import annotations
@@ -13,9 +9,8 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from vse.features.settings.base import WEIGHT_SUFFIXES, Option
+from vse.features.settings.base import LIBRARIES, WEIGHT_SUFFIXES, Library, Option
 from vse.features.settings.captions import CaptionSettings, TextSettings, WordSettings
-from vse.features.settings.libraries import LIBRARIES, Library
 
 _OPEN_CLIP = "open_clip/"
 
@@ -23,8 +18,8 @@ _OPEN_CLIP = "open_clip/"
 class TextConfig(TextSettings):
     """Vectors of captions, or of their tokens, from a pretrained text encoder.
 
-    Any model of sentence-transformers or transformers by its name on the Hugging Face hub (BERT, MiniLM, E5, GTE, ...), or
-    the text tower of an OpenCLIP model. Captions are read as they were written, not as lower-case words.
+    The encoder is any model of sentence-transformers or transformers by its name on the Hugging Face hub (BERT, MiniLM, E5,
+    GTE, ...), or the text tower of an OpenCLIP model. It reads the original text of the captions, not lower-case words.
     """
 
     options: ClassVar[tuple[Option, ...]] = ("weights_dir",)
@@ -37,48 +32,48 @@ class TextConfig(TextSettings):
     model: str = Field(description="a model of the Hugging Face hub, such as intfloat/e5-base-v2, or open_clip/<model>")
     weights: str = Field(
         "pretrained",
-        description="pretrained, random, or a folder with the model; of OpenCLIP a name that it knows, or a .pth or "
-        ".safetensors file",
+        description="pretrained, random, or a folder with the model; for OpenCLIP pretrained, random, the name of weights in "
+        "the library, or a .pth or .safetensors file",
     )
     revision: str | None = Field(None, description="branch, tag or commit of a download from the hub; none: the newest")
     seed: int = Field(0, ge=0, description="seed of random weights")
     pooling: Literal["own", "mean", "first", "tokens"] = Field(
         "own",
-        description="own: the model's own vector, the mean if its folder names none; mean, first: of the last layer's states; "
-        "tokens: these states themselves, a vector per token",
+        description="own: the model's own pooling, the mean if its folder has none; mean, first: the mean or the first of the "
+        "last layer's states; tokens: all these states, a vector per token",
     )
     prompt: str | None = Field(
-        None, description="text before each caption, which some models want; none: the model's own default, mostly none"
+        None, description="text that some models expect before each caption; none: the model's default prompt, if it has one"
     )
     max_length: int | None = Field(
-        None, ge=3, description="tokens of a caption that are read, special ones counted; none: as many as the model reads"
+        None, ge=3, description="maximum number of tokens of a caption, with special tokens; none: the model's own maximum"
     )
     normalize: bool = Field(True, description="L2-normalise each vector")
     precision: Literal["auto", "fp32", "bf16"] = Field(
-        "fp32", description="fp32, or autocast to bf16; auto: bf16 where the device has it, else fp32"
+        "fp32", description="fp32, or autocast to bf16; auto: bf16 if the device has instructions for it, else fp32"
     )
-    batch_tokens: PositiveInt = Field(2048, description="tokens that run through the network at once, padding counted")
+    batch_tokens: PositiveInt = Field(2048, description="number of tokens in a batch, with padding")
 
     @classmethod
-    def how(cls) -> set[str]:
-        """The weights are known by their hash; batches do not change what is computed."""
-        return super().how() | {"weights", "revision", "seed", "batch_tokens"}
+    def excluded_fields(cls) -> set[str]:
+        """Return the excluded fields; the hash of the weights is part of the key, and batches do not change the vectors."""
+        return super().excluded_fields() | {"weights", "revision", "seed", "batch_tokens"}
 
     def triggers(self) -> dict[str, Any]:
-        """And the revision that is asked for."""
+        """Return the settings whose change makes the workflow run a job again, with the requested revision."""
         return {**super().triggers(), "revision": self.revision}
 
     @property
     def row_kind(self) -> Literal["vectors", "crops", "sets"]:
-        """A vector per caption, or the set of its tokens' states."""
+        """``sets`` if a row holds the states of a caption's tokens, else ``vectors``."""
         return "sets" if self.pooling == "tokens" else "vectors"
 
     @property
-    def most_vectors(self) -> int | None:
+    def max_vectors(self) -> int | None:
         return None if self.pooling == "tokens" else 1
 
     @property
-    def network_reads(self) -> int:
+    def network_passes(self) -> int:
         return 1
 
     @property
@@ -93,42 +88,44 @@ class TextConfig(TextSettings):
 
     @property
     def extra(self) -> str | None:
-        """That of the model's library."""
+        """The extra that installs the model's library."""
         return self.library.extra
 
     @property
     def from_files(self) -> bool:
-        """Whether ``weights`` names a folder of the user or, of OpenCLIP, a file."""
+        """Whether ``weights`` names a folder of the user or, for OpenCLIP, a file."""
         if self.open_clip is not None:
             return self.weights.endswith(WEIGHT_SUFFIXES)
         return self.weights not in ("pretrained", "random")
 
     def files(self) -> list[str]:
-        """A folder or file of weights."""
+        """Return the folder or file of weights, if ``weights`` names one."""
         return [self.weights] if self.from_files else []
 
     @model_validator(mode="after")
-    def _fits(self) -> TextConfig:
+    def _check_model(self) -> TextConfig:
         if self.open_clip is not None and self.pooling == "first":
-            raise ValueError(f"pooling: first of {self.model} knows no word of the caption, since no token sees a later one")
+            raise ValueError(
+                f"pooling: first cannot be used with {self.model}: its first token does not depend on the caption's words"
+            )
         if self.revision is not None and (self.open_clip is not None or self.from_files):
-            raise ValueError("revision goes with a model that is downloaded from the Hugging Face hub")
+            raise ValueError("revision can be used only with a model that is downloaded from the Hugging Face hub")
         return self
 
 
 class TfidfConfig(CaptionSettings):
-    """TF-IDF vectors of captions: words weighted by their rarity, unit length (scikit-learn)."""
+    """TF-IDF vectors of captions, of unit length (scikit-learn)."""
 
     encoder: ClassVar[str] = "vse.features.extractors.tfidf:TfidfEncoder"
 
     extractor: Literal["tfidf"] = "tfidf"
-    min_count: PositiveInt = Field(4, description="a word needs this many training captions")
-    max_words: PositiveInt | None = Field(None, description="the most frequent so many words; none: all")
-    sublinear: bool = Field(False, description="1 + log of a word's count in its caption instead of the count")
+    min_count: PositiveInt = Field(4, description="number of training captions in which a word must occur")
+    max_words: PositiveInt | None = Field(None, description="number of most frequent words that are kept; none: all words")
+    sublinear: bool = Field(False, description="use 1 + log(count) of a word in its caption instead of the count")
 
 
 class MeanVectorConfig(WordSettings):
-    """Means of the captions' word vectors, unit length."""
+    """Means of the captions' word vectors, of unit length."""
 
     encoder: ClassVar[str] = "vse.features.extractors.tfidf:MeanVectorEncoder"
 
@@ -139,42 +136,52 @@ MixtureKind = Literal["hybrid", "gaussian", "laplacian"]
 
 
 class HglmmConfig(WordSettings):
-    """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture, or on several mixtures.
+    """Fisher vectors of captions on a hybrid Gaussian-Laplacian mixture model (HGLMM), or on several mixture models.
 
-    Two-branch paper, section 4.3; Klein et al., CVPR 2015. Several mixtures are, e.g., the GMM+HGLMM in the tables of both
-    papers. Neither paper says how the two are combined: here each is reduced by principal components of its own, and they
-    stand side by side. The code of Klein et al. puts the whole Fisher vectors side by side (pca: null) and, for COCO, draws
-    20,000 of their 36,000 numbers at random.
+    Two-branch paper, section 4.3; Klein et al., CVPR 2015. GMM+HGLMM in the tables of both papers is an example of several
+    mixtures. Neither paper states how the two are combined. Here the Fisher vectors of each mixture are reduced by their own
+    principal components and then concatenated. The code of Klein et al. concatenates the unreduced Fisher vectors (pca: null)
+    and, for COCO, keeps a random sample of 20,000 of their 36,000 coordinates.
     """
 
     encoder: ClassVar[str] = "vse.features.extractors.hglmm:HglmmEncoder"
 
     extractor: Literal["hglmm"] = "hglmm"
-    ica: bool = Field(True, description="independent components of the word vectors first")
-    ica_words: PositiveInt = Field(300_000, description="words drawn for the fit of the components and of the mixture")
+    ica: bool = Field(True, description="replace the word vectors by their independent components first")
+    ica_words: PositiveInt = Field(
+        300_000, description="size of the sample of words to which components and mixtures are fitted"
+    )
     ica_iterations: PositiveInt = 200
-    scale: float = Field(10.0, gt=0, description="length of a word's vector before the mixture")
+    scale: float = Field(10.0, gt=0, description="length of a word's vector as the mixture reads it")
     mixtures: list[MixtureKind] = Field(
         default=["hybrid"],
         min_length=1,
-        description="one is fitted per entry, and their vectors stand side by side in this order; hybrid: each dimension of a "
-        "cluster is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all are",
+        description="kinds of the mixtures; their vectors are concatenated in this order; hybrid: each dimension of a cluster "
+        "is a Gaussian or a Laplacian, whichever is likelier; gaussian, laplacian: all dimensions are",
     )
-    centres: PositiveInt = Field(30, description="of each mixture")
+    centres: PositiveInt = Field(30, description="number of clusters of each mixture")
     iterations: PositiveInt = Field(10, description="steps of expectation maximisation")
-    pca: PositiveInt | None = Field(6000, description="principal components of each mixture; none: the whole Fisher vector")
-    pca_captions: PositiveInt | None = Field(None, description="training captions drawn for the components; none: all")
+    pca: PositiveInt | None = Field(
+        6000,
+        description="number of principal components of each mixture's Fisher vectors; none: Fisher vectors are not reduced",
+    )
+    pca_captions: PositiveInt | None = Field(
+        None, description="size of the sample of training captions to which the components are fitted; none: all captions"
+    )
     normalize: bool = Field(False, description="L2-normalise each mixture's vectors once more after the projection")
 
     def content(self) -> dict[str, Any]:
-        """A hybrid mixture alone is not named: features made before there were others stay what they are."""
+        """Return the settings that determine the vectors.
+
+        ``mixtures`` is left out for a single hybrid mixture, so that caches older than this setting keep their keys.
+        """
         content = super().content()
         if self.mixtures == ["hybrid"]:
             del content["mixtures"]
         return content
 
     @model_validator(mode="after")
-    def _once(self) -> HglmmConfig:
+    def _check_mixtures(self) -> HglmmConfig:
         if len(set(self.mixtures)) < len(self.mixtures):
-            raise ValueError(f"mixtures {', '.join(self.mixtures)}: a kind can be there once")
+            raise ValueError(f"mixtures {', '.join(self.mixtures)}: each kind may occur only once")
         return self

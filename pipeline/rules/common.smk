@@ -7,7 +7,7 @@ import sys
 from snakemake.exceptions import WorkflowError
 
 from vse.eval.tables import published_rows, published_tables
-from vse.features.settings.presets import load_feature
+from vse.features.settings.settings import load_feature
 from vse.features.extraction import images_sha256
 from vse.pipeline.presets import presets
 from vse.pipeline.dataset import sources

@@ -23,7 +23,7 @@ from tests.hostile import refused
 from tests.pipeline.import_files import write_photos
 from tests.pipeline.test_import_table import imported
 from vse.features.data_cli import main
-from vse.features.extractors.words import read_words
+from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.decoded_limit import check_zip, open_decoded
 from vse.pipeline.files.hdf5 import open_hdf5, require_hdf5_dataset
@@ -110,7 +110,7 @@ def test_word_vectors_are_decoded_up_to_the_limit(tmp_path: Path, kind: str, nam
     path = tmp_path / f"{name}.{kind}"
     path.write_bytes(COMPRESS[kind](b"1 2\nword" + bytes(N_BYTES)))
     with pytest.raises(UserError, match="VSE_MAX_DECODED_GB"):
-        read_words(path)
+        read_word_vectors(path)
 
 
 @pytest.mark.usefixtures("_low_limit")

@@ -26,7 +26,7 @@ from vse.train.experiment import load_experiment
 from vse.train.serve.cli import serve_main
 from vse.train.training import train
 
-SAID = ("the data set has changed", "different data sets", "not the data set", "search one file")
+SAID = ("the data set has changed", "different data sets", "not the data set", "another data set", "search one file")
 Main = Callable[[list[str]], None]
 SMALL = ["model.dim=8", "model.word_dim=8", "train.epochs=1", "train.batch_size=16", "train.min_count=1", "warmup.epochs=0"]
 

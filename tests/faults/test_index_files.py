@@ -12,13 +12,13 @@ import numpy as np
 
 from tests.faults.suite import Suite
 from tests.pipeline.import_files import photo_bytes
-from vse.eval.search.index import Indexed, build_index, ids_sha256, note_file, read_index, search_index, write_index
+from vse.eval.search.index import IndexSource, build_index, ids_sha256, metadata_file, read_index, search_index, write_index
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 
 FACTORIES = ("Flat", "IVF4,Flat", "HNSW8", "PCA4,IVF4,SQ8", "PQ4x4", "IVF4,PQ4x4")
 CORPUS = np.random.default_rng(0).normal(size=(700, 8)).astype(np.float32)
-INDEXED = Indexed(700, 8, "cosine", ids_sha256(np.arange(700)), {"side": "images", "split": "test", "weights": 64 * "a"})
+INDEXED = IndexSource(700, 8, "cosine", ids_sha256(np.arange(700)), {"side": "images", "split": "test", "weights": 64 * "a"})
 SIZES = (0, 1, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**64 - 1)
 
 # Reads and searches each index in a process of its own, which may crash, hang or fill the memory.
@@ -73,14 +73,18 @@ def test_a_damaged_index_is_refused(suite_of_faults: Callable[[str, int], Suite]
     made = {}
     for number, factory in enumerate(FACTORIES):
         file = write_index(tmp_path / f"{number}.faiss", build_index(CORPUS, factory), INDEXED)
-        made[file] = file.read_bytes(), note_file(file).read_bytes(), search_index(read_index(file, INDEXED).index, CORPUS, 5)
+        made[file] = (
+            file.read_bytes(),
+            metadata_file(file).read_bytes(),
+            search_index(read_index(file, INDEXED).index, CORPUS, 5),
+        )
     for k in range(suite.n_tries):
         file = list(made)[k % len(made)]
         damage = list(DAMAGES)[k // len(made) % len(DAMAGES)]
         content, note, expected = made[file]
         of_note = rng.random() < 0.25
         file.write_bytes(content if of_note else DAMAGES[damage](content, rng))
-        note_file(file).write_bytes(DAMAGES[damage](note, rng) if of_note else note)
+        metadata_file(file).write_bytes(DAMAGES[damage](note, rng) if of_note else note)
         detail = f"{FACTORIES[k % len(made)]}: {damage} in the {'note' if of_note else 'index'}"
         try:
             found = search_index(read_index(file, INDEXED).index, CORPUS, 5)
@@ -107,8 +111,8 @@ def test_an_index_with_hostile_sizes_is_refused(suite_of_faults: Callable[[str, 
         at = int(rng.integers(4, min(len(content) - 8, 400)))
         content[at : at + 8] = size.to_bytes(8, "little")
         file.write_bytes(content)
-        note = json.loads(note_file(file).read_text())
-        note_file(file).write_text(json.dumps({**note, "sha256": sha256_file(file)}))
+        note = json.loads(metadata_file(file).read_text())
+        metadata_file(file).write_text(json.dumps({**note, "sha256": sha256_file(file)}))
         tries.append((file, f"{factory}: {size} at byte {at}"))
     command = [sys.executable, "-c", EACH_ALONE, *(str(file) for file, _ in tries)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

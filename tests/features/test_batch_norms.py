@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vse.features.backbones.networks import fold_batch_norms
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -93,7 +93,7 @@ def test_features_are_equal_to_1e_5_and_have_a_key_of_their_own(demo: Path, mode
     config = CnnConfig(name="x", model=model, weights="random", resize=64, crop=64, dtype="float32")
     folded = config.model_copy(update={"fold_batch_norm": True})
     dataset = load_dataset_file(demo)
-    items = items_of(dataset, "image")[:4]
+    items = dataset_items(dataset, "image")[:4]
     plain, fast = CnnExtractor(config), CnnExtractor(folded)
     np.testing.assert_allclose(fast.extract(items).features, plain.extract(items).features, rtol=0, atol=1e-5)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in fast.network.modules())

@@ -17,15 +17,15 @@ from vse.features.backbones.model_folder import tensors_sha256
 from vse.features.backbones.networks import LayerOutput, load_backbone
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
+from vse.features.extractors import boxes as box_extractor
 from vse.features.extractors.boxes import BoxesExtractor, cells_per_pixel
-from vse.features.extractors.cnn import normalized
-from vse.features.extractors.proposals import edge_boxes, read_boxes, ridges, selective_search
-from vse.features.settings import boxes as box_extractor
+from vse.features.extractors.cnn import normalize_pixels
+from vse.features.extractors.proposals import edge_boxes, read_boxes, selective_search, suppress_non_ridges
+from vse.features.settings import load_feature
 from vse.features.settings.images import BoxesConfig
-from vse.features.settings.presets import load_feature
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -73,7 +73,7 @@ def test_the_whole_picture_as_a_box_gives_what_the_network_gives(tmp_path: Path)
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]
     with torch.inference_mode():
         plain = LayerOutput(load_backbone(config), "classifier.4")(
-            normalized(pixels, config.mean, config.std, torch.device("cpu"))
+            normalize_pixels(pixels, config.mean, config.std, torch.device("cpu"))
         )
     assert found.features.shape == (1, 4096)
     np.testing.assert_allclose(found.features, plain, rtol=1e-3, atol=1e-4)
@@ -87,7 +87,9 @@ def test_boxes_are_pooled_on_the_map_one_by_one(tmp_path: Path) -> None:
     found = extractor.compute([extractor.prepare(picture(), 5)])[0]
     model: Any = load_backbone(config)
     small = picture().resize((48, 32), Image.Resampling.BILINEAR)
-    images = normalized(torch.from_numpy(np.array(small)).permute(2, 0, 1)[None], config.mean, config.std, torch.device("cpu"))
+    images = normalize_pixels(
+        torch.from_numpy(np.array(small)).permute(2, 0, 1)[None], config.mean, config.std, torch.device("cpu")
+    )
     with torch.inference_mode():
         layers = model.features[:2](images)
         for box, features in zip(boxes, found.features, strict=True):
@@ -111,7 +113,7 @@ def test_proposals_lie_inside_and_do_not_depend_on_batch_or_shard(source: str, f
     rows = np.arange(12)
     found = FeatureReader(one).regions(rows)
     np.testing.assert_array_equal(found.features, FeatureReader(four).regions(rows).features)
-    item = items_of(load_dataset_file(few), "image")[7]
+    item = dataset_items(load_dataset_file(few), "image")[7]
     np.testing.assert_array_equal(extractor.extract([item]).features, found.features[7][found.mask[7]])
     boxes = np.concatenate([shard["boxes"].map() for shard in four.shards])
     scores = np.concatenate([shard["scores"].map() for shard in four.shards])
@@ -141,7 +143,7 @@ def test_weights_are_hashed_wherever_they_are() -> None:
 
 def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TINY.model_copy(update={"boxes": "rpn", "proposer_weights": "random"})
-    expected = BoxesExtractor(config).extra
+    expected = BoxesExtractor(config).extra_hashes
     load, moves = box_extractor.load_detector, []
 
     def loaded(*arguments: object) -> torch.nn.Module:
@@ -157,7 +159,7 @@ def test_the_proposal_network_is_hashed_before_it_moves_to_a_gpu(monkeypatch: py
         return detector
 
     monkeypatch.setattr(box_extractor, "load_detector", loaded)
-    assert BoxesExtractor(config).extra == expected
+    assert BoxesExtractor(config).extra_hashes == expected
     assert moves == [(torch.device("cpu"),)]
 
 
@@ -176,9 +178,11 @@ def test_thin_edges_are_where_no_neighbour_across_them_is_stronger() -> None:
     row = np.asarray([0, 1, 3, 2, 1, 0], np.float32)
     edges = np.tile(row, (5, 1))
     flat = np.zeros((5, 6), np.float32)
-    assert ridges(edges, flat).tolist() == [[0, 0, 3, 0, 0, 0]] * 5
-    np.testing.assert_array_equal(ridges(edges.T.copy(), flat.T + np.float32(np.pi / 2)), ridges(edges, flat).T)
-    np.testing.assert_array_equal(ridges(flat + 1, flat), flat + 1)
+    assert suppress_non_ridges(edges, flat).tolist() == [[0, 0, 3, 0, 0, 0]] * 5
+    np.testing.assert_array_equal(
+        suppress_non_ridges(edges.T.copy(), flat.T + np.float32(np.pi / 2)), suppress_non_ridges(edges, flat).T
+    )
+    np.testing.assert_array_equal(suppress_non_ridges(flat + 1, flat), flat + 1)
 
 
 def test_edge_boxes_on_thin_edges_find_a_square_as_well() -> None:
@@ -245,7 +249,7 @@ def test_a_cache_of_given_boxes_is_refused_when_the_file_changed(demo: Path, box
         ('{"0": [[1, 2, 3, NaN]]}', "NaN is not a finite number"),
         ('{"0": [[1, 2, 3, 1e39]]}', "the boxes of image 0 are not rows of four numbers"),
         ('{"0": [[200, 2, 300, 4]]}', r"image 0: the box \[200.0, 2.0, 300.0, 4.0\] .* 128 x 128"),
-        ('{"0": [[9, 9, 9, 20]]}', "holds nothing of the image"),
+        ('{"0": [[9, 9, 9, 20]]}', "does not overlap the image"),
         ("{", "not valid JSON"),
     ],
 )
@@ -284,7 +288,7 @@ def test_a_sliver_is_a_bad_image(size: tuple[int, int], own_demo: Path, tmp_path
     network = ["--set", "model=squeezenet1_1", "--set", "layer=features.2", "--set", "pool=8", "--set", "weights=random"]
     options = [*network, "--set", "boxes=edge_boxes", "--set", "shorter=32", "--set", "longer=48"]
     line = fails(main, "boxes", "--dataset", own_demo, "--out", tmp_path / "x.h5", *options, "--set", "map=features.0")
-    assert f"demo_000007.jpg: {size[0]} x {size[1]} pixels, of which the network would see" in line
+    assert f"demo_000007.jpg: {size[0]} x {size[1]} pixels" in line
     assert "--skip-bad" in line
 
 

@@ -245,7 +245,7 @@ def test_what_is_there_and_is_something_else_is_never_replaced(
     (out / SHARD).write_bytes(b"mine")
     before = files_in(out)
     line = fails(main, "fetch-features", source, "--out", out)
-    assert "shard-00001-of-00003.h5: is there and is another file than the bundle's" in line
+    assert "shard-00001-of-00003.h5: exists and is another file than the bundle's" in line
     assert files_in(out) == before
 
 
@@ -304,7 +304,7 @@ def test_a_place_without_a_bundle_is_one_line(source: Path, server: Server, tmp_
     cases = {
         str(tmp_path / "none"): "none: No such file",
         str(tmp_path / "empty"): "bundle.json: No such file",
-        str(tmp_path / "empty.tar"): "has no bundle/bundle.json, so it is no bundle",
+        str(tmp_path / "empty.tar"): "has no bundle/bundle.json",
         str(tmp_path / "text.tar"): "a damaged archive, or not a zip or tar",
         str(cut): "cut.tar",
         f"{server.url}nowhere": "bundle.json: the server answers 404",

@@ -11,7 +11,7 @@ import pytest
 
 from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
 from vse.features.cache.rows import Identity, Rows, sha256_bytes
-from vse.features.cache.shards import finished_shard, shard_path, shards_folder, write_shard
+from vse.features.cache.shards import read_finished_shard, shard_path, shards_folder, write_shard
 from vse.features.cli import main
 from vse.pipeline.errors import UserError
 
@@ -93,7 +93,7 @@ def test_a_shard_of_other_settings_among_the_others_is_refused(tmp_path: Path) -
     twin = make(tmp_path / "x", identity=Identity("demo", "tiny", "image", {"crops": "1c", "seed": 1}))
     assert shard(twin, 1).stat().st_size == shard(path, 1).stat().st_size
     shard(twin, 1).replace(shard(path, 1))
-    with pytest.raises(UserError, match="00001-of-00003.h5: made with other settings than the cache"):
+    with pytest.raises(UserError, match=r"00001-of-00003\.h5: .* other settings than the cache"):
         open_cache(path)
 
 
@@ -108,23 +108,23 @@ def test_verify_finds_one_flipped_bit(tmp_path: Path, fails: Callable[..., str])
 
 def test_a_shard_without_record_is_not_finished(tmp_path: Path) -> None:
     path = make(tmp_path)
-    assert finished_shard(shard(path, 0), IDENTITY) is not None
+    assert read_finished_shard(shard(path, 0), IDENTITY) is not None
     shard(path, 0).with_suffix(".json").unlink()
-    assert finished_shard(shard(path, 0), IDENTITY) is None
+    assert read_finished_shard(shard(path, 0), IDENTITY) is None
 
 
 def test_a_shard_that_changed_is_not_finished(tmp_path: Path) -> None:
     path = make(tmp_path)
     with shard(path, 0).open("ab") as stream:
         stream.write(b"x")
-    assert finished_shard(shard(path, 0), IDENTITY) is None
+    assert read_finished_shard(shard(path, 0), IDENTITY) is None
 
 
 def test_a_shard_of_other_settings_is_refused_with_the_setting(tmp_path: Path) -> None:
     path = make(tmp_path)
     other = Identity("demo", "tiny", "image", {"crops": "10c", "seed": 0})
     with pytest.raises(UserError, match="content.crops: 1c -> 10c"):
-        finished_shard(shard(path, 0), other)
+        read_finished_shard(shard(path, 0), other)
 
 
 def test_merging_needs_every_shard(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_merging_refuses_shards_of_another_data_set(tmp_path: Path) -> None:
 def test_features_that_are_not_finite_are_never_written(value: float, tmp_path: Path) -> None:
     rows = np.zeros((2, 3), np.float16)
     rows[1, 2] = value
-    with pytest.raises(UserError, match="1 vectors are NaN or infinite in float16, the first is of id 8"):
+    with pytest.raises(UserError, match="1 vectors are NaN or infinite in float16, .* id 8"):
         write_shard(tmp_path / "s.h5", IDENTITY, Rows(np.array([7, 8]), rows, np.zeros((2, 32), np.uint8)))
     assert not list(tmp_path.iterdir())
 

@@ -13,7 +13,7 @@ from PIL import Image
 from tests.conftest import TINY_FEATURE
 from vse.features.cache.feature_cache import failures_path, open_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
@@ -52,14 +52,14 @@ def slow_feature(path: Path, config: CnnConfig) -> np.ndarray:
 @pytest.mark.parametrize("normalize", [True, False])
 def test_features_are_those_of_a_plain_loop(demo: Path, crops: str, normalize: bool) -> None:
     config = TINY_FEATURE.model_copy(update={"crops": crops, "normalize": normalize, "resize": 36, "dtype": "float32"})
-    items = items_of(load_dataset_file(demo), "image")[:5]
+    items = dataset_items(load_dataset_file(demo), "image")[:5]
     found = CnnExtractor(config).extract(items)
     assert found.ids.tolist() == [item.id for item in items]
     np.testing.assert_allclose(found.features, [slow_feature(item.path, config) for item in items], rtol=1e-4, atol=1e-5)
 
 
 def test_a_bank_of_ten_crops_keeps_what_ten_crops_average(demo: Path) -> None:
-    items = items_of(load_dataset_file(demo), "image")[:5]
+    items = dataset_items(load_dataset_file(demo), "image")[:5]
     config = TINY_FEATURE.model_copy(update={"resize": 36, "dtype": "float32", "normalize": False})
     bank = CnnExtractor(config.model_copy(update={"crops": "10c_bank"})).extract(items).features
     mean = CnnExtractor(config.model_copy(update={"crops": "10c"})).extract(items).features
@@ -83,14 +83,14 @@ def test_a_bank_of_random_crops_depends_on_the_image_alone(kind: str, demo: Path
         assert cache.row_shape == (3, 512 // 2)
         found.append(FeatureReader(cache).rows(np.arange(66)))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
-    item = items_of(load_dataset_file(demo), "image")[40]
+    item = dataset_items(load_dataset_file(demo), "image")[40]
     np.testing.assert_allclose(CnnExtractor(config).extract([item]).features[0], found[0][40], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(found[0], axis=2), 1, rtol=1e-5)
     assert np.abs(found[0][:, 0] - found[0][:, 1]).max() > 0.01
 
 
 def test_positions_are_the_grid_before_it_is_flattened(demo: Path) -> None:
-    items = items_of(load_dataset_file(demo), "image")[:3]
+    items = dataset_items(load_dataset_file(demo), "image")[:3]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32", "normalize": False, "grid": 3})
     flat = CnnExtractor(config).extract(items).features
     positions = CnnExtractor(config.model_copy(update={"positions": True})).extract(items).features
@@ -109,7 +109,7 @@ def test_settings_that_do_not_go_together_are_one_line(demo: Path, tmp_path: Pat
 def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``aot_eager`` traces the network but compiles no machine code, which takes a minute."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
-    items = items_of(load_dataset_file(demo), "image")[:10]
+    items = dataset_items(load_dataset_file(demo), "image")[:10]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     plain = CnnExtractor(config).extract(items).features
     compiled = CnnExtractor(config.model_copy(update={"compile": True})).extract(items).features
@@ -118,7 +118,7 @@ def test_a_compiled_network_gives_the_same_vectors(backend: str, demo: Path, mon
 
 @pytest.mark.parametrize("precision", ["bf16"])
 def test_autocast_stays_close_to_float32(demo: Path, precision: str) -> None:
-    items = items_of(load_dataset_file(demo), "image")[:4]
+    items = dataset_items(load_dataset_file(demo), "image")[:4]
     config = TINY_FEATURE.model_copy(update={"dtype": "float32"})
     full = CnnExtractor(config).extract(items).features
     half = CnnExtractor(config.model_copy(update={"precision": precision})).extract(items).features

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from tests.conftest import TINY_FEATURE
-from vse.features.extractors.cnn import crops_of, normalized
+from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.settings.images import CnnConfig
 
 
@@ -25,13 +25,13 @@ def pixels(image: Image.Image) -> torch.Tensor:
 def test_square_resize_squashes_and_takes_the_centre() -> None:
     image = noise(100, 60)
     small = pixels(image.resize((40, 40), Image.Resampling.BILINEAR))
-    assert torch.equal(crops_of(image, config(resize=40, crop=32))[0], small[:, 4:36, 4:36])
+    assert torch.equal(cut_crops(image, config(resize=40, crop=32))[0], small[:, 4:36, 4:36])
 
 
 def test_shorter_side_resize_keeps_the_shape() -> None:
     image = noise(100, 50)
     small = pixels(image.resize((80, 40), Image.Resampling.BILINEAR))
-    found = crops_of(image, config(resize=40, crop=32, resize_mode="shorter"))
+    found = cut_crops(image, config(resize=40, crop=32, resize_mode="shorter"))
     assert torch.equal(found[0], small[:, 4:36, 24:56])
 
 
@@ -41,12 +41,12 @@ def test_ten_crops_are_corners_centre_and_their_mirrors() -> None:
     places = [(0, 0), (0, 8), (8, 0), (8, 8), (4, 4)]
     expected = [whole[:, top : top + 32, left : left + 32] for top, left in places]
     expected += [view.flip(2) for view in expected]
-    assert torch.equal(crops_of(image, config(resize=40, crop=32, crops="10c")), torch.stack(expected))
+    assert torch.equal(cut_crops(image, config(resize=40, crop=32, crops="10c")), torch.stack(expected))
 
 
 def test_pixels_are_normalised_by_mean_and_deviation() -> None:
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
-    found = normalized(white, (0.5, 0.4, 0.0), (0.5, 0.2, 1.0), torch.device("cpu"))
+    found = normalize_pixels(white, (0.5, 0.4, 0.0), (0.5, 0.2, 1.0), torch.device("cpu"))
     torch.testing.assert_close(found[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
 
 
@@ -66,25 +66,25 @@ def test_plain_random_crops_are_those_of_a_loop() -> None:
     image, settings = noise(70, 50), config(resize=40, crop=32, crops="rc_bank", random_crop="plain", n_random=6)
     expected = slow_random_crops(image, settings, 7)
     assert len({view.numpy().tobytes() for view in expected}) == 6
-    assert torch.equal(crops_of(image, settings, 7), torch.stack(expected))
+    assert torch.equal(cut_crops(image, settings, 7), torch.stack(expected))
 
 
 @pytest.mark.parametrize("kind", ["plain", "resized"])
 def test_random_crops_depend_on_the_image_s_id_and_the_seed_alone(kind: str) -> None:
     image = noise(70, 50)
     settings = config(resize=40, crop=32, crops="rc_bank", random_crop=kind, n_random=4)
-    first = crops_of(image, settings, 7)
-    assert torch.equal(crops_of(image, settings, 7), first)
-    assert torch.equal(crops_of(image, settings.model_copy(update={"n_random": 9}), 7)[:4], first), "more leave the first"
-    assert not torch.equal(crops_of(image, settings, 8), first)
-    assert not torch.equal(crops_of(image, settings.model_copy(update={"crop_seed": 1}), 7), first)
+    first = cut_crops(image, settings, 7)
+    assert torch.equal(cut_crops(image, settings, 7), first)
+    assert torch.equal(cut_crops(image, settings.model_copy(update={"n_random": 9}), 7)[:4], first), "more leave the first"
+    assert not torch.equal(cut_crops(image, settings, 8), first)
+    assert not torch.equal(cut_crops(image, settings.model_copy(update={"crop_seed": 1}), 7), first)
 
 
 def test_resized_random_crops_cover_8_to_100_percent_and_are_mirrored_half_the_time() -> None:
     """On a image whose pixels say where they are, a crop's corners say where it was cut."""
     across, down = np.meshgrid(np.arange(200), np.arange(100))
     image = Image.fromarray(np.stack([across, down, 0 * across], axis=2).astype(np.uint8))
-    crops = crops_of(image, config(crop=32, crops="rc_bank", n_random=300), 0).double()
+    crops = cut_crops(image, config(crop=32, crops="rc_bank", n_random=300), 0).double()
     left, right = crops[:, 0, 16, 0], crops[:, 0, 16, -1]
     height, width = crops[:, 1, -1, 16] - crops[:, 1, 0, 16], (right - left).abs()
     area, aspect = width * height / (31 / 32) ** 2 / 20_000, width / height
@@ -97,5 +97,5 @@ def test_resized_random_crops_cover_8_to_100_percent_and_are_mirrored_half_the_t
 
 @pytest.mark.parametrize("size", [(400, 10), (10, 400), (1, 1)])
 def test_a_random_crop_of_a_sliver_is_its_middle(size: tuple[int, int]) -> None:
-    crops = crops_of(noise(*size), config(crop=32, crops="rc_bank", n_random=3), 0)
+    crops = cut_crops(noise(*size), config(crop=32, crops="rc_bank", n_random=3), 0)
     assert crops.shape == (3, 3, 32, 32)

@@ -15,7 +15,7 @@ from torchvision.ops import FrozenBatchNorm2d, box_iou
 
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import items_of
+from vse.features.cache.rows import dataset_items
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.regions import RegionsExtractor, detect, fix_scales, load_detector
 from vse.features.settings.images import RegionsConfig
@@ -157,7 +157,7 @@ def test_regions_do_not_depend_on_batch_or_shard_and_lie_inside(
     rows = np.arange(len(one.ids))
     found = FeatureReader(one).regions(rows)
     np.testing.assert_array_equal(found.features, FeatureReader(five, memory_gb=0).regions(rows).features)
-    items = items_of(dataset, "image")
+    items = dataset_items(dataset, "image")
     for k in (0, 7, 11):
         alone = extractor.extract([items[k]])
         np.testing.assert_array_equal(alone.features, found.features[k][found.mask[k]])
@@ -212,5 +212,5 @@ def test_weights_trained_with_frozen_norms_are_read_from_a_file(tmp_path: Path) 
 
 @pytest.mark.parametrize("model", ["resnet50", "retinanet_resnet50_fpn", "timm/resnet18"])
 def test_a_model_that_is_no_detector_is_refused(model: str) -> None:
-    with pytest.raises(UserError, match="is no Faster R-CNN of torchvision"):
+    with pytest.raises(UserError, match="is not a Faster R-CNN of torchvision"):
         RegionsExtractor(SMALL.model_copy(update={"model": model}))

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import TINY_FEATURE
 from vse.features.cache.feature_cache import open_cache, verify_cache
-from vse.features.cache.shards import finished_shard, read_record, shard_path, shards_folder
+from vse.features.cache.shards import read_finished_shard, read_record, shard_path, shards_folder
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
@@ -97,13 +97,13 @@ def test_a_shard_of_another_setting_is_refused_by_its_name(field: str, demo: Pat
     assert made is not None
     asked = Named(flipped(TINY_FEATURE, field), made.identity.content["weights_sha256"], CnnExtractor.version)
     with pytest.raises(UserError, match=rf"config\.{field}: .* -> "):
-        finished_shard(shard_path(cache, 0, 3), asked.identity(load_dataset_file(demo)))
+        read_finished_shard(shard_path(cache, 0, 3), asked.identity(load_dataset_file(demo)))
 
 
 @pytest.mark.parametrize("field", ["batch_size", "workers"])
 def test_how_it_is_made_makes_no_shard_stale(field: str, demo: Path, cache: Path) -> None:
     extractor = CnnExtractor(flipped(TINY_FEATURE, field))
-    assert finished_shard(shard_path(cache, 0, 3), extractor.identity(load_dataset_file(demo))) is not None
+    assert read_finished_shard(shard_path(cache, 0, 3), extractor.identity(load_dataset_file(demo))) is not None
 
 
 def changed(demo: Path, what: str) -> tuple[Extractor, Callable[[Any], None]]:
@@ -190,7 +190,7 @@ def test_verify_hashes_the_sources_again(
     picture = own_cache.parent.parent / "data" / "images" / "demo_000007.jpg"
     picture.write_bytes(picture.read_bytes() + b"!")
     assert "was made from another image 7" in fails(main, "verify", own_cache)
-    assert "sources not looked at" in verify("--no-sources")
+    assert "sources not checked" in verify("--no-sources")
     (own_cache.parent.parent / "data" / "dataset.json").unlink()
     assert "sources not at hand" in verify()
 
@@ -237,7 +237,7 @@ def test_a_wrong_row_count_is_named(own_cache: Path) -> None:
     content = json.loads(manifest.read_text())
     content["shards"][1]["rows"] -= 1
     manifest.write_text(json.dumps(content))
-    with pytest.raises(UserError, match="shard-00001-of-00003.h5: features are .* the manifest says otherwise"):
+    with pytest.raises(UserError, match="shard-00001-of-00003.h5: features are .* which differs from the manifest"):
         open_cache(own_cache)
 
 

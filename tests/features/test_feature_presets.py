@@ -8,10 +8,10 @@ import timm
 import torch
 from PIL import Image
 
-from vse.features.extractors.cnn import crops_of, normalized
+from vse.features.extractors.cnn import cut_crops, normalize_pixels
 from vse.features.feature_job import FeatureRequest, extract_feature
+from vse.features.settings import has_auto_precision, load_feature
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.presets import leaves_precision_open, load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
 from vse.pipeline.presets.presets import known_presets
@@ -49,7 +49,7 @@ def test_the_content_of_a_preset_stays_what_it_was_so_that_caches_stay_valid(nam
 
 @pytest.mark.parametrize("name", CONTENT_ON_FLICKR8K)
 def test_caches_of_flickr8k_stay_valid(name: str) -> None:
-    in_bf16 = ["precision=bf16"] if leaves_precision_open(name, "f8k") else []  # as a processor with bf16 makes them
+    in_bf16 = ["precision=bf16"] if has_auto_precision(name, "f8k") else []  # as a processor with bf16 makes them
     assert sha256_json(load_feature(name, "f8k", in_bf16).content()) == CONTENT_ON_FLICKR8K[name]
 
 
@@ -82,10 +82,10 @@ def test_a_photo_is_cut_as_timm_cuts_it() -> None:
     config = load_feature("effnet")
     assert isinstance(config, CnnConfig)
     theirs = timm.data.create_transform(**timm.data.resolve_data_config(model=timm.create_model(config.model.split("/")[1])))
-    ours = normalized(crops_of(photo, config), config.mean, config.std, torch.device("cpu"))[0]
+    ours = normalize_pixels(cut_crops(photo, config), config.mean, config.std, torch.device("cpu"))[0]
     torch.testing.assert_close(ours, theirs(photo))
     square = config.model_copy(update={"resize_mode": "square"})
-    squashed = normalized(crops_of(photo, square), config.mean, config.std, torch.device("cpu"))[0]
+    squashed = normalize_pixels(cut_crops(photo, square), config.mean, config.std, torch.device("cpu"))[0]
     assert (squashed - theirs(photo)).abs().mean() > 0.25
 
 

@@ -13,14 +13,14 @@ UUIDS = ["a", "b", "c"]
 
 def test_each_takes_another_one_until_there_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     commands = [GpuLeases(UUIDS, tmp_path) for _ in UUIDS]
-    assert [command.first_free() for command in commands] == [0, 1, 2]
-    assert [command.first_free() for command in commands] == [0, 1, 2], "each keeps what it has"
+    assert [command.take_free() for command in commands] == [0, 1, 2]
+    assert [command.take_free() for command in commands] == [0, 1, 2], "each keeps what it has"
     late = GpuLeases(UUIDS, tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert late.first_free() in range(3)
+        assert late.take_free() in range(3)
     assert "all 3 GPUs are in use by other commands" in caplog.text
     commands[1].release()
-    assert late.first_free() == 1
+    assert late.take_free() == 1
     for command in (*commands, late):
         command.release()
 
@@ -35,11 +35,11 @@ def test_a_killed_command_gives_its_gpu_back(tmp_path: Path) -> None:
     process.start()
     process.join()
     leases = GpuLeases(UUIDS, tmp_path)
-    assert leases.first_free() == 0
+    assert leases.take_free() == 0
     leases.release()
 
 
 def test_a_folder_that_takes_no_locks_is_said_and_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     leases = GpuLeases(UUIDS, tmp_path / "nowhere")
-    assert leases.first_free() == 0
+    assert leases.take_free() == 0
     assert "other commands may compute on the same GPU" in caplog.text

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vse.features.backbones import device as hardware
-from vse.features.backbones.device import describe_device, memory_guard, moved, pick_device, use_threads
+from vse.features.backbones.device import describe_device, memory_guard, move_tensor, pick_device, use_threads
 from vse.pipeline.errors import UserError
 
 
@@ -76,7 +76,7 @@ def test_a_gpu_that_was_named_is_that_one_and_counts_as_taken(gpus: object) -> N
     assert pick_device("cuda:0") == torch.device("cuda:0")
     assert machine.current == ["cuda:0"]
     others = hardware.GpuLeases([f"test-{number}" for number in range(4)])
-    assert others.first_free() == 1
+    assert others.take_free() == 1
     others.release()
 
 
@@ -101,10 +101,10 @@ def test_copies_to_a_gpu_are_made_from_pinned_memory(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: calls.append("pinned") or tensor)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device, **how: calls.append((str(device), how)) or tensor)
     pixels = torch.zeros(3)
-    assert moved(pixels, torch.device("cuda:1")) is pixels
+    assert move_tensor(pixels, torch.device("cuda:1")) is pixels
     assert calls == ["pinned", ("cuda:1", {"non_blocking": True})]
     calls.clear()
-    moved(pixels, torch.device("cpu"))
+    move_tensor(pixels, torch.device("cpu"))
     assert calls == [("cpu", {})]
 
 

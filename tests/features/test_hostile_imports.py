@@ -24,7 +24,7 @@ from tests.hostile import NOT_FILES, NOT_JSON, WRONG_VALUES, changed_bytes, refu
 from vse.features.cli import main as extract_main
 from vse.features.data_cli import main
 from vse.features.extractors.captions import encoder_path
-from vse.features.extractors.words import read_words
+from vse.features.extractors.words import read_word_vectors
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 
@@ -259,13 +259,13 @@ WORDS: dict[str, bytes] = {
 def test_word_vectors_that_are_none_are_refused(kind: str, suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"words{suffix}").write_bytes(WORDS[kind])
     with pytest.raises(UserError, match="words"):
-        read_words(tmp_path / f"words{suffix}")
+        read_word_vectors(tmp_path / f"words{suffix}")
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)
 def test_word_vectors_that_are_no_file_are_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="words"):
-        read_words(NOT_FILES[kind](tmp_path / "words.txt"))
+        read_word_vectors(NOT_FILES[kind](tmp_path / "words.txt"))
 
 
 def word2vec() -> bytes:
@@ -286,10 +286,10 @@ SOUND_WORDS: dict[str, bytes] = {
 def test_any_bytes_of_word_vectors_are_refused_or_read(data: st.DataObject, suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"words{suffix}"
     file.write_bytes(SOUND_WORDS[suffix])
-    assert set(read_words(file).words) == {"a", "dog"}
+    assert set(read_word_vectors(file).words) == {"a", "dog"}
     file.write_bytes(data.draw(changed_bytes(SOUND_WORDS[suffix])))
     with suppress(UserError):
-        read_words(file)
+        read_word_vectors(file)
 
 
 def saved(content: Any) -> bytes:

@@ -74,9 +74,9 @@ def test_a_cache_of_captions_records_the_commit_and_reads_others_with_it(hub: Pa
     assert stop.value.code == 0
     cache = open_cache(out)
     assert cache.provenance["commit"] == OLD
-    before = caption_reader(cache, device="cpu").encoded([Item(0, raw="a red dog")])[0]
+    before = caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0]
     tiny_bert(snapshot(hub, "tests/tiny", NEW), seed=1)  # the branch moves on
-    assert torch.equal(caption_reader(cache, device="cpu").encoded([Item(0, raw="a red dog")])[0], before)
+    assert torch.equal(caption_reader(cache, device="cpu").encode_items([Item(0, raw="a red dog")])[0], before)
 
 
 def test_a_network_of_timm_is_read_at_a_commit_that_the_cache_records(

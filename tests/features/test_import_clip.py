@@ -139,11 +139,11 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "few lines": (
         lambda folder: (folder / "metadata" / "metadata_0.jsonl").write_text('{"key": "a", "caption": "a gull"}\n'),
-        "1 rows for the 2 of img_emb_0.npy",
+        "metadata_0.jsonl: 1 rows, ",
     ),
     "another width": (
         lambda folder: write_part(folder, 1, np.ones((1, 3), np.float32), np.ones((1, DIM), np.float16), [PAIR]),
-        "img_emb_1.npy: 3 float32 a row, and 5 float16 in the first part",
+        "img_emb_1.npy: 3 float32 per row, ",
     ),
     "objects": (
         lambda folder: np.save(folder / "img_emb" / "img_emb_0.npy", np.array([{}, {}]), allow_pickle=True),

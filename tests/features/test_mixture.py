@@ -16,11 +16,11 @@ from tests.features.slow_mixture import as_lists, slow_fisher_vector, slow_gauss
 from vse.features.extractors.mixture import (
     FLOOR,
     Mixture,
-    first_mixture,
     fisher_vectors,
     fit_mixture,
+    initial_mixture,
     posteriors,
-    power_normalized,
+    power_normalize,
 )
 from vse.features.settings.texts import MixtureKind
 
@@ -40,7 +40,7 @@ def assert_same(found: Mixture, expected: dict) -> None:
 @pytest.mark.parametrize(("n", "dim", "centres", "steps"), [(40, 3, 1, 3), (60, 4, 3, 5), (90, 2, 5, 10)])
 def test_em_equals_a_loop(n: int, dim: int, centres: int, steps: int) -> None:
     data = samples(n, dim)
-    start = first_mixture(data, centres, seed=1)
+    start = initial_mixture(data, centres, seed=1)
     slow = as_lists(start)
     for _ in range(steps):
         slow = slow_step(data.tolist(), slow)
@@ -54,7 +54,7 @@ def test_em_equals_a_loop(n: int, dim: int, centres: int, steps: int) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 6])
 def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
     data = samples(200, 4)
-    start = first_mixture(data, 3, seed=1)
+    start = initial_mixture(data, 3, seed=1)
     found = fit_mixture(data, start, steps, "gaussian")
     plain = GaussianMixture(
         n_components=3,
@@ -78,13 +78,13 @@ def test_em_of_a_gaussian_mixture_is_scikit_learn_s(steps: int) -> None:
 @given(st.integers(1, 100), st.integers(0, 1000))
 def test_the_median_of_equal_weights_is_the_lower_one(n: int, seed: int) -> None:
     data = torch.from_numpy(np.random.default_rng(seed).integers(0, 40, (n, 3))).double()  # some of them equal
-    found = fit_mixture(data, first_mixture(data, 1, seed), 1, "laplacian")
+    found = fit_mixture(data, initial_mixture(data, 1, seed), 1, "laplacian")
     np.testing.assert_array_equal(found.median[0], np.sort(data, axis=0)[(n - 1) // 2])
 
 
 def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
     data = samples(60, 4)
-    start = first_mixture(data, 3, seed=1)
+    start = initial_mixture(data, 3, seed=1)
     everywhere = {"laplacian": [[True] * 4] * 3}
     slow = as_lists(start) | everywhere
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_em_of_a_laplacian_mixture_equals_a_loop() -> None:
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 7], [0, 2, 0]])
 def test_fisher_vectors_equal_a_loop(sizes: list[int], kind: MixtureKind) -> None:
     table = samples(30, 5)
-    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, kind)
+    mixture = fit_mixture(table, initial_mixture(table, 4, seed=0), 5, kind)
     rng = random.Random(0)
     words = [rng.randrange(30) for _ in range(sum(sizes))]
     found = fisher_vectors(table, torch.tensor(words, dtype=torch.int64), torch.tensor(sizes), mixture)
@@ -110,7 +110,7 @@ def test_fisher_vectors_equal_a_loop(sizes: list[int], kind: MixtureKind) -> Non
 
 def test_fisher_vectors_on_a_gaussian_mixture_equal_a_loop() -> None:
     table = samples(30, 5)
-    mixture = fit_mixture(table, first_mixture(table, 4, seed=0), 5, "gaussian")
+    mixture = fit_mixture(table, initial_mixture(table, 4, seed=0), 5, "gaussian")
     found = fisher_vectors(table, torch.arange(11), torch.tensor([4, 7]), mixture)
     parameters = (mixture.priors.tolist(), mixture.mean.tolist(), mixture.variance.tolist())
     expected = [slow_gaussian_fisher_vector(part.tolist(), *parameters) for part in (table[:4], table[4:11])]
@@ -119,7 +119,7 @@ def test_fisher_vectors_on_a_gaussian_mixture_equal_a_loop() -> None:
 
 def test_fisher_vectors_on_a_laplacian_mixture_are_gradients_over_the_root_of_the_fisher_information() -> None:
     data, table = samples(30, 5), samples(7, 5, seed=1)  # not the same: the likelihood has a kink at a median
-    mixture = fit_mixture(data, first_mixture(data, 4, seed=0), 5, "laplacian")
+    mixture = fit_mixture(data, initial_mixture(data, 4, seed=0), 5, "laplacian")
     median, deviation = mixture.median.clone().requires_grad_(), mixture.deviation.clone().requires_grad_()
     likelihood = torch.distributions.Laplace(median, deviation).log_prob(table[:, None]).sum(2)
     (likelihood + mixture.priors.log()).logsumexp(1).sum().backward()
@@ -131,7 +131,7 @@ def test_fisher_vectors_on_a_laplacian_mixture_are_gradients_over_the_root_of_th
 
 def test_thirty_centres_over_300_numbers_give_18000_places_first() -> None:
     table = samples(64, 300)
-    mixture = first_mixture(table, 30, seed=0)
+    mixture = initial_mixture(table, 30, seed=0)
     found = fisher_vectors(table, torch.arange(8), torch.tensor([8]), mixture)
     assert found.shape == (1, 2 * 30 * 300)
     expected = slow_fisher_vector(table[:8].tolist(), as_lists(mixture))
@@ -140,13 +140,13 @@ def test_thirty_centres_over_300_numbers_give_18000_places_first() -> None:
 
 def test_posteriors_sum_to_one_and_a_far_sample_still_has_them() -> None:
     data = torch.cat([samples(20, 4), torch.full((1, 4), 1e6, dtype=torch.float64)])
-    found = posteriors(data, first_mixture(data[:20], 3, seed=0))
+    found = posteriors(data, initial_mixture(data[:20], 3, seed=0))
     torch.testing.assert_close(found.sum(1), torch.ones(21, dtype=torch.float64))
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = samples(50, 3)
-    start = first_mixture(data, 3, seed=0)
+    start = initial_mixture(data, 3, seed=0)
     whole = fit_mixture(data, start, 4)
     for block in ("_BLOCK", "_MEDIAN_BLOCK", "_RUN"):
         monkeypatch.setattr(f"vse.features.extractors.mixture.{block}", 7)
@@ -155,20 +155,20 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_centres_than_words_stay_finite() -> None:
     data = samples(4, 3)
-    mixture = fit_mixture(data, first_mixture(data, 6, seed=0), 10)
+    mixture = fit_mixture(data, initial_mixture(data, 6, seed=0), 10)
     assert fisher_vectors(data, torch.arange(4), torch.tensor([1, 3]), mixture).isfinite().all()
 
 
 @given(st.integers(0, 1000))
 def test_single_precision_stays_close_to_double(seed: int) -> None:
     table = samples(40, 6, seed)
-    mixture = fit_mixture(table, first_mixture(table, 3, seed), 3)
+    mixture = fit_mixture(table, initial_mixture(table, 3, seed), 3)
     words, lengths = torch.arange(12), torch.tensor([5, 7])
-    double = power_normalized(fisher_vectors(table, words, lengths, mixture))
-    single = power_normalized(fisher_vectors(table.float(), words, lengths, mixture.to(torch.zeros(0))))
+    double = power_normalize(fisher_vectors(table, words, lengths, mixture))
+    single = power_normalize(fisher_vectors(table.float(), words, lengths, mixture.to(torch.zeros(0))))
     assert ((double - single).abs() < 1e-3).all()
 
 
 def test_power_and_length() -> None:
-    found = power_normalized(torch.tensor([[4.0, -9.0, 0.0], [0.0, 0.0, 0.0]]))
+    found = power_normalize(torch.tensor([[4.0, -9.0, 0.0], [0.0, 0.0, 0.0]]))
     torch.testing.assert_close(found, torch.tensor([[2.0, -3.0, 0.0], [0.0, 0.0, 0.0]]) / 13**0.5)

@@ -16,7 +16,7 @@ from vse.features.cache.feature_cache import FeatureCache, merge_shards, open_ca
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, write_shard
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnExtractor, Places, crops_of
+from vse.features.extractors.cnn import CnnExtractor, VectorBoxes, cut_crops
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
@@ -52,9 +52,9 @@ def with_square(size: tuple[int, int], box: np.ndarray) -> Image.Image:
 @pytest.mark.parametrize("crop", [72, 60])
 def test_a_cell_has_the_light_of_its_part_of_the_crop(positions: Path, size: tuple[int, int], mode: str, crop: int) -> None:
     cache, config = grid(positions, resize=72, crop=crop, grid=3, resize_mode=mode)
-    boxes = Places(cache).of(size)
+    boxes = VectorBoxes(cache).boxes(size)
     for lit in range(9):
-        pixels = crops_of(with_square(size, boxes[lit]), config)[0, 0].float().numpy()
+        pixels = cut_crops(with_square(size, boxes[lit]), config)[0, 0].float().numpy()
         side = crop // 3
         light = [
             pixels[row * side : (row + 1) * side, column * side : (column + 1) * side].mean() / 255
@@ -70,7 +70,7 @@ def test_a_square_changes_the_vector_of_the_cell_that_it_lies_in(positions: Path
     cache, config = grid(positions, resize=72, crop=60, grid=3, resize_mode="shorter")
     extractor, boxes = (
         CnnExtractor(config.model_copy(update={"normalize": False, "weights": "random"})),
-        Places(cache).of(size),
+        VectorBoxes(cache).boxes(size),
     )
     dark = extractor.features(extractor.prepare(Image.new("RGB", size), 0)[None])[0]
     for lit in range(9):
@@ -107,38 +107,40 @@ def regions(demo: Path, folder: Path, n_shards: int, **changed: NDArray[np.int32
 
 @pytest.mark.parametrize("n_shards", [1, 3])
 def test_regions_have_their_boxes_in_whichever_shard_they_are(demo: Path, tmp_path: Path, n_shards: int) -> None:
-    places, first = Places(open_cache(regions(demo, tmp_path, n_shards))), 0
+    places, first = VectorBoxes(open_cache(regions(demo, tmp_path, n_shards))), 0
     for number, image in enumerate(load_dataset_file(demo).images):
         expected = [[k, 1, k + 10, 21] for k in range(first, first + number % 3 + 1)]
-        assert places.of((300, 100), image.imgid).tolist() == expected
+        assert places.boxes((300, 100), image.imgid).tolist() == expected
         first += number % 3 + 1
-    half = places.of((150, 50), image.imgid)
+    half = places.boxes((150, 50), image.imgid)
     np.testing.assert_allclose(half, np.asarray(expected) / 2)
-    assert places.of((300, 100), 10**6).shape == places.of((300, 100)).shape == (0, 4)
+    assert places.boxes((300, 100), 10**6).shape == places.boxes((300, 100)).shape == (0, 4)
 
 
 def test_a_cache_that_does_not_say_where_is_refused(demo: Path, cache: Path, positions: Path, tmp_path: Path) -> None:
     for lacking in ("boxes", "image_size"):
         file = regions(demo, tmp_path / lacking, 1, **{lacking: None})
-        with pytest.raises(UserError, match="demo_boxes.h5: does not say where on the photos its boxes lie"):
-            Places(open_cache(file))
+        with pytest.raises(UserError, match=r"demo_boxes\.h5: .* its boxes "):
+            VectorBoxes(open_cache(file))
     for made in (open_cache(cache), grid(positions, crops="10c")[0], replace(grid(positions)[0], row_shape=(5, 64))):
-        with pytest.raises(UserError, match="does not say where on the photos"):
-            Places(made)
+        with pytest.raises(UserError, match=r"\.h5: .* its \w+ "):
+            VectorBoxes(made)
     with pytest.raises(UserError, match="demo_positions.h5: not a cache of a CNN's positions, by its provenance"):
-        Places(replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}}))
+        VectorBoxes(
+            replace(open_cache(positions), provenance={"config": {"extractor": "cnn", "positions": True, "grid": "two"}})
+        )
     imported = replace(open_cache(positions), provenance={"imported": {"layout": "arrays"}})
-    with pytest.raises(UserError, match="does not say where"):
-        Places(imported)
+    with pytest.raises(UserError, match="where on the photos"):
+        VectorBoxes(imported)
 
 
 def test_boxes_of_an_image_of_no_size_are_no_numbers(demo: Path, tmp_path: Path) -> None:
     n = len(load_dataset_file(demo).images)
-    places = Places(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
-    assert not np.isfinite(places.of((300, 100), 0)).all()
+    places = VectorBoxes(open_cache(regions(demo, tmp_path, 1, image_size=np.zeros((n, 2), np.int32))))
+    assert not np.isfinite(places.boxes((300, 100), 0)).all()
 
 
 def test_the_settings_of_tiny_positions_divide_the_whole_photo(positions: Path) -> None:
     assert TINY_FEATURE.grid == 2
-    boxes = Places(open_cache(positions)).of((40, 20))
+    boxes = VectorBoxes(open_cache(positions)).boxes((40, 20))
     assert boxes.tolist() == [[0, 0, 20, 10], [20, 0, 40, 10], [0, 10, 20, 20], [20, 10, 40, 20]]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vse.features.data_cli import main
-from vse.features.plan import EPOCHS, estimated, load_rates, measured_here
+from vse.features.plan import EPOCHS, estimate_plan, load_rates, read_training_rates
 from vse.pipeline.workflow import PlannedFile
 from vse.train.settings import TrainConfig
 
@@ -30,7 +30,7 @@ def shards(dataset: str, feature: str, numbers: range, n: int) -> list[PlannedFi
 
 
 def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
-    plan = estimated(shards("coco", "fc7", range(16), 64), RATES, {})
+    plan = estimate_plan(shards("coco", "fc7", range(16), 64), RATES, {})
     rows = 123_287 / 4
     assert plan.jobs == {"extract": 16}
     assert [size for size, _ in plan.stored] == [pytest.approx(rows * 4096 * 2)]
@@ -57,11 +57,11 @@ def test_a_cache_is_its_rows_by_its_numbers_and_the_shards_that_lack() -> None:
     ],
 )
 def test_what_is_not_known_of_a_feature_is_said(feature: str, size: float | None, seconds: float | None) -> None:
-    plan = estimated(shards("f30k", feature, range(4), 4), RATES, {})
+    plan = estimate_plan(shards("f30k", feature, range(4), 4), RATES, {})
     assert [amount for amount, _ in plan.stored] == ([] if size is None else [pytest.approx(size)])
     assert [amount for amount, _ in plan.seconds] == ([] if seconds is None else [pytest.approx(seconds)])
-    said = " ".join(text for text in plan.unknown if f"f30k_{feature}" in text)
-    assert ("size" in said, "time" in said) == (size is None, seconds is None)
+    unknown = " ".join(text for text in plan.unknown if f"f30k_{feature}" in text)
+    assert ("size" in unknown, "time" in unknown) == (size is None, seconds is None)
 
 
 def run_of(dataset: str, experiment: str) -> list[PlannedFile]:
@@ -70,27 +70,27 @@ def run_of(dataset: str, experiment: str) -> list[PlannedFile]:
 
 def test_a_training_is_its_pairs_and_epochs_by_the_rate_of_earlier_ones(folder: Path) -> None:
     assert TrainConfig().epochs == EPOCHS
-    assert [s for s, _ in estimated(run_of("f30k", "vsepp"), RATES, {}).seconds] == [pytest.approx(145_000 * 30 / 538)]
-    on_restval = estimated(run_of("coco", "scan_t2i_avg"), RATES, {}).seconds
+    assert [s for s, _ in estimate_plan(run_of("f30k", "vsepp"), RATES, {}).seconds] == [pytest.approx(145_000 * 30 / 538)]
+    on_restval = estimate_plan(run_of("coco", "scan_t2i_avg"), RATES, {}).seconds
     assert on_restval[0][0] == pytest.approx((414_113 + 152_634) * 20 / 48)
-    assert "no rate of twobranch" in estimated(run_of("f30k", "twobranch"), RATES, {}).unknown[0]
+    assert "no rate of twobranch" in estimate_plan(run_of("f30k", "twobranch"), RATES, {}).unknown[0]
     (folder / "runs/f8k_twobranch/seed-0").mkdir(parents=True)
     record = {"experiment": "twobranch", "state": "finished", "n_train_pairs": 300, "epochs": 2, "train_seconds": 6.0}
     (folder / "runs/f8k_twobranch/seed-0/run.json").write_text(json.dumps(record))
     (folder / "runs/f8k_other/seed-0").mkdir(parents=True)
     (folder / "runs/f8k_other/seed-0/run.json").write_text('{"experiment": "other", "state": "running"}')
-    assert measured_here() == {"twobranch": 100.0}
-    assert "as measured in runs/" in estimated(run_of("f30k", "twobranch"), RATES, measured_here()).seconds[0][1]
+    assert read_training_rates() == {"twobranch": 100.0}
+    assert "as measured in runs/" in estimate_plan(run_of("f30k", "twobranch"), RATES, read_training_rates()).seconds[0][1]
 
 
 def test_downloads_are_the_files_that_are_not_there(folder: Path) -> None:
     prepare = [PlannedFile("prepare", Path("data/coco/dataset.json"))]
-    assert sum(size for size, _ in estimated(prepare, RATES, {}).downloads) == 36_745_453 + 13_510_573_713 + 6_645_013_297
+    assert sum(size for size, _ in estimate_plan(prepare, RATES, {}).downloads) == 36_745_453 + 13_510_573_713 + 6_645_013_297
     (folder / "data/coco/images/train2014").mkdir(parents=True)
-    left = [text for _, text in estimated(prepare, RATES, {}).downloads]
+    left = [text for _, text in estimate_plan(prepare, RATES, {}).downloads]
     assert [text.partition(",")[0] for text in left] == ["caption_datasets.zip", "val2014.zip"]
-    asked = estimated([PlannedFile("prepare", Path("data/f30k/dataset.json"))], RATES, {})
-    assert "size of the images of f30k, which must be asked for" in asked.unknown[0]
+    asked = estimate_plan([PlannedFile("prepare", Path("data/f30k/dataset.json"))], RATES, {})
+    assert "size of the images of f30k" in asked.unknown[0]
 
 
 def test_rates_of_another_machine_count_before_those_that_ship(folder: Path, fails: Callable[..., str]) -> None:

@@ -20,20 +20,20 @@ import torch
 from tests.conftest import TINY_FEATURE
 from tests.docs.pages import ROOT
 from tests.features.tiny_text import tiny_bert
-from vse.features.backbones.precision import has_bf16, instructions_of, precision_on
+from vse.features.backbones.device import choose_precision, has_bf16, parse_cpuinfo
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
+from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import TextExtractor, rebuild_text_extractor
+from vse.features.settings import load_feature
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.presets import load_feature
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets.presets import known_presets
 
 CPU = torch.device("cpu")
 AUTO: dict[str, Any] = {**TINY_FEATURE.model_dump(exclude={"name"}), "precision": "auto"}
-ASKED = "import torch; from vse.features.backbones.precision import has_bf16; print(has_bf16(torch.device('cpu')))"
+ASKED = "import torch; from vse.features.backbones.device import has_bf16; print(has_bf16(torch.device('cpu')))"
 needs_bf16 = pytest.mark.skipif(not has_bf16(CPU), reason="this processor has no bf16")
 
 
@@ -69,7 +69,7 @@ def test_the_choice_is_that_of_the_instructions(monkeypatch: pytest.MonkeyPatch)
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     cpuinfo = Path("/proc/cpuinfo")
-    here = instructions_of(cpuinfo.read_text()) if cpuinfo.is_file() else set()
+    here = parse_cpuinfo(cpuinfo.read_text()) if cpuinfo.is_file() else set()
     assert has_bf16(CPU) == bool(here & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
@@ -97,7 +97,7 @@ def test_a_limit_of_pytorch_takes_bf16_away() -> None:
 def test_a_limit_of_onednn_takes_bf16_away(most: str, allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", most)
     assert has_bf16(CPU) == allowed
-    assert precision_on(CPU, "auto", "training") == ("bf16" if allowed else "fp32")
+    assert choose_precision(CPU, "auto", "training") == ("bf16" if allowed else "fp32")
 
 
 @pytest.mark.parametrize(
@@ -109,20 +109,20 @@ def test_a_limit_of_onednn_takes_bf16_away(most: str, allowed: bool, monkeypatch
     ],
 )
 def test_linux_names_the_instructions(line: str, names: set[str]) -> None:
-    assert instructions_of(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n") == names
+    assert parse_cpuinfo(f"processor\t: 0\n{line}\n\nprocessor\t: 1\n{line}\n") == names
 
 
 def test_a_device_of_another_kind_computes_in_fp32() -> None:
-    assert precision_on(torch.device("meta"), "auto", "images") == "fp32"
+    assert choose_precision(torch.device("meta"), "auto", "images") == "fp32"
 
 
 @pytest.mark.parametrize("work", ["training", "images", "texts"])
 @pytest.mark.usefixtures("without_bf16")
 def test_bf16_without_instructions_is_one_warning_with_a_factor(work: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert precision_on(CPU, "bf16", work) == "bf16"
+    assert choose_precision(CPU, "bf16", work) == "bf16"
     (record,) = warnings_of(caplog)
-    assert {"training": "4 times", "images": "19 times", "texts": "7 times"}[work] in record.getMessage()
-    assert [precision_on(CPU, asked, work) for asked in ("fp32", "auto")] == ["fp32", "fp32"]
+    assert {"training": "linear layers", "images": "convolutional", "texts": "MiniLM"}[work] in record.getMessage()
+    assert [choose_precision(CPU, asked, work) for asked in ("fp32", "auto")] == ["fp32", "fp32"]
     assert len(warnings_of(caplog)) == 1
 
 
@@ -215,7 +215,7 @@ def test_a_query_is_not_read_in_bf16_that_is_emulated(tmp_path: Path, few: Path,
     texts = TextConfig(name="text", model="tests/tiny", weights=str(tiny_bert(tmp_path / "tiny")), precision="bf16")
     captions = _extracted(few, TextExtractor(texts), tmp_path / "demo_text.h5")
     caplog.clear()
-    assert rebuild_extractor(images).config.precision == "fp32"
+    assert rebuild_cnn_extractor(images).config.precision == "fp32"
     assert rebuild_text_extractor(captions).config.precision == "fp32"
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 

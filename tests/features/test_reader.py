@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tests.train.data.caches import drop_checksums
 from vse.features.cache.feature_cache import merge_shards, open_cache, verify_cache
-from vse.features.cache.reader import FeatureReader, Regions
+from vse.features.cache.reader import FeatureReader, PaddedSets
 from vse.features.cache.rows import Identity, Rows
 from vse.features.cache.shards import shard_path, shard_slice, shards_folder, write_shard
 from vse.pipeline.errors import UserError
@@ -51,7 +51,7 @@ def test_a_nan_is_named_with_its_id(own_cache: Path, memory_gb: float) -> None:
         bad = int(file["ids"][2])
     reader = FeatureReader(open_cache(own_cache), memory_gb)
     with pytest.raises(UserError, match=f"the features of id {bad} are not finite"):
-        reader.refuse_not_finite(np.arange(66))
+        reader.check_finite(np.arange(66))
 
 
 def ragged(folder: Path, counts: list[int], n_shards: int) -> Path:
@@ -77,7 +77,7 @@ def ragged(folder: Path, counts: list[int], n_shards: int) -> Path:
 @pytest.mark.parametrize("read", [FeatureReader.regions, FeatureReader.sets])
 @given(data=st.data(), counts=st.lists(st.integers(0, 5), min_size=3, max_size=12), memory_gb=st.sampled_from([0, 2e-8, 1]))
 def test_a_mask_marks_the_regions_among_the_padding(
-    read: Callable[[FeatureReader, NDArray[np.int64]], Regions],
+    read: Callable[[FeatureReader, NDArray[np.int64]], PaddedSets],
     data: st.DataObject,
     counts: list[int],
     memory_gb: float,

@@ -54,7 +54,7 @@ def test_features_and_boxes_of_some_images_stand_at_the_same_places(
     """Of each image the first so many, which are the best."""
     reader, rows = FeatureReader(cache), np.asarray(positions, np.int64)
     found = reader.regions(rows, at_most=at_most)
-    boxes = reader.boxes.padded(rows, at_most)
+    boxes = reader.boxes.padded_boxes(rows, at_most)
     first = np.cumsum([0, *COUNTS])
     slow = [list(range(first[k], first[k + 1]))[:at_most] for k in positions]
     assert [features[mask, 0].tolist() for features, mask in zip(found.features, found.mask, strict=True)] == slow
@@ -71,5 +71,5 @@ def test_single_regions_are_read_by_their_numbers(cache: FeatureCache, numbers: 
 
 def test_regions_without_boxes_are_refused(tmp_path: Path) -> None:
     reader = FeatureReader(regions(tmp_path, boxes=False))
-    with pytest.raises(UserError, match="demo_r.h5: does not say where on the photos its r lie"):
+    with pytest.raises(UserError, match=r"demo_r\.h5: .* its r "):
         _ = reader.boxes

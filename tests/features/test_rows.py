@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.cache.rows import Kind, TextRows, items_of, row_ids
+from vse.features.cache.rows import Kind, TextRows, dataset_items, row_ids
 from vse.features.cache.shards import shard_slice
 from vse.pipeline.dataset import dataset as dataset_module
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -23,8 +23,8 @@ KINDS: list[tuple[Kind, bool, TextRows]] = [
 @pytest.mark.parametrize("n_shards", [1, 3, 7, 60])
 def test_the_rows_of_shards_are_all_rows(kind: Kind, raw: bool, of: TextRows, n_shards: int, demo: Path) -> None:
     dataset = load_dataset_file(demo)
-    every = items_of(dataset, kind, raw, of)
-    parts = [items_of(dataset, kind, raw, of, shard_slice(len(every), index, n_shards)) for index in range(n_shards)]
+    every = dataset_items(dataset, kind, raw, of)
+    parts = [dataset_items(dataset, kind, raw, of, shard_slice(len(every), index, n_shards)) for index in range(n_shards)]
     assert [item for part in parts for item in part] == every
     assert row_ids(dataset, kind, of).tolist() == [item.id for item in every]
 
@@ -45,5 +45,5 @@ def test_images_have_any_number_of_captions(from_columns: bool, tmp_path: Path, 
         assert row_ids(dataset, "text").tolist() == every.tolist()
         for start in range(9):
             for stop in range(start, 9):
-                found = [item.id for item in items_of(dataset, "text", True, "captions", slice(start, stop))]
+                found = [item.id for item in dataset_items(dataset, "text", True, "captions", slice(start, stop))]
                 assert found == every[start:stop].tolist()

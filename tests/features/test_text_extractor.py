@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.features.tiny_text import MAX_TOKENS, OTHERS, add_tiny_clip, pooling_module, tiny_bert, with_modules
 from vse.features.cache.feature_cache import open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.cache.rows import Item, items_of
+from vse.features.cache.rows import Item, dataset_items
 from vse.features.cli import main
 from vse.features.extraction import extract_shards, merge, verify_sources
 from vse.features.extractors.text import TextExtractor, caption_reader
@@ -71,7 +71,7 @@ def items(texts: list[str]) -> list[Item]:
 
 def vectors(extractor: TextExtractor, texts: list[str]) -> list[Floats]:
     """The vector of each text, or the vectors of its tokens."""
-    found = extractor.encoded(items(texts))
+    found = extractor.encode_items(items(texts))
     if len(found) == 1:
         return list(found[0].numpy())
     return [states[mask].numpy() for states, mask in zip(*found, strict=True)]
@@ -210,7 +210,7 @@ def test_vectors_keep_their_length_if_they_are_not_to_be_normalised(bert: Path) 
 
 @pytest.mark.parametrize("pooling", ["own", "tokens"])
 def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, demo: Path, bert: Path, tmp_path: Path) -> None:
-    captions = items_of(load_dataset_file(demo), "text", raw=True)
+    captions = dataset_items(load_dataset_file(demo), "text", raw=True)
     extractor, caches = of_bert(bert, pooling=pooling), []
     for n_shards in (1, 3):
         out = tmp_path / str(n_shards) / "demo_x.h5"
@@ -232,7 +232,7 @@ def test_a_cache_has_a_row_per_caption_in_any_number_of_shards(pooling: str, dem
                 found = sets.features[sets.mask]
             np.testing.assert_allclose(found.astype(np.float32), expected, atol=1e-3)
     if pooling == "tokens":
-        assert f"{len(captions)} captions with " in caches[0].described()
+        assert f"{len(captions)} captions with " in caches[0].describe()
 
 
 def command(demo: Path, out: Path, folder: Path, *more: object) -> list[str]:
@@ -251,7 +251,7 @@ def test_the_command_says_how_many_captions_were_cut(
 ) -> None:
     out = tmp_path / "demo_minilm.h5"
     run(command(demo, out, bert, "--set", "max_length=40"))
-    texts = [item.raw for item in items_of(load_dataset_file(demo), "text", raw=True)]
+    texts = [item.raw for item in dataset_items(load_dataset_file(demo), "text", raw=True)]
     n_cut = sum(len(tokens) > 40 for tokens in of_bert(bert).backbone.tokenized(texts)[0])
     assert 0 < n_cut < len(texts)
     assert open_cache(out).provenance["counts"] == {"captions cut to 40 tokens": n_cut}
@@ -321,8 +321,8 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     for extractor in (of_bert(bert, pooling=pooling, prompt="the "), of_clip(clip, pooling=pooling, seed=3)):
         out = tmp_path / extractor.config.model.replace("/", "_") / "demo_x.h5"
         extract_shards(demo, extractor, out, 2)
-        again = caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encoded(items(TEXTS))
-        for one, other in zip(again, extractor.encoded(items(TEXTS)), strict=True):
+        again = caption_reader(open_cache(merge(demo, out, 2)), device="cpu").encode_items(items(TEXTS))
+        for one, other in zip(again, extractor.encode_items(items(TEXTS)), strict=True):
             assert torch.equal(one, other)
 
 
@@ -331,7 +331,7 @@ def test_the_encoder_of_a_cache_reads_other_captions(pooling: str, demo: Path, b
     [
         ({"seed": 1}, "other weights"),
         ({"words": OTHERS}, "another tokenizer"),
-        ({"layer_norm_eps": 1e-3}, "other settings of the network"),
+        ({"layer_norm_eps": 1e-3}, "network_sha256"),
         (None, "no folder with a text encoder"),
     ],
     ids=str,

@@ -7,13 +7,13 @@ import sys
 import pytest
 from torch._dynamo.utils import is_compile_supported
 
-from vse.features.vision import compiler_stands_by, torchvision
+from vse.features.vision import replace_compiler, torchvision
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_the_question_is_answered_by_the_compiler(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch._dynamo.utils")
-    with compiler_stands_by():
+    with replace_compiler():
         from torch._dynamo.utils import is_compile_supported as asked
     assert "torch._dynamo.utils" not in sys.modules
     monkeypatch.undo()

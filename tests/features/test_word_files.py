@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.word_files import word_file_sha256
+from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 

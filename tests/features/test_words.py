@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vse.features.extractors.words import WordVectors, read_words, train_words
+from vse.features.extractors.words import WordVectors, read_word_vectors, train_word_vectors
 from vse.pipeline.errors import UserError
 
 WORDS = ("a", "dog", "Café", "don't")
@@ -41,7 +41,7 @@ def test_every_format_gives_the_same_vectors(name: str, write: object, zipped: b
     if zipped:
         path = tmp_path / f"{name}.gz"
         path.write_bytes(gzip.compress((tmp_path / name).read_bytes()))
-    found = read_words(path)
+    found = read_word_vectors(path)
     assert found.words == WORDS
     np.testing.assert_array_equal(found.vectors, VECTORS)
 
@@ -54,14 +54,14 @@ def table(path: Path, vectors: np.ndarray = VECTORS, words: tuple[str, ...] = WO
 
 
 def test_a_table_has_its_words_beside_it(tmp_path: Path) -> None:
-    found = read_words(table(tmp_path / "utable.npy", VECTORS.astype(np.float64)))
+    found = read_word_vectors(table(tmp_path / "utable.npy", VECTORS.astype(np.float64)))
     assert found.words == WORDS
     assert found.vectors.dtype == np.float32
     np.testing.assert_array_equal(found.vectors, VECTORS)
 
 
 def test_of_a_word_that_a_table_has_twice_the_first_counts(tmp_path: Path) -> None:
-    found = read_words(table(tmp_path / "utable.npy", words=("a", "dog", "a", "cat")))
+    found = read_word_vectors(table(tmp_path / "utable.npy", words=("a", "dog", "a", "cat")))
     assert found.words == ("a", "dog", "cat")
     np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
 
@@ -70,13 +70,13 @@ def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "utable.npy"
     for vectors, words in ((VECTORS, WORDS[:3]), (VECTORS[0], WORDS[:3]), (np.arange(8).reshape(4, 2), WORDS)):
         with pytest.raises(UserError, match=f"of shape .*; dictionary.txt has {len(words)} words"):
-            read_words(table(path, vectors, words))
+            read_word_vectors(table(path, vectors, words))
     np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UserError, match="not a word2vec or GloVe file or a table"):
-        read_words(path)
+        read_word_vectors(path)
     path.with_name("dictionary.txt").unlink()
     with pytest.raises(UserError, match="dictionary.txt: no such file"):
-        read_words(path)
+        read_word_vectors(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"a 1 2\nb 1\n", b"4 3\na 1 2 3\n", b"\xff\xfe\x00"])
@@ -84,16 +84,16 @@ def test_a_table_that_is_something_else_is_refused(tmp_path: Path) -> None:
 def test_another_file_is_refused(content: bytes, name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=name):
-        read_words(tmp_path / name)
+        read_word_vectors(tmp_path / name)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="gone.txt: no such file"):
-        read_words(tmp_path / "gone.txt")
+        read_word_vectors(tmp_path / "gone.txt")
 
 
 def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
-    found = WordVectors(WORDS, VECTORS).only({"don't", "cat"}, first=2)
+    found = WordVectors(WORDS, VECTORS).select({"don't", "cat"}, first=2)
     assert found.words == ("a", "dog", "don't")
     np.testing.assert_array_equal(found.vectors, VECTORS[[0, 1, 3]])
     assert found.encode(["a", "cat", "don't"]) == [0, 2]
@@ -101,8 +101,8 @@ def test_the_first_words_and_the_wanted_ones_are_kept() -> None:
 
 def test_training_can_be_repeated() -> None:
     captions = [["a", "red", "disc"], ["a", "blue", "disc"], ["the", "red", "square"]] * 20
-    first, again = (train_words(captions, 8, 3, 1, seed=0) for _ in range(2))
+    first, again = (train_word_vectors(captions, 8, 3, 1, seed=0) for _ in range(2))
     assert first.words == again.words
     np.testing.assert_array_equal(first.vectors, again.vectors)
     assert first.vectors.shape == (6, 8)
-    assert "square" not in train_words(captions, 8, 1, 21, seed=0).words
+    assert "square" not in train_word_vectors(captions, 8, 1, 21, seed=0).words

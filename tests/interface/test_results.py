@@ -140,9 +140,9 @@ def test_a_feature_is_extracted_as_the_command_does(few: Path) -> None:
 
 
 def test_an_option_that_an_extractor_lacks_is_refused(few: Path) -> None:
-    with pytest.raises(vse.UserError, match=r"words: feature 'fc7' is made by cnn, which has no such option"):
+    with pytest.raises(vse.UserError, match=r"words: feature 'fc7' .* cnn, which has no such option"):
         vse.extract(few, "fc7", words="glove.txt")
-    with pytest.raises(vse.UserError, match=r"skip_bad: feature 'tfidf' is made by tfidf"):
+    with pytest.raises(vse.UserError, match=r"skip_bad: feature 'tfidf' "):
         vse.extract(few, "tfidf", skip_bad=True)
 
 

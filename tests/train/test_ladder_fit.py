@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.train.conftest import SETS
-from vse.features.settings.presets import load_feature
+from vse.features.settings import load_feature
 from vse.pipeline.errors import UserError
 from vse.pipeline.presets.presets import known_presets, load_ladder
 from vse.pipeline.presets.schema import parse_composed_name

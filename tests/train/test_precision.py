@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import TINY_FEATURE
 from tests.train.conftest import COMMAND, assert_same, experiment, state, weights
-from vse.features.backbones.precision import has_bf16
+from vse.features.backbones.device import has_bf16
 from vse.features.extraction import extract_shards, merge
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.errors import UserError
@@ -71,7 +71,8 @@ def test_bf16_that_is_emulated_trains_after_one_warning(
     assert RunFolder(run).record()["state"] == "finished"
     (warning,) = with_warnings()
     assert "train.precision: bf16 is emulated" in warning
-    assert "4 times as long as in fp32, one of a GRU about 14 times; --set train.precision=auto takes fp32 here" in warning
+    assert "times as long as in fp32" in warning
+    assert "--set train.precision=auto" in warning
 
 
 def test_a_resume_in_another_precision_names_the_setting(

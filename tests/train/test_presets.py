@@ -18,9 +18,9 @@ from vse.features.extractors.boxes import BoxesExtractor
 from vse.features.extractors.captions import CaptionExtractor, encoder_path, fit_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.features.extractors.text import TextExtractor
+from vse.features.settings import load_feature
 from vse.features.settings.base import Extractor
 from vse.features.settings.images import BoxesConfig, CnnConfig, RegionsConfig
-from vse.features.settings.presets import load_feature
 from vse.features.settings.texts import TextConfig
 from vse.pipeline.presets import presets
 from vse.pipeline.presets.presets import list_changes

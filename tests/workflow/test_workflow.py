@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 import torch
 
-from vse.features.backbones.precision import has_bf16
+from vse.features.backbones.device import has_bf16
 from vse.features.cache.feature_cache import open_cache
-from vse.features.extractors.proposals import check_truths
+from vse.features.extractors.proposals import check_truth_cache
 
 ROOT = Path(__file__).parents[2]
 DEMO = """
@@ -174,7 +174,7 @@ def test_phrases_and_their_boxes_are_features_like_others(tmp_path: Path, snakem
     done = snakemake(*targets, demo=demo)
     assert done.returncode == 0, done.stderr
     boxes, truths, phrases = (open_cache(tmp_path / target) for target in targets)
-    check_truths(truths, boxes)
+    check_truth_cache(truths, boxes)
     assert boxes.provenance["upper_bound"]["splits"].keys() == {"train", "val", "test"}
     assert phrases.text_rows == "phrases"
     assert "Nothing to be done" in (again := snakemake(*targets, demo=demo)).stderr + again.stdout

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import (
@@ -185,7 +185,7 @@ class Ace(Adversary):
 
     def _embed(self, embed: Callable[..., Encoded], side: _Side, numbers: Numbers) -> Float[Tensor, "n dim"]:
         with autocast(self._precision, self._device):
-            return embed(*(moved(part, self._device) for part in side.inputs(numbers)))[0]
+            return embed(*(move_tensor(part, self._device) for part in side.inputs(numbers)))[0]
 
 
 class _Side(nn.Module):

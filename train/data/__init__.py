@@ -1,4 +1,4 @@
-"""What a batch is made of: pairs, what a model reads of their images and captions, and samplers.
+"""The data of batches: pairs, their images and captions as inputs of a model, and samplers.
 
 Imports no other folder of train.
 """

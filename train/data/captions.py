@@ -1,7 +1,4 @@
-"""What a model reads of captions: their words, or cached features.
-
-Captions as the tokens of a transformer's own tokenizer.
-"""
+"""Captions as inputs of a model: indices of words, tokens of a transformer's own tokenizer, or cached features."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.rows import Item
@@ -27,16 +24,16 @@ from vse.train.kinds import Kind, kind_of_rows
 
 
 class CaptionInputs(Protocol):
-    """What the model reads of captions; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
+    """The captions of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
 
     kind: Kind
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, ...]:
-        """The captions with these numbers, as tensors of this kind."""
+        """Return the captions with these indices, as tensors of this kind."""
 
 
 class CaptionsOnDemand:
-    """Captions of this kind that are read, all of them, when some are first asked for: a search of images asks for none."""
+    """Captions that are all read at the first access, because a search for images needs none."""
 
     def __init__(self, kind: Kind, read: Callable[[], CaptionInputs]) -> None:
         self.kind, self._read = kind, read
@@ -46,19 +43,19 @@ class CaptionsOnDemand:
 
     @cached_property
     def inputs(self) -> CaptionInputs:
-        """What reads them."""
+        """The captions, read at the first access."""
         return self._read()
 
 
 class EncodedCaptions:
-    """Captions that an encoder of another data set's captions reads, encoded where they are wanted.
+    """Captions encoded on access by a text encoder that was fitted to another data set.
 
     Parameters
     ----------
-    captions : in the order of their numbers
-    reader : what made the cache of captions that the model was trained on
-    cache : that cache, whose rows are vectors or sets; these are rounded as those were
-    device : where features are wanted
+    captions : the captions, in the order of their indices
+    reader : the encoder that computed the cache of captions on which the model was trained
+    cache : that cache; its rows are vectors or sets, and features are rounded to its type
+    device : device of the features
     """
 
     def __init__(self, captions: Sequence[Caption], reader: CaptionReader, cache: FeatureCache, device: torch.device) -> None:
@@ -73,9 +70,9 @@ class EncodedCaptions:
 def encoded_as(
     cache: FeatureCache, reader: CaptionReader, captions: Sequence[tuple[str, Sequence[str]]], device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Captions, each as it was written and as its words, as a model that was trained on ``cache`` reads them."""
+    """Return captions, each given as raw text and as words, in the form in which a model trained on ``cache`` reads them."""
     items = [Item(k, tokens=tuple(tokens), raw=raw) for k, (raw, tokens) in enumerate(captions)]
-    vectors, *mask = reader.encoded(items)
+    vectors, *mask = reader.encode_items(items)
     rounded = torch.from_numpy(vectors.numpy().astype(cache.dtype)).float()
     return tuple(part.to(device) for part in (rounded, *mask))
 
@@ -93,7 +90,7 @@ class NumberLists:
         self._flat = np.asarray(flat)
 
     def of(self, rows: NDArray[np.int64], padding: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Some lists, padded (n, longest), and their lengths (n,)."""
+        """Return some lists, padded (n, longest), and their lengths (n,)."""
         lengths = self._lengths[rows]
         column = np.arange(lengths.max(initial=1))
         inside = column < lengths[:, None]
@@ -102,7 +99,7 @@ class NumberLists:
 
 
 class WordNumbers:
-    """Numbers of words."""
+    """Captions as indices of their words in a vocabulary."""
 
     kind = Kind.WORDS
 
@@ -111,53 +108,53 @@ class WordNumbers:
         self._device = device
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Padded words (n, longest), and lengths (n,), which stay on the CPU."""
+        """Return padded words (n, longest), and their lengths (n,) on the CPU."""
         words, lengths = self._words.of(numbers, PAD)
-        return moved(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
+        return move_tensor(torch.from_numpy(words), self._device), torch.from_numpy(lengths)
 
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 10_000  # texts that are cut into tokens together
+_TEXTS = 10_000  # texts that are tokenised together
 
 
 class TokenNumbers:
-    """Numbers of the tokens of captions.
+    """Captions as indices of their tokens.
 
     Parameters
     ----------
     texts : the captions as they were written
-    transformer : whose tokens they become
-    device : where tokens are wanted
+    transformer : the transformer whose tokenizer is used
+    device : device of the tokens
 
     Attributes
     ----------
-    n_cut : how many captions were longer than the transformer reads, and lost their ends
+    n_cut : number of captions that were truncated because they are longer than the transformer's longest input
     """
 
     kind = Kind.TOKENS
 
     def __init__(self, texts: Sequence[str], transformer: Transformer, device: torch.device) -> None:
         self.n_cut = 0
-        self._padding, self._device = transformer.padding, device
+        self._padding, self._device = transformer.pad_index, device
         self._tokens = NumberLists(self._encoded(texts, transformer))
         if self.n_cut:
             log.warning(
-                "%d of %d captions have more than the %d tokens that %s reads, and lose their ends",
+                "%d of %d captions are longer than the %d tokens that %s reads, and are truncated",
                 self.n_cut,
                 len(texts),
-                transformer.longest or transformer.n_positions,
+                transformer.max_length or transformer.n_positions,
                 transformer.name,
             )
 
     def of(self, numbers: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Padded tokens (n, longest), and their mask (n, longest)."""
+        """Return padded tokens (n, longest), and their mask (n, longest)."""
         tokens, lengths = self._tokens.of(numbers, self._padding)
         mask = np.arange(tokens.shape[1]) < lengths[:, None]
-        return moved(torch.from_numpy(tokens), self._device), moved(torch.from_numpy(mask), self._device)
+        return move_tensor(torch.from_numpy(tokens), self._device), move_tensor(torch.from_numpy(mask), self._device)
 
     def _encoded(self, texts: Sequence[str], transformer: Transformer) -> Iterator[list[int]]:
-        for start in range(0, len(texts), _AT_ONCE):
-            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _AT_ONCE])):
+        for start in range(0, len(texts), _TEXTS):
+            for encoding in transformer.tokenizer.encode_batch(list(texts[start : start + _TEXTS])):
                 self.n_cut += bool(encoding.overflowing)
                 yield encoding.ids

@@ -1,9 +1,9 @@
-"""What a model reads of images, in training and in evaluation: cached features, or photos through a CNN.
+"""Images as inputs of a model, in training and in evaluation: cached features, or photos, with or without a CNN.
 
-In training each visit of a pair sees its image afresh: a bank gives one of its crops, a photo a new random crop. Which one
-depends on the seed, the epoch and the pair alone, so a resumed run and several processes see the same.
+In training, each visit of a pair reads a different view of its image: one of the crops of a bank, or a new random crop of a
+photo. The choice depends on the seed, the epoch and the pair only, so a resumed run and several processes read the same crops.
 
-Cached features by number, in a device's memory if they fit, else read from the shards.
+Cached features are kept in the device's memory if they fit, and read from the shards otherwise.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.cache.reader import FeatureReader
-from vse.features.extractors.cnn import CnnExtractor, crops_of
+from vse.features.extractors.cnn import CnnExtractor, cut_crops
 from vse.features.extractors.images import read_ahead
 from vse.features.settings.images import CnnConfig
 from vse.pipeline.dataset.dataset import Dataset, Image
@@ -29,28 +29,28 @@ from vse.pipeline.files.images import decode_image
 from vse.train.kinds import Encoded, Kind, kind_of_rows, whole_sets
 from vse.train.settings import ImagesConfig
 
-_BLOCK = 4096  # rows
+_BLOCK = 4096  # rows that are loaded together
 Numbers = NDArray[np.int64]
 
 
 class CachedFeatures:
-    """Features of images or captions by their number: vectors, or sets of vectors with their mask.
+    """Cached features of images or captions, by index: vectors, or sets of vectors with their mask.
 
-    An image without a region, whose set would be empty, has one vector of zeros instead.
+    The set of an image without a region would be empty; it has one vector of zeros instead.
 
     Parameters
     ----------
-    reader : of the cache
-    ids : the images or captions, in the order of their numbers
-    device : where features are wanted
-    memory_gb : how much may be kept, in units of 1e9 bytes; on a GPU, if it is not 0, what is free there
-    taken_gb : how much of that others have taken
+    reader : reader of the cache
+    ids : ids of the images or captions, in the order of their indices
+    device : device of the features
+    memory_gb : limit on the features in CPU memory, in units of 1e9 bytes; on a GPU, 0 for none, else free memory is the limit
+    taken_gb : memory that other features already use
 
     Attributes
     ----------
-    kind : vectors or sets; of a bank of crops, vectors
-    n_crops : how many crops a bank keeps of each image; 0 if it is none
-    gb_kept : how much is in memory, in units of 1e9 bytes
+    kind : vectors or sets; vectors for a bank of crops
+    n_crops : number of crops of each image in a bank; 0 if the cache is not a bank
+    gb_kept : size of the features in memory, in units of 1e9 bytes
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class CachedFeatures:
         self.gb_kept = 0.0 if self._kept is None else 1e-9 * needed
 
     def of(self, numbers: Numbers, crops: Numbers | None = None) -> Encoded:
-        """The features with these numbers: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
+        """Return the features at these indices: (vectors (n, dim),), or (vectors (n, longest, dim), mask (n, longest)).
 
-        Of a bank of crops, those of ``crops`` (n,), or the mean over all, of unit length if its vectors are.
+        For a bank of crops, return the vectors of ``crops`` (n,), or the mean over all crops, of unit length if the vectors
+        are.
         """
         return self._sets(numbers) if self.kind == Kind.SETS else (self._vectors(numbers, crops),)
 
@@ -88,18 +89,18 @@ class CachedFeatures:
             return self._kept.index_select(0, torch.from_numpy(which).to(self._device)).float()
         rows = self._rows[numbers]
         vectors = self._reader.crops(rows, crops) if self.n_crops else self._reader.rows(rows)
-        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def _mean(self, numbers: Numbers) -> Tensor:
         rows = self._rows[numbers]
-        mean = moved(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
+        mean = move_tensor(self._checked(torch.from_numpy(self._reader.rows(rows)).float().mean(1), rows), self._device)
         return torch.nn.functional.normalize(mean, dim=1) if self._mean_is_unit else mean
 
     def _sets(self, numbers: Numbers) -> Encoded:
         if self._kept is None:
             rows = self._rows[numbers]
             sets = self._reader.sets(rows)
-            vectors = moved(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
+            vectors = move_tensor(self._checked(torch.from_numpy(sets.features).float(), rows), self._device)
             mask = torch.from_numpy(sets.mask).to(self._device)
         else:
             starts, counts = (torch.from_numpy(part[numbers]).to(self._device) for part in (self._starts, self._counts))
@@ -108,15 +109,15 @@ class CachedFeatures:
             which = (starts[:, None] + column).clamp(max=len(self._kept) - 1)
             vectors = self._kept.index_select(0, which.flatten()).float().view(*mask.shape, self._kept.shape[1])
             vectors = vectors * mask[:, :, None]
-        mask[:, 0] = True  # an empty set is one vector of zeros
+        mask[:, 0] = True  # an empty set becomes one vector of zeros
         return vectors, mask
 
     def _loaded(self) -> Tensor:
-        """All features, a row per vector, in the type in which they are stored."""
+        """Return all features, one row for each vector, in the stored type."""
         cache = self._reader.cache
         dtype = torch.float16 if cache.dtype == np.float16 else torch.float32
         n_vectors = int(self._counts.sum())
-        kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # one, to have what padding copies
+        kept = torch.zeros(max(1, n_vectors), cache.dim, dtype=dtype, device=self._device)  # at least one, for padding
         for start in range(0, len(self._rows), _BLOCK):
             rows = self._rows[start : start + _BLOCK]
             if cache.offsets is None:
@@ -130,45 +131,45 @@ class CachedFeatures:
 
     def _checked(self, features: Tensor, rows: Numbers) -> Tensor:
         if not features.sum(dtype=torch.float32).isfinite():
-            self._reader.refuse_not_finite(rows)  # or else the sum alone overflowed
+            self._reader.check_finite(rows)  # or else the sum alone overflowed
         return features
 
 
 def free_room(device: torch.device, memory_gb: float, taken_gb: float = 0) -> float:
-    """Bytes that features may take: of ``memory_gb``, what is not taken; on a GPU, unless that is 0, 80% of what is free."""
+    """Return the bytes that features may use: the rest of ``memory_gb`` or, on a GPU if that is not 0, 80% of free memory."""
     if device.type == "cuda" and memory_gb > 0:
         return 0.8 * torch.cuda.mem_get_info(device)[0]
     return max(0.0, memory_gb - taken_gb) * 1e9
 
 
-_CROPS_AHEAD = 3  # batches of photos that are decoded while one is computed
+_CROPS_AHEAD = 3  # batches of photos that are decoded in advance during a step
 
 
 class TrainingImages(Protocol):
-    """What the model reads of the images of pairs."""
+    """The images of pairs, as inputs of a model in training."""
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """The images of each of ``batches``, which hold numbers of pairs; ``image_of`` has the image of every pair."""
+        """Yield the images of each of ``batches`` of pair indices; ``image_of`` holds the image index of every pair."""
 
 
 class EvaluationImages(Protocol):
-    """What the model reads of images that are embedded."""
+    """Images as inputs of a model in evaluation."""
 
     def of_images(self, images: Numbers) -> tuple[Tensor, ...]:
-        """The images with these numbers."""
+        """Return the images with these indices."""
 
 
 class CachedImages(CachedFeatures):
     """Cached features of images."""
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """Features of each batch; of a bank, a crop drawn for each pair."""
+        """Yield the features of each batch; for a bank, those of a random crop for each pair."""
         crops = np.random.default_rng([seed, epoch, 1]).integers(max(1, self.n_crops), size=len(image_of))
         for pairs in batches:
             yield self.of(image_of[pairs], crops[pairs])
 
     def of_images(self, images: Numbers) -> tuple[Tensor, ...]:
-        """Features; of a bank, the mean over the crops."""
+        """Return features; for a bank, the mean over the crops."""
         return self.of(images)
 
 
@@ -177,12 +178,12 @@ class PhotoCrops:
 
     Parameters
     ----------
-    extractor : the CNN whose crops they are
-    paths, image_ids : the photos, in the order of their numbers
+    extractor : the CNN that reads the crops
+    paths, image_ids : the photos, in the order of their indices
     random_crop : kind of random crops, see the feature settings
-    workers : threads
-    through : hand out the features of a frozen CNN instead of pixels
-    config : how photos are prepared; by default as the CNN's
+    workers : number of threads
+    through : whether to return features of the frozen CNN instead of pixels
+    config : preparation of the photos; by default that of the CNN
     """
 
     def __init__(
@@ -205,13 +206,16 @@ class PhotoCrops:
         self._through = through
 
     def of_pairs(self, batches: Sequence[Numbers], image_of: Numbers, seed: int, epoch: int) -> Iterator[tuple[Tensor, ...]]:
-        """A random crop for each pair: pixels (n, 1, 3, crop, crop), or features (n, dim), or sets of them and their mask."""
+        """Yield a random crop for each pair of each batch: pixels, or features of the CNN.
+
+        Shapes are (n, 1, 3, crop, crop) for pixels, and (n, dim), or sets with their mask, for features.
+        """
         visits = [int(pair) for pairs in batches for pair in pairs]
 
         def load(pair: int) -> Tensor:
             number = image_of[pair]
             photo = decode_image(self._paths[number])
-            return crops_of(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
+            return cut_crops(photo, self._random, int(self._ids[number]), (seed, epoch, pair))
 
         ahead = max(1, _CROPS_AHEAD * max((len(pairs) for pairs in batches), default=1))
         crops = read_ahead(visits, load, self._workers, ahead)
@@ -220,10 +224,10 @@ class PhotoCrops:
             yield self._seen(torch.stack(pixels) if pixels else self._none())
 
     def of_images(self, images: Numbers) -> tuple[UInt8[Tensor, "n n_crops 3 crop crop"]]:
-        """The fixed crops of photos: the centre, or all ten."""
+        """Return the fixed crops of photos: the centre, or all ten."""
 
         def load(number: int) -> Tensor:
-            return crops_of(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
+            return cut_crops(decode_image(self._paths[number]), self._fixed, int(self._ids[number]))
 
         return (torch.stack(list(read_ahead(images.tolist(), load, self._workers, 4 * self._workers + 1))),)
 
@@ -245,9 +249,9 @@ def photo_crops(
     through: bool = False,
     config: CnnConfig | None = None,
 ) -> PhotoCrops:
-    """The photos of ``images``, as a CNN reads them, or as ``config`` has them prepared."""
+    """Return crops of the photos of ``images``, prepared for a CNN, or as ``config`` states."""
     if not dataset.has_image_files:
-        raise UserError(f"{dataset.path}: a data set without photos (its features were imported)")
+        raise UserError(f"{dataset.path}: this data set has no photos (its features were imported)")
     paths = [dataset.image_path(image) for image in images]
     ids = np.asarray([image.imgid for image in images], np.int64)
     return PhotoCrops(extractor, paths, ids, settings.random_crop, settings.workers, through, config)

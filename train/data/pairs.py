@@ -1,4 +1,4 @@
-"""Pairs of images and captions, and what a model reads of them."""
+"""Pairs of images and captions, and the splits that they form together with the inputs of a model."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 class Pairs:
-    """All image-caption pairs of some images; pair k is caption k in their order, with its image.
+    """All image-caption pairs of some images; pair k is caption k, in the order of the images, with its image.
 
     Attributes
     ----------
-    images : what the pairs are made of
+    images : the images of the pairs
     image_ids : (n_images,)
-    image_of : (n_pairs,) the number of each caption's image
+    image_of : (n_pairs,) the index of each caption's image
     """
 
     def __init__(self, images: Sequence[Image]) -> None:
@@ -41,7 +41,7 @@ class Pairs:
 
     @cached_property
     def captions(self) -> list[Caption]:
-        """All captions, made when they are first asked for: a search of images needs none."""
+        """All captions, created at the first access, because a search for images needs none."""
         return [caption for image in self.images for caption in image.captions]
 
     @property
@@ -56,26 +56,29 @@ class Pairs:
 
     @property
     def coco_ids(self) -> NDArray[np.int64] | None:
-        """The images' numbers in MS-COCO (n_images,), if all have one."""
+        """The MS-COCO ids of the images (n_images,), or None if some have none."""
         return coco_ids(self.images)
 
     @cached_property
     def text_of(self) -> NDArray[np.int64]:
-        """A number for each caption's text (n_pairs,): captions of the same words share it."""
+        """The index of each caption's text (n_pairs,); captions with the same words have the same index."""
         numbers: dict[tuple[str, ...], int] = {}
         return np.asarray([numbers.setdefault(tuple(c.tokens), len(numbers)) for c in self.captions], np.int64)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The pairs of a split and what the model reads of them."""
+    """The pairs of a split, and the inputs of a model for them."""
 
     pairs: Pairs
     images: EvaluationImages
     captions: CaptionInputs
 
     def first(self, n_images: int) -> Split:
-        """The first images of the split, with all their captions. These are numbered first, so what is read stays as it is."""
+        """Return the first images of the split, with all their captions.
+
+        Their indices are the lowest ones, so the inputs of the model stay valid.
+        """
         return (
             self
             if n_images >= len(self.pairs.images)
@@ -84,9 +87,9 @@ class Split:
 
 
 def images_of(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, captioned: bool = False) -> Sequence[Image]:
-    """Images of some splits that have features; those that the extraction skipped are left out, with a warning.
+    """Return the images of some splits that have features; warn about images that the extraction skipped.
 
-    ``captioned``: and those without a caption, which training and validation have no use for.
+    With ``captioned``, images without a caption are left out too, because training and validation cannot use them.
     """
     of_splits = [dataset.split(split) for split in splits]
     images = of_splits[0] if len(of_splits) == 1 else list(chain.from_iterable(of_splits))

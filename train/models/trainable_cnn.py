@@ -9,7 +9,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.extractors.cnn import CnnExtractor, normalized
+from vse.features.extractors.cnn import CnnExtractor, normalize_pixels
 
 
 class TrainableCnn(nn.Module):
@@ -45,7 +45,7 @@ class TrainableCnn(nn.Module):
         self.train(False)
 
     def forward(self, pixels: UInt8[Tensor, "n n_crops 3 side side"]) -> Float[Tensor, "n *positions dim"]:
-        images = normalized(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
+        images = normalize_pixels(pixels.flatten(0, 1), self.config.mean, self.config.std, pixels.device)
         keep = not self.checkpointing or not torch.is_grad_enabled()
         output = self._run(images) if keep else checkpoint(self._run, images, use_reentrant=False)
         vectors = output.float().unflatten(0, pixels.shape[:2]).mean(1)
@@ -63,7 +63,7 @@ class TrainableCnn(nn.Module):
 
     def _drop_unused(self, device: torch.device) -> None:
         blank = torch.zeros(1, 3, self.config.crop, self.config.crop, dtype=torch.uint8)
-        output = self.network(normalized(blank, self.config.mean, self.config.std, device))
+        output = self.network(normalize_pixels(blank, self.config.mean, self.config.std, device))
         names, parameters = zip(*self.network.named_parameters(), strict=True)
         gradients = torch.autograd.grad(output.float().sum(), parameters, allow_unused=True)
         unused = {name for name, gradient in zip(names, gradients, strict=True) if gradient is None}

@@ -1,4 +1,4 @@
-"""Training that localises phrases: regions and phrases of captions are matched, not images and captions.
+"""Training for the localisation of phrases: it matches regions and phrases of captions, not images and captions.
 
-Two-branch paper (Wang et al., TPAMI 2018), section 4. May import what solvers may, and the solvers.
+Two-branch paper (Wang et al., TPAMI 2018), section 4. May import the solvers, and the packages that solvers may import.
 """

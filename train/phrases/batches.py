@@ -1,8 +1,7 @@
-"""Batches of triplets for the embedding network, and their loss (two-branch paper, Algorithm 1 and Eq. 6).
+"""Batches for Algorithm 1 of the two-branch paper, and their losses: triplets (Eq. 6) and labelled pairs (Eq. 7).
 
-What the two samplers of Algorithm 1 share: which candidates of a pair's image are positive, and which negative.
-
-Batches of positive and negative pairs for the similarity network, and their loss (two-branch, Algorithm 1 and Eq. 7).
+:class:`CandidateSampler` selects the positive and negative candidates of a pair's image. :class:`TripletSampler` builds
+batches of triplets from them for the embedding network, and :class:`PairSampler` batches of pairs for the similarity network.
 """
 
 from __future__ import annotations
@@ -29,37 +28,38 @@ from vse.train.phrases.regions import BoxFeatures
 
 
 class PositiveSettings(Settings):
-    """Which regions are positive for a phrase (two-branch paper, section 4.1)."""
+    """The settings that define positive regions of a phrase (two-branch paper, section 4.1)."""
 
     positives: Literal["truth", "augmented"] = Field(
-        "augmented", description="truth: the ground-truth region alone; augmented: candidates that overlap it, too"
+        "augmented", description="truth: the ground-truth region only; augmented: also candidates that overlap it"
     )
-    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: the IoU with the truth from which they are")
+    positive_iou: float = Field(0.7, gt=0, le=1, description="augmented: least IoU of a positive candidate with the truth")
 
 
 class SamplingSettings(PositiveSettings):
-    """Algorithm 1 of the two-branch paper."""
+    """The settings of Algorithm 1 of the two-branch paper."""
 
     negative_iou: float = Field(0.3, gt=0, le=1, description="candidates below this IoU with the truth are negatives")
     neighbours: bool = Field(
         False,
-        description="neighbourhood sampling, for losses of triplets: where a batch has one phrase for a region, or one region "
-        "for a phrase, a second one",
+        description="neighbourhood sampling, for losses of triplets: add a second phrase for a region that has one in the "
+        "batch, and a second region for a phrase that has one",
     )
     negatives: Literal["balanced", "all"] = Field(
         "balanced", description="for losses of pairs: one negative pair for each positive one, or every negative candidate"
     )
     candidates: PositiveInt | None = Field(
-        None, description="negatives are drawn from so many random candidates of an image, at each visit; none: from all"
+        None,
+        description="number of random candidates of an image, at each visit, among which negatives are sampled; none: all",
     )
 
 
 @dataclass(frozen=True)
 class Near:
-    """Candidates of the images of some pairs: positive or negative ones of each pair's phrase.
+    """Candidates that are positive, or negative, for the phrases of some pairs.
 
-    rows : (n,) which of the pairs, ascending
-    regions : (n,) the candidates' numbers
+    rows : (n,) the row of the pair, ascending
+    regions : (n,) the index of the candidate
     """
 
     rows: Int[np.ndarray, " n"]
@@ -67,14 +67,14 @@ class Near:
 
 
 class CandidateSampler:
-    """Positive and negative candidates of pairs, and the numbers of their ground-truth regions.
+    """The selection of positive and negative candidates of pairs.
 
     Parameters
     ----------
-    pairs : all pairs that are trained on, each with a box
+    pairs : all training pairs, each with a box
     candidates : the boxes of their images
-    truth_of : (n_pairs,) the number of each pair's ground-truth region among all regions
-    settings : of Algorithm 1
+    truth_of : (n_pairs,) the index of each pair's ground-truth region among all regions
+    settings : the settings of Algorithm 1
     """
 
     def __init__(
@@ -83,7 +83,10 @@ class CandidateSampler:
         self.pairs, self.candidates, self.truth_of, self.settings = pairs, candidates, truth_of, settings
 
     def near(self, batch: Numbers, rng: np.random.Generator) -> tuple[Near, Near]:
-        """The candidates with an IoU of at least ``positive_iou`` with each pair's truth, and drawn ones below the other."""
+        """Return positive candidates of each pair, with an IoU of at least ``positive_iou``, and sampled negative ones.
+
+        Negative candidates have an IoU below ``negative_iou`` with the pair's truth.
+        """
         images = self.pairs.image_of[batch]
         rows, regions = flat_spans(self.candidates.starts[images], self.candidates.counts[images])
         overlaps = pairwise_iou(self.pairs.truths[batch][rows], self.candidates.boxes[regions])
@@ -92,7 +95,7 @@ class CandidateSampler:
         return Near(rows[positive], regions[positive]), Near(rows[negative], regions[negative])
 
     def _drawn(self, images: Numbers, rows: Numbers, regions: Numbers, rng: np.random.Generator) -> Bool[np.ndarray, " n"]:
-        """Which candidates are among those that are drawn of their image, the same for all its pairs of the batch."""
+        """Return whether each candidate is among those sampled for its image, which all its pairs of the batch share."""
         if self.settings.candidates is None:
             return np.ones(len(rows), bool)
         visited = np.unique(images)
@@ -102,15 +105,15 @@ class CandidateSampler:
 
 @dataclass(frozen=True)
 class TripletBatch:
-    """Regions and phrases that are embedded, and the triplets among them, by rows of ``regions`` and of ``texts``.
+    """Regions and phrases to embed, and the triplets among them, as rows of ``regions`` and of ``texts``.
 
-    regions : (n_regions,) numbers of regions, each once
-    texts : (n_texts,) numbers of texts, each once
-    region_of_query, text_of_query : (n_queries,) positive pairs (x, y) in which the region is the query
-    negative_texts : (n_queries, n_texts) which phrases are its negatives y'
-    text_of_phrase_query, region_of_phrase_query : (m_queries,) positive pairs in which the phrase is the query
-    candidates, are_negatives : (m_queries, longest) its negatives x' of the same image, padded
-    region_of_pair, text_of_pair, truth_of_pair : (n_pairs,) all positive pairs of both, and the truth that each is of
+    regions : (n_regions,) indices of regions, each once
+    texts : (n_texts,) indices of texts, each once
+    region_of_query, text_of_query : (n_queries,) positive pairs (x, y) with the region as the query
+    negative_texts : (n_queries, n_texts) mask of their negative phrases y'
+    text_of_phrase_query, region_of_phrase_query : (m_queries,) positive pairs with the phrase as the query
+    candidates, are_negatives : (m_queries, longest) their negative regions x' of the same image, padded, and the mask
+    region_of_pair, text_of_pair, truth_of_pair : (n_pairs,) all positive pairs of both directions, and the truth of each
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -128,15 +131,15 @@ class TripletBatch:
 
     @property
     def n_triplets(self) -> int:
-        """How many triplets there are in both directions, before the highest of each pair are kept."""
+        """The number of triplets of both directions, before the selection of the highest costs of each pair."""
         return int(self.negative_texts.sum() + self.are_negatives.sum())
 
 
 class TripletSampler(CandidateSampler):
     """Triplets of a batch of pairs (Algorithm 1, steps 2 and 3, for the embedding network).
 
-    A phrase is a negative for a region unless the chain or the ground-truth box of the region has a phrase of the same text
-    somewhere in the training set: such a phrase could not be ranked below one of its own.
+    A phrase is a negative for a region, unless the chain or the ground-truth box of the region has a phrase with the same text
+    anywhere in the training set: such a phrase could not be ranked below a positive one.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class TripletSampler(CandidateSampler):
         self._texts_of_truth = Sets(self._truths, pairs.text_of)
 
     def batch(self, batch: Numbers, rng: np.random.Generator) -> TripletBatch:
-        """The triplets of some pairs, given by their numbers."""
+        """Return the triplets of some pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         text_of, truth_of = self.pairs.text_of[batch], self.truth_of[batch]
         every = np.arange(len(batch))
@@ -179,7 +182,7 @@ class TripletSampler(CandidateSampler):
         )
 
     def _positive_regions(self, truth_of: Numbers, positive: Near, rng: np.random.Generator) -> Numbers:
-        """For each pair its truth or, augmented, a random one of that and its positive candidates (step 2)."""
+        """Return for each pair its truth or, if augmented, a random one of its truth and its positive candidates (step 2)."""
         if self.settings.positives == "truth":
             return truth_of
         rows = np.concatenate([np.arange(len(truth_of)), positive.rows])
@@ -187,7 +190,7 @@ class TripletSampler(CandidateSampler):
         return chosen
 
     def _second_texts(self, batch: Numbers, regions: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
-        """For each region that comes with one phrase alone, by its first pair, another of its chain (step 3c i)."""
+        """Return another phrase of the chain for each region with a single phrase (step 3c i), and the region's first pair."""
         alone = _first_of_single(regions, self.pairs.text_of[batch])
         others = self._texts_of_chain.another(self.pairs.chain_of[batch[alone]], self.pairs.text_of[batch[alone]], rng)
         return alone[others >= 0], others[others >= 0]
@@ -195,7 +198,7 @@ class TripletSampler(CandidateSampler):
     def _second_regions(
         self, text_of: Numbers, regions: Numbers, truth_of: Numbers, positive: Near, rng: np.random.Generator
     ) -> tuple[Numbers, Numbers]:
-        """For each phrase that comes with one region alone, by its first pair, another positive of that image (step 3c ii)."""
+        """Return another positive region for each phrase with a single region (step 3c ii), and the phrase's first pair."""
         alone = _first_of_single(text_of, regions)
         if self.settings.positives == "truth":
             return alone[:0], alone[:0]
@@ -207,7 +210,7 @@ class TripletSampler(CandidateSampler):
         return alone[chosen >= 0], every[chosen[chosen >= 0]]
 
     def _negative_texts(self, pairs: Numbers, texts: Numbers) -> Bool[np.ndarray, "n m"]:
-        """Which texts are negatives for the regions of some pairs (step 3a)."""
+        """Return the mask of texts that are negatives for the regions of some pairs (step 3a)."""
         own = self._texts_of_chain.have(self.pairs.chain_of[pairs][:, None], texts[None])
         negatives: Bool[np.ndarray, "n m"] = ~(own | self._texts_of_truth.have(self._truths[pairs][:, None], texts[None]))
         return negatives
@@ -220,9 +223,9 @@ def triplet_cost(
     similarity: Similarity,
     loss: RankingLoss,
 ) -> Cost:
-    """The loss of a batch of triplets (two-branch paper, Eq. 6), and what it would be if all embeddings were equal.
+    """Return the loss of a batch of triplets (two-branch paper, Eq. 6), and its loss if all embeddings were equal.
 
-    ``lambda1`` weighs the triplets whose query is a region, ``lambda2`` those whose query is a phrase, ``lambda3`` and
+    ``lambda1`` weights the triplets whose query is a region, ``lambda2`` those whose query is a phrase, ``lambda3`` and
     ``lambda4`` the neighbourhood constraints among regions and among phrases.
     """
     device = regions.device
@@ -240,7 +243,7 @@ def triplet_cost(
         if not weight:
             continue
         first, neighbours, outside = related(own, others)
-        if side is regions:  # two regions of one truth show the same, whatever they are paired with
+        if side is regions:  # two regions of one truth display the same object, with whichever phrase they are paired
             outside = outside & (of_truth[first][:, None] != of_truth[first][None])
         chosen = (side[own[first]],)
         within = similarity(chosen, chosen)
@@ -251,7 +254,7 @@ def triplet_cost(
 
 
 def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tuple[Ranking, Ranking]:
-    """Regions as queries among the phrases of the batch, and phrases as queries among candidates of their own image."""
+    """Return the rankings of phrases of the batch for regions, and of candidates of the same image for phrases."""
     of_regions, of_phrases = scores if isinstance(scores, tuple) else (scores, scores)
 
     def there(numbers: np.ndarray) -> Tensor:
@@ -265,7 +268,7 @@ def _rankings(batch: TripletBatch, scores: Scores, device: torch.device) -> tupl
 
 
 def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
-    """The first row of each key that all its rows pair with the same partner."""
+    """Return the first row of each key that has the same partner in all its rows."""
     distinct = np.unique(np.stack([keys, partners], 1), axis=0)[:, 0]
     single, counts = np.unique(distinct, return_counts=True)
     every, first = np.unique(keys, return_index=True)
@@ -275,12 +278,12 @@ def _first_of_single(keys: Numbers, partners: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class LabelledBatch:
-    """Regions and phrases that are embedded, and pairs of them.
+    """Regions and phrases to embed, and labelled pairs of them.
 
-    regions : (n_regions,) numbers of regions, each once
-    texts : (n_texts,) numbers of texts, each once
-    region_of_pair, text_of_pair : (n_pairs,) the rows of each pair in these
-    labels : (n_pairs,) 1 of a positive pair, -1 of a negative one
+    regions : (n_regions,) indices of regions, each once
+    texts : (n_texts,) indices of texts, each once
+    region_of_pair, text_of_pair : (n_pairs,) the rows of each pair in ``regions`` and ``texts``
+    labels : (n_pairs,) 1 for a positive pair, -1 for a negative pair
     """
 
     regions: Int[np.ndarray, " n_regions"]
@@ -294,7 +297,7 @@ class PairSampler(CandidateSampler):
     """Positive and negative pairs of a batch (Algorithm 1, steps 2 and 3, for the similarity network)."""
 
     def batch(self, batch: Numbers, rng: np.random.Generator) -> LabelledBatch:
-        """The pairs of some pairs of the training set, given by their numbers."""
+        """Return the labelled pairs of some training pairs, given by their indices."""
         positive, negative = self.near(batch, rng)
         rows, regions = np.arange(len(batch)), self.truth_of[batch]
         if self.settings.positives == "augmented":
@@ -307,9 +310,9 @@ class PairSampler(CandidateSampler):
 
 
 def _one_for_each(rows: Numbers, negative: Near, n_rows: int, rng: np.random.Generator) -> Near:
-    """For each positive pair a random negative of the same phrase (step 3), so that a batch has as many of both.
+    """Return for each positive pair a random negative of the same phrase (step 3), so that both have the same number.
 
-    If a phrase has no negative candidate, that of a phrase of the batch which has one, drawn at random; none if none has.
+    If a phrase has no negative candidate, one of a random other phrase of the batch is used; none if no phrase has one.
     """
     having = np.unique(negative.rows)
     if not len(having):
@@ -328,7 +331,7 @@ def pair_cost(
     similarity: Similarity,
     loss: PairLoss,
 ) -> Cost:
-    """The loss of a batch of labelled pairs (two-branch paper, Eq. 7), and what it would be if all scores were 0."""
+    """Return the loss of a batch of labelled pairs (two-branch paper, Eq. 7), and its loss if all scores were 0."""
     device = regions.device
     rows, columns, labels = (
         torch.from_numpy(numbers).to(device) for numbers in (batch.region_of_pair, batch.text_of_pair, batch.labels)

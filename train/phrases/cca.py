@@ -13,11 +13,11 @@ from vse.train.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.train.solvers.base import Solver, Task
 from vse.train.solvers.cca import Block, Cca, CcaFields
 
-_IMAGES = 32  # whose pairs are held at once
+_IMAGES = 32  # images whose pairs are in memory at once
 
 
 class PhraseCcaSettings(PhraseSettings, CcaFields):
-    """CCA of regions and phrases, by their positive pairs alone; see the solver ``cca``."""
+    """CCA of regions and phrases from their positive pairs only; see the solver ``cca``."""
 
     name: Literal["phrases_cca"] = "phrases_cca"
     uses_loss: ClassVar = False
@@ -28,7 +28,7 @@ class PhraseCcaSettings(PhraseSettings, CcaFields):
 
 
 class PhraseCca(Cca, PhraseSolver):
-    """CCA of all positive pairs: of each phrase with its ground-truth region and, augmented, with what overlaps that."""
+    """CCA of all positive pairs: each phrase with its ground-truth region and, if augmented, with overlapping candidates."""
 
     task: PhraseTask
 
@@ -38,8 +38,8 @@ class PhraseCca(Cca, PhraseSolver):
         self._candidates = CandidateSampler(task.train.pairs, task.train.regions.candidates, task.truth_of, chosen)
 
     def blocks(self) -> Iterator[Block]:
-        """Blocks of regions with the phrases that they are positive for."""
-        train, rng = self.task.train, np.random.default_rng(0)  # nothing is drawn of positives
+        """Yield blocks of regions with the phrases for which they are positive."""
+        train, rng = self.task.train, np.random.default_rng(0)  # positives are not sampled
         n_images = len(train.pairs.image_ids)
         with progress_bar(total=n_images, desc="covariances", unit="image") as bar:
             for start in range(0, n_images, _IMAGES):

@@ -1,8 +1,7 @@
-"""The phrases of a split and the candidates of its images: how a model scores them, and how well it localises.
+"""Scores of phrases with the candidates of their images: localisation metrics, and scores of sentences with images.
 
-How well a sentence fits an image by its phrases: the mean of the scores of each phrase with its best region.
-
-Two-branch paper (Wang et al., TPAMI 2018), section 5.6; with distances for scores it is -d_rp of Eq. 8.
+The score of a sentence with an image is the mean of the scores of each phrase with its best region (two-branch paper, Wang et
+al., TPAMI 2018, section 5.6). With negative distances as scores it is -d_rp of Eq. 8.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from vse.eval.defaults import IOU, RECALLS
-from vse.eval.ranking.localisation import MISSED, Localised, localised
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, phrase_ranks
 from vse.pipeline.progress import progress_bar
 from vse.train.data.images import Numbers
 from vse.train.models.build import Model
 from vse.train.phrases.pairs import PhrasePairs, flat_spans
 from vse.train.phrases.regions import RegionInputs
 
-_IMAGES = 32  # whose regions are embedded at once
-_PAIRS = 2**15  # that are scored at once
+_IMAGES = 32  # images whose regions are embedded at once
+_PAIRS = 2**15  # pairs that are scored at once
 
 
 class PhraseVectors(Protocol):
-    """What a model reads of phrases; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
+    """The phrases of a model's input; cached ones are :class:`vse.train.data.images.CachedFeatures`."""
 
     def of(self, numbers: Numbers) -> tuple[Tensor, ...]:
-        """The phrases whose texts have these numbers."""
+        """Return the phrases whose texts have these indices."""
 
 
 @dataclass(frozen=True)
 class PhraseSplit:
-    """Phrases, and what a model reads of them and of the candidates of their images."""
+    """The phrases of a split, with the inputs of a model for them and for the candidates of their images."""
 
     pairs: PhrasePairs
     regions: RegionInputs
@@ -45,49 +44,49 @@ class PhraseSplit:
 
     @property
     def offsets(self) -> Int[np.ndarray, " n_phrases_and_one"]:
-        """The scores of phrase k, one for each candidate of its image, are ``offsets[k]:offsets[k + 1]``."""
+        """The offsets of the scores: ``offsets[k]:offsets[k + 1]`` are those of phrase k with the candidates of its image."""
         counts = self.regions.candidates.counts[self.pairs.image_of]
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     @property
     def candidates(self) -> Int[np.ndarray, " n"]:
-        """The candidates that these are, by their numbers among those of all images."""
+        """The candidate of each score, by its index among the candidates of all images."""
         candidates, images = self.regions.candidates, self.pairs.image_of
         return flat_spans(candidates.starts[images], candidates.counts[images])[1]
 
-    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> Localised:
-        """How well scores (n,) of the candidates find the phrases that have a box, in their order."""
+    def localised(self, scores: Float[np.ndarray, " n"], iou: float = IOU) -> PhraseRanks:
+        """Return the ranks at which scores (n,) of the candidates localise the phrases with a box, in their order."""
         located = self.pairs.has_box
         rows = np.repeat(located, np.diff(self.offsets))
         counts = np.diff(self.offsets)[located]
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         boxes = self.regions.candidates.boxes[self.candidates[rows]]
-        return localised(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
+        return phrase_ranks(scores[rows], boxes, offsets, self.pairs.truths[located], iou)
 
     def bound(self) -> float:
-        """The share of phrases with a box, in percent, that some candidate localises; no model has a higher R@K."""
+        """Return the share of phrases with a box, in percent, that some candidate localises: an upper bound of R@K."""
         ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
         return float(100 * (ranks < MISSED).mean())
 
     def expected(self) -> float:
-        """The rsum that scores drawn at random have on average, roughly: the draws are with replacement."""
+        """Return the approximate mean rsum of random scores; the approximation samples candidates with replacement."""
         candidates = np.diff(self.offsets)[self.pairs.has_box]
         ranks = self.localised(np.zeros(int(self.offsets[-1]), np.float32)).ranks
-        right = candidates - np.minimum(ranks, candidates)  # with equal scores every wrong one is ranked before it
+        right = candidates - np.minimum(ranks, candidates)  # with equal scores, the wrong ones rank first
         share = right / np.maximum(candidates, 1)
         return float(sum(100 * (1 - (1 - share) ** k).mean() for k in RECALLS))
 
 
-def recalls(outcome: Localised) -> dict[str, float]:
-    """R@1, R@5 and R@10 of phrases, in percent, and their sum, by which the best epoch of a training is known."""
+def recalls(outcome: PhraseRanks) -> dict[str, float]:
+    """Return R@1, R@5 and R@10 of phrases, in percent, and their sum, which selects the best epoch of a training."""
     found = {f"phrase_r{k}": float(100 * (outcome.ranks < k).mean()) for k in RECALLS}
     return {**found, "rsum": sum(found.values())}
 
 
 def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"]:
-    """Scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
+    """Return the scores of every phrase of a split with the candidates of its image, see :attr:`PhraseSplit.offsets`.
 
-    The regions of an image are read and embedded once, for all its phrases.
+    The regions of an image are read and embedded once for all its phrases.
     """
     model.eval()
     parts = [np.empty(0, np.float32)]
@@ -101,15 +100,15 @@ def score_candidates(model: Model, split: PhraseSplit) -> Float[np.ndarray, " n"
             of_phrases = split.pairs.image_of[phrases]
             rows, columns = flat_spans(candidates.starts[of_phrases] - regions[0], candidates.counts[of_phrases])
             embedded = model.embed_images(split.regions.of(regions))[0]
-            asked = model.embed_captions(*split.texts.of(texts))[0]
-            parts.append(scores_of_pairs(model, embedded, asked, columns, text_of[rows]))
+            embedded_texts = model.embed_captions(*split.texts.of(texts))[0]
+            parts.append(scores_of_pairs(model, embedded, embedded_texts, columns, text_of[rows]))
     return np.concatenate(parts)
 
 
 def scores_of_pairs(
     model: Model, regions: Tensor, phrases: Tensor, rows: Int[np.ndarray, " n"], columns: Int[np.ndarray, " n"]
 ) -> Float[np.ndarray, " n"]:
-    """Scores of some pairs of embedded regions and phrases; of a model that embeds, cosines."""
+    """Return the scores of some pairs of embedded regions and phrases, which are cosines if the model embeds."""
     parts = [np.empty(0, np.float32)]
     for start in range(0, len(rows), _PAIRS):
         some = (torch.from_numpy(numbers[start : start + _PAIRS]).to(regions.device) for numbers in (rows, columns))
@@ -122,7 +121,7 @@ def scores_of_pairs(
 
 
 def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
-    """Some images that follow each other, and the phrases of these."""
+    """Yield the indices of some consecutive images, and the slice of their phrases."""
     for start in range(0, len(pairs.image_ids), _IMAGES):
         stop = min(start + _IMAGES, len(pairs.image_ids))
         first, end = np.searchsorted(pairs.image_of, [start, stop])
@@ -130,20 +129,20 @@ def _blocks(pairs: PhrasePairs) -> Iterator[tuple[Numbers, slice]]:
             yield np.arange(start, stop), slice(int(first), int(end))
 
 
-_IMAGES_SCORED = 8  # whose regions are embedded and scored at once
-_TEXTS = 2048  # embedded at once
+_IMAGES_SCORED = 8  # images whose regions are embedded and scored at once
+_TEXTS = 2048  # texts that are embedded at once
 
 
 def sentence_scores(
     model: Model, split: PhraseSplit, caption_of: Int[np.ndarray, " n_phrases"], n_captions: int
 ) -> Float[np.ndarray, "n_images n_captions"]:
-    """Scores of all images of a split with all captions.
+    """Return the scores of all images of a split with all captions.
 
-    Of an image with regions R and a caption with phrases P it is the mean over p in P of the maximum over r in R of s(r, p).
-    A model that embeds is compared by distance, s(r, p) = -||r - p||, any other by its own score. Where an image has no
-    region, or a caption no phrase, it is the lowest score of all others, so that neither is retrieved.
+    For an image with regions R and a caption with phrases P, the score is the mean over p in P of the maximum over r in R of
+    s(r, p). For a model that embeds, s(r, p) = -||r - p||; for any other, s is its own score. An image without a region, and a
+    caption without a phrase, have the lowest score of all others, so that they are not retrieved.
 
-    ``caption_of`` is the number of each phrase's caption. Memory is that of the scores, and of 8 images with all texts.
+    ``caption_of`` is the index of each phrase's caption. Memory use is that of the scores, and of 8 images with all texts.
     """
     model.eval()
     used, text_of = np.unique(split.pairs.text_of, return_inverse=True)
@@ -162,7 +161,7 @@ def sentence_scores(
 
 
 def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[tuple[slice, Float[Tensor, "n n_texts"]]]:
-    """Some images that follow each other, and the score of each text with the best region of each; 0 without regions."""
+    """Yield some consecutive images, and the score of each text with the best region of each; 0 without regions."""
     candidates = split.regions.candidates
     for start in range(0, len(candidates.starts), _IMAGES_SCORED):
         rows = slice(start, min(start + _IMAGES_SCORED, len(candidates.starts)))
@@ -179,7 +178,7 @@ def _best_regions(model: Model, split: PhraseSplit, texts: Tensor) -> Iterator[t
 
 
 def _scores(model: Model, regions: Tensor, texts: Tensor) -> Float[Tensor, "n_regions n_texts"]:
-    """Scores of all regions with all texts; of a model that embeds, -||r - p||."""
+    """Return the scores of all regions with all texts, which are -||r - p|| if the model embeds."""
     if model.pairwise:
         scores: Tensor = model.similarity((regions,), (texts,))
         return scores.float().cpu()

@@ -1,6 +1,6 @@
-"""The phrases of a split as arrays: in which image each stands, where that shows it, and what else names the same thing.
+"""The phrases of a split as arrays: their images, boxes, texts and coreference chains.
 
-Lists of different lengths as flat arrays, so that a batch is made without a loop over its pairs.
+Lists of different lengths are stored as flat arrays, so that a batch is built without a loop over its pairs.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from vse.train.phrases.regions import BoxFeatures
 def flat_spans(
     starts: Int[np.ndarray, " n"], counts: Int[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, " total"], Int[np.ndarray, " total"]]:
-    """The numbers from ``starts[k]`` to ``starts[k] + counts[k]`` of every k, list after list: the k of each, and itself."""
+    """Return the integers from ``starts[k]`` to ``starts[k] + counts[k]`` for every k, one list after the other.
+
+    The first array holds the k of each integer, the second one the integers.
+    """
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(len(rows)) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
 
 
 def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Generator) -> Int[np.ndarray, " n_rows"]:
-    """For each of ``n_rows`` a random place in ``rows``, which need not be sorted, where it stands; -1 where it does not."""
+    """Return for each of ``n_rows`` rows a random position in ``rows`` (in any order) that holds it; -1 if there is none."""
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=n_rows)
     drawn = np.cumsum(counts) - counts + rng.integers(0, np.maximum(counts, 1))
@@ -40,7 +43,7 @@ def one_of_each(rows: Int[np.ndarray, " total"], n_rows: int, rng: np.random.Gen
 
 
 def some_of_each(rows: Int[np.ndarray, " total"], most: int | None, rng: np.random.Generator) -> Bool[np.ndarray, " total"]:
-    """Whether each place of ``rows`` is among the ``most`` that are drawn of its row; with None all are."""
+    """Return whether each position of ``rows`` is among ``most`` random positions of its row; all are if ``most`` is None."""
     if most is None:
         return np.ones(len(rows), bool)
     order = np.lexsort((rng.random(len(rows)), rows))
@@ -53,7 +56,7 @@ def some_of_each(rows: Int[np.ndarray, " total"], most: int | None, rng: np.rand
 def padded_lists(
     rows: Int[np.ndarray, " total"], values: Int[np.ndarray, " total"], n_rows: int
 ) -> tuple[Int[np.ndarray, "n_rows longest"], Bool[np.ndarray, "n_rows longest"]]:
-    """The values of each row side by side, padded with 0, and where there is one. ``rows`` ascends."""
+    """Return the values of each row as a line of a matrix, padded with 0, and its mask. ``rows`` must be ascending."""
     counts = np.bincount(rows, minlength=n_rows)
     mask = np.arange(counts.max(initial=0)) < counts[:, None]
     padded = np.zeros(mask.shape, np.int64)
@@ -62,11 +65,11 @@ def padded_lists(
 
 
 class Sets:
-    """Which values belong to which keys, looked up for many of them at once.
+    """A set of values for each key, with look-ups of many keys at once.
 
     Parameters
     ----------
-    keys, values : (n,) not negative; a pair may come up several times
+    keys, values : (n,) not negative; a pair may occur several times
     """
 
     def __init__(self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"]) -> None:
@@ -76,7 +79,7 @@ class Sets:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def have(self, keys: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Whether each value is one of its key; the two are broadcast against each other."""
+        """Return whether the set of each key contains the value; keys and values are broadcast against each other."""
         wanted = keys * self._size + values
         places = np.searchsorted(self._pairs, wanted).clip(max=len(self._pairs) - 1)
         is_there: NDArray[np.bool_] = (self._pairs[places] == wanted) & (values < self._size)
@@ -85,10 +88,10 @@ class Sets:
     def another(
         self, keys: Int[np.ndarray, " n"], values: Int[np.ndarray, " n"], rng: np.random.Generator
     ) -> Int[np.ndarray, " n"]:
-        """For each value of a key a random other one of that key; -1 if there is none."""
+        """Return for each value of a key another random value of that key; -1 if there is none."""
         counts, starts = self._counts[keys], self._starts[keys]
         own = np.searchsorted(self._pairs, keys * self._size + values) - starts
-        steps = rng.integers(1, np.maximum(counts, 2))  # round a circle of them
+        steps = rng.integers(1, np.maximum(counts, 2))  # steps in the circular list of a key's values
         others = self._pairs[starts + (own + steps) % counts] % self._size
         return np.where(counts > 1, others, -1)
 
@@ -98,15 +101,15 @@ _NOWHERE = (np.nan,) * 4
 
 @dataclass(frozen=True, eq=False)
 class PhrasePairs:
-    """Phrases in the order of their images; one with a box is a positive pair of a region and a phrase.
+    """Phrases in the order of their images; a phrase with a box forms a positive pair with its region.
 
-    image_ids : (n_images,) the images, whose numbers are those of ``image_of``
-    phrase_ids, caption_ids, image_of, text_of : (n,) of each phrase its id, its caption's, the number of its image, and the
-        place of its text among all different ones of the data set
-    chain_of : (n,) a number for its coreference chain; a phrase without one is a chain of its own
-    truths : (n, 4) float32, the box around what it names, NaN where it has none
-    types : its types, several joined by ``/``
-    n_texts : how many different texts the data set has
+    image_ids : (n_images,) the images, indexed by ``image_of``
+    phrase_ids, caption_ids, image_of, text_of : (n,) for each phrase its id, the id of its caption, the index of its image,
+        and the index of its text among all different texts of the data set
+    chain_of : (n,) the index of its coreference chain; a phrase without one is a chain by itself
+    truths : (n, 4) float32, its ground-truth box, NaN if it has none
+    types : its types, joined by ``/``
+    n_texts : the number of different texts in the data set
     """
 
     image_ids: Numbers
@@ -124,15 +127,15 @@ class PhrasePairs:
 
     @property
     def has_box(self) -> NDArray[np.bool_]:
-        """Which phrases have a ground-truth box (n,)."""
+        """The mask of phrases with a ground-truth box (n,)."""
         located: NDArray[np.bool_] = ~np.isnan(self.truths[:, 0])
         return located
 
 
 def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = False) -> PhrasePairs:
-    """The phrases of some images of a data set; with ``located``, those that have a box.
+    """Return the phrases of some images of a data set or, with ``located``, only those with a box.
 
-    :class:`UserError` if there are none.
+    Raises :class:`UserError` if there are none.
     """
     number_of = {image.imgid: number for number, image in enumerate(images)}
     text_ids = {text: number for number, text in enumerate(phrase_texts(dataset))}
@@ -162,11 +165,11 @@ def phrase_pairs(dataset: Dataset, images: Sequence[Image], located: bool = Fals
 
 
 def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.ndarray, " n"]:
-    """The number of each pair's ground-truth region, the one of its image with the same box.
+    """Return the index of each pair's ground-truth region, which is the region of its image with the same box.
 
-    :class:`UserError` names the first that the cache ``name`` lacks.
+    Raises :class:`UserError` with the first box that the cache ``name`` lacks.
     """
-    keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # of -0 it makes 0
+    keys = zip(truths.image_of.tolist(), map(bytes, truths.boxes + np.float32(0)), strict=True)  # + 0 turns -0 into 0
     number_of = {key: number for number, key in enumerate(keys)}
     wanted = zip(pairs.image_of.tolist(), map(bytes, pairs.truths + np.float32(0)), strict=True)
     numbers = [number_of.get(key, -1) for key in wanted]
@@ -181,7 +184,7 @@ def truth_regions(pairs: PhrasePairs, truths: BoxFeatures, name: str) -> Int[np.
 
 
 def check_phrase_cache(cache: FeatureCache, dataset: Dataset) -> None:
-    """:class:`UserError` if a cache of phrases is not of the texts that a data set's phrases have now, in their order."""
+    """Raise :class:`UserError` if a cache does not hold the current texts of a data set's phrases, in their order."""
     texts = phrase_texts(dataset)
     if cache.ids.tolist() != list(range(len(texts))):
         raise UserError(f"{cache.path} holds {len(cache.ids)} phrases, and {dataset.path} has {len(texts)}; extract it again")

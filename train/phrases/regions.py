@@ -1,4 +1,4 @@
-"""Regions of images as a model reads them: cached vectors, boxes, and coordinates on top."""
+"""Regions of images as inputs of a model: cached vectors, with the coordinates of their boxes if required."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader, RegionBoxes
 from vse.pipeline.errors import UserError
@@ -20,19 +20,21 @@ N_COORDINATES = 5
 
 
 class BoxFeatures(CachedFeatures):
-    """The regions of some images in a cache, numbered image after image, with their boxes.
+    """The regions of some images in a cache, indexed image after image, with their boxes.
+
+    Raises :class:`UserError` if the cache does not hold regions with boxes.
 
     Parameters
     ----------
-    cache : of regions with boxes; :class:`UserError` if it is another one
-    image_ids : the images, in the order of their numbers
+    cache : cache of regions with boxes
+    image_ids : the images, in the order of their indices
     device, memory_gb, taken_gb : see :class:`vse.train.data.images.CachedFeatures`
 
     Attributes
     ----------
     boxes : (n_regions, 4) x1, y1, x2, y2 in pixels of the original image
-    image_of : (n_regions,) the number of each region's image
-    starts, counts : (n_images,) the first region of each image, and how many it has
+    image_of : (n_regions,) the index of each region's image
+    starts, counts : (n_images,) the index of the first region of each image, and the number of its regions
     sizes : (n_images, 2) width and height
     """
 
@@ -40,7 +42,7 @@ class BoxFeatures(CachedFeatures):
         self, cache: FeatureCache, image_ids: Numbers, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
     ) -> None:
         if cache.offsets is None:
-            raise UserError(f"{cache.path} holds {cache.described()}; regions with boxes are needed (vse-extract boxes)")
+            raise UserError(f"{cache.path} holds {cache.describe()}; regions with boxes are needed (vse-extract boxes)")
         super().__init__(FeatureReader(cache, 0, mapped=False), image_ids, device, memory_gb, taken_gb)
         self.dim = cache.dim
         self.starts, self.counts = self._starts, self._counts
@@ -50,23 +52,23 @@ class BoxFeatures(CachedFeatures):
         self.boxes = every.boxes[every.offsets[self._rows][self.image_of] + within]
         self.sizes = every.image_size[self._rows]
         if not np.isfinite(self.boxes).all():
-            raise UserError(f"{cache.path}: its boxes are not finite (NaN); extract it again")
+            raise UserError(f"{cache.path}: has boxes that are not finite (NaN); extract it again")
 
     def __len__(self) -> int:
         return len(self.image_of)
 
     def vectors(self, regions: Numbers) -> Float[Tensor, "n dim"]:
-        """The vectors of some regions; of what is not in memory, each image is read once."""
+        """Return the vectors of some regions; images that are not in memory are read once each."""
         if self._kept is not None:
             return self._kept.index_select(0, torch.from_numpy(regions).to(self._device)).float()
         images, which = np.unique(self.image_of[regions], return_inverse=True)
         rows = self._rows[images]
         sets = self._reader.regions(rows).features
         vectors = sets[which, regions - self.starts[images][which]].reshape(-1, self.dim)
-        return moved(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
+        return move_tensor(self._checked(torch.from_numpy(vectors).float(), rows), self._device)
 
     def coordinates(self, regions: Numbers) -> Float[np.ndarray, "n 5"]:
-        """x1, y1, x2, y2 of some regions as parts of the image's sides, and their area as a part of the image's."""
+        """Return x1, y1, x2, y2 of some regions, relative to the image's width and height, and their share of its area."""
         sides = np.tile(self.sizes[self.image_of[regions]], 2).clip(min=1)
         relative = self.boxes[regions].astype(np.float64) / sides
         area = (relative[:, 2:] - relative[:, :2]).prod(1, keepdims=True)
@@ -74,14 +76,14 @@ class BoxFeatures(CachedFeatures):
 
 
 class RegionInputs:
-    """What a model reads of regions: candidates, and behind them, in one row of numbers, ground-truth regions.
+    """Regions as inputs of a model: candidates, followed by ground-truth regions, in one range of indices.
 
     Parameters
     ----------
     candidates : region k is candidate k
-    truths : region ``len(candidates) + k`` is truth k; None: there are none
-    coordinates : whether those of the box are ``appended`` to each vector, or read ``alone``
-    device : where they are wanted
+    truths : region ``len(candidates) + k`` is truth k; None if there are no truths
+    coordinates : whether the coordinates of the box are ``appended`` to each vector, or read ``alone``
+    device : device of the inputs
     """
 
     def __init__(
@@ -89,18 +91,19 @@ class RegionInputs:
     ) -> None:
         if truths is not None and truths.dim != candidates.dim:
             raise UserError(
-                f"candidates have {candidates.dim} numbers per region, ground-truth regions {truths.dim}; extract both with "
+                f"candidates have {candidates.dim} numbers per region, but ground-truth regions {truths.dim}; extract both "
+                f"with "
                 "the same settings"
             )
         self.candidates, self.truths, self._coordinates, self._device = candidates, truths, coordinates, device
 
     @property
     def dim(self) -> int:
-        """Length of a vector."""
+        """The length of a vector."""
         return input_length(self.candidates.dim, self._coordinates)
 
     def of(self, regions: Numbers) -> Float[Tensor, "n dim"]:
-        """The regions of these numbers."""
+        """Return the regions with these indices."""
         is_truth = regions >= len(self.candidates)
         if self.truths is None or not is_truth.any():
             return self._of(self.candidates, regions)
@@ -112,10 +115,10 @@ class RegionInputs:
     def _of(self, source: BoxFeatures, regions: Numbers) -> Tensor:
         if self._coordinates == "none":
             return source.vectors(regions)
-        coordinates = moved(torch.from_numpy(source.coordinates(regions)).float(), self._device)
+        coordinates = move_tensor(torch.from_numpy(source.coordinates(regions)).float(), self._device)
         return coordinates if self._coordinates == "alone" else torch.cat([source.vectors(regions), coordinates], 1)
 
 
 def input_length(dim: int, coordinates: Coordinates) -> int:
-    """How many numbers a model reads of a region whose cached vector has ``dim``."""
+    """Return the length of a model's input for a region whose cached vector has ``dim`` numbers."""
     return {"none": dim, "appended": dim + N_COORDINATES, "alone": N_COORDINATES}[coordinates]

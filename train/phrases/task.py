@@ -1,4 +1,4 @@
-"""What solvers of phrases are given: pairs of regions and phrases, what is read of them, and a split to validate on."""
+"""The task of solvers of phrases: pairs of regions and phrases, their inputs, and a split for validation."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ log = logging.getLogger(__name__)
 
 
 class PhraseSettings(SolverSettings, PositiveSettings):
-    """What solvers of phrases share: which regions are positive, and what is read of a region."""
+    """The settings shared by solvers of phrases: the positive regions, and the input of a region."""
 
     reads_words: ClassVar = False
     reads_phrases: ClassVar = True
     coordinates: Coordinates = Field(
         "none",
         description="x1, y1, x2, y2 and the area of a box, relative to its image: appended to the vector of its region, or "
-        "read alone, a control that sees no picture",
+        "read alone, a control that does not use the image",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseTask(Task):
-    """What a solver of phrases is given.
+    """The input of a solver of phrases.
 
-    train : the phrases with a box that it is trained on
-    truth_of : (n_pairs,) the number of each one's ground-truth region among the regions of ``train``
-    val : what is validated on
+    train : the training phrases, each with a box
+    truth_of : (n_pairs,) the index of each phrase's ground-truth region among the regions of ``train``
+    val : the validation split
     """
 
     train: PhraseSplit
@@ -59,15 +59,15 @@ class PhraseTask(Task):
 
 
 class PhraseSolver(Solver):
-    """A run that matches regions and phrases."""
+    """A solver that matches regions and phrases."""
 
     task: PhraseTask
 
     def __init__(self, task: PhraseTask) -> None:
         if task.processes.size > 1:
-            raise UserError(f"solver: phrases are trained by one process, not by {task.processes.size}")
+            raise UserError(f"solver: phrases require a single process, not {task.processes.size}")
         if task.settings.validate_fold is not None:
-            raise UserError("train.validate_fold: phrases are ranked within their image, not among those of a fold")
+            raise UserError("train.validate_fold: candidates are ranked within their image, not within a fold")
         super().__init__(task)
         log.info("validation: %.1f%% of the phrases with a box have a candidate of IoU >= 0.5", task.val.bound())
 
@@ -76,7 +76,7 @@ class PhraseSolver(Solver):
         return len(self.task.train.pairs)
 
     def validate(self) -> dict[str, float]:
-        """R@1, R@5 and R@10 of the phrases of the validation split, and their sum."""
+        """Return R@1, R@5 and R@10 of the phrases of the validation split, and their sum."""
         val = self.task.val
         return recalls(val.localised(score_candidates(self.model, val)))
 
@@ -84,7 +84,7 @@ class PhraseSolver(Solver):
 def training_split(
     inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device
 ) -> tuple[PhraseSplit, Int[np.ndarray, " n_pairs"]]:
-    """The phrases with a box of the training split, what is read of them, and the region of each one's truth."""
+    """Return the training phrases with a box, with their inputs, and the index of each one's ground-truth region."""
     assert inputs.truths is not None
     splits = ["train", "restval"] if train.restval else ["train"]
     images = _with_regions(inputs.dataset, splits, inputs.cache, inputs.truths)
@@ -106,14 +106,14 @@ def scored_split(
     reading: PhraseSettings,
     device: torch.device,
 ) -> PhraseSplit:
-    """All phrases of some images, and the candidates of a cache that they are to be found among."""
+    """Return all phrases of some images, with the candidates of a cache among which they are localised."""
     pairs = phrase_pairs(dataset, images)
     candidates = BoxFeatures(cache, pairs.image_ids, device)
     return PhraseSplit(pairs, RegionInputs(candidates, None, reading.coordinates, device), texts)
 
 
 def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig, device: torch.device) -> PhraseSplit:
-    """The phrases of the validation split; :class:`UserError` if none has a box."""
+    """Return the phrases of the validation split. Raises :class:`UserError` if none has a box."""
     images = images_of(inputs.dataset, ["val"], inputs.evaluated)[: train.validate_images]
     split = scored_split(inputs.dataset, images, inputs.evaluated, cached_phrases(inputs.captions, device), reading, device)
     if not split.pairs.has_box.any():
@@ -124,21 +124,21 @@ def validation_split(inputs: Inputs, reading: PhraseSettings, train: TrainConfig
 def cached_phrases(
     cache: FeatureCache | None, device: torch.device, memory_gb: float = 0, taken_gb: float = 0
 ) -> CachedFeatures:
-    """The vectors of a cache of phrases, by the numbers of their texts."""
+    """Return the vectors of a cache of phrases, by the indices of their texts."""
     assert cache is not None, "words are refused before"
     return CachedFeatures(FeatureReader(cache, 0, mapped=False), cache.ids, device, memory_gb, taken_gb)
 
 
 def check_phrase_inputs(inputs: Inputs) -> None:
-    """:class:`UserError` if the caches are not those of the regions and phrases of the data set."""
+    """Raise :class:`UserError` if the caches do not hold the regions and phrases of the data set."""
     assert inputs.captions is not None
     check_phrase_cache(inputs.captions, inputs.dataset)
     if inputs.truths is None:
-        raise UserError("solver: phrases reads ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
+        raise UserError("solver: phrases requires ground-truth regions: name their feature (--set truth_feature=boxes_truth)")
 
 
 def _with_regions(dataset: Dataset, splits: Sequence[str], cache: FeatureCache, truths: FeatureCache) -> list[Image]:
-    """Images of some splits that have candidates, and ground-truth regions."""
+    """Return the images of some splits that have candidates and ground-truth regions."""
     images = images_of(dataset, splits, cache)
     kept = [image for image in images if image.imgid not in truths.skipped]
     if len(kept) < len(images):

@@ -1,4 +1,4 @@
-"""The embedding network and the similarity network for phrases, trained by Algorithm 1 of the two-branch paper."""
+"""Training of the embedding and similarity networks for phrases, by Algorithm 1 of the two-branch paper."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from vse.train.phrases.task import PhraseSettings, PhraseSolver, PhraseTask
 from vse.train.solvers.base import Solver, Task
 from vse.train.solvers.epochs import GradientSolver
 
-_HOPELESS = 1.05  # times the rsum of scores that are drawn at random
+_HOPELESS = 1.05  # factor on the rsum of random scores
 _OUT_OF_MEMORY = (
-    "--set solver.candidates=50 takes fewer negatives of an image, train.sampling=by_image fewer images for a batch; or lower "
+    "--set solver.candidates=50 uses fewer negatives of an image, train.sampling=by_image fewer images in a batch; or lower "
     "train.batch_size, or --set train.features_in_memory=false"
 )
 
@@ -39,8 +39,8 @@ _OUT_OF_MEMORY = (
 class PhraseGradientSettings(PhraseSettings, SamplingSettings):
     """Regions and phrases matched by gradient descent (two-branch paper, section 4).
 
-    The loss decides which network it is: with one that ranks, such as ``top``, triplets are sampled as for the embedding
-    network, with ``logistic`` pairs as for the similarity network.
+    The loss decides which network is trained. A ranking loss, such as ``top``, trains on triplets, as the embedding network
+    does; the loss ``logistic`` trains on pairs, as the similarity network does.
     """
 
     name: Literal["phrases"] = "phrases"
@@ -58,9 +58,11 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
 
     def __init__(self, task: PhraseTask, settings: PhraseGradientSettings) -> None:
         if settings.neighbours and not task.loss.ranks:
-            raise UserError(f"solver.neighbours: neighbourhood sampling adds triplets, and the loss {task.loss.name} has none")
+            raise UserError(
+                f"solver.neighbours: neighbourhood sampling adds triplets, which the loss {task.loss.name} does not use"
+            )
         if (task.loss.lambda3 or task.loss.lambda4) and not settings.neighbours:
-            raise UserError("loss.lambda3 and lambda4 need neighbours in a batch: --set solver.neighbours=true")
+            raise UserError("loss.lambda3 and lambda4 require neighbours in a batch: --set solver.neighbours=true")
         super().__init__(task)
         sampled = task.train.pairs, task.train.regions.candidates, task.truth_of, settings
         self._triplets, self._pairs = TripletSampler(*sampled), PairSampler(*sampled)
@@ -79,7 +81,7 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             yield self.step(batch, loss)
 
     def step(self, batch: Numbers, loss: Loss) -> tuple[Tensor, Tensor]:
-        """One batch, and its update; the loss of the batch, and what it would be if all embeddings were equal."""
+        """Train on one batch; return its loss, and its loss if all embeddings were equal."""
         rng = np.random.default_rng(self.step_seed(0))
         torch.manual_seed(self.step_seed(1))
         self.start_step()
@@ -110,5 +112,5 @@ class PhraseTrainer(GradientSolver, PhraseSolver):
             return embedded[0], self.model.embed_captions(*train.texts.of(texts))[0]
 
     def _precision(self) -> AbstractContextManager[None]:
-        """Distances are computed in float32, a similarity network in the precision of the step."""
+        """Return the context of the precision: float32 for distances, that of the step for a similarity network."""
         return autocast(self.settings.precision, self.device) if self.model.pairwise else nullcontext()

@@ -1,1 +1,1 @@
-"""The run folder and what a run is made from, several processes, interruption. Imports no other folder of train."""
+"""The run folder, the inputs of a run, several processes, and interruption. Imports only kinds and models of train."""

@@ -1,10 +1,10 @@
-"""A run directory: what a training leaves behind, and how it is found and read again.
+"""The run folder: the files that a training writes, and functions that read them again.
 
-``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (all that a
-bit-exact resume needs) and ``run.json`` (features, versions, seed, timings, state); of a model that reads tokens
-``tokenizer.json`` and ``transformer.json``; in ``code/`` copies of a user's own code that the settings name;
-``negatives.csv`` and TensorBoard events if they were asked for. ``best.next.safetensors`` is there between the writing of new
-best weights and of the checkpoint that counts their epoch.
+``config.yaml`` (every setting), ``vocab.json``, ``metrics.csv``, ``best.safetensors``, ``last.ckpt`` (the state for a
+bit-exact resume) and ``run.json`` (features, versions, seed, timings, state). For a model that reads tokens, also
+``tokenizer.json`` and ``transformer.json``; in ``code/``, copies of a user's own code that the settings name; on request,
+``negatives.csv`` and TensorBoard events. ``best.next.safetensors`` exists only between the writing of new best weights and of
+the checkpoint that counts their epoch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _CHECKPOINT = text_kind("a checkpoint of a run", "PK", within=2)
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths and contents of one run."""
+    """The paths and contents of one run."""
 
     path: Path
 
@@ -63,7 +63,7 @@ class RunFolder:
 
     @property
     def transformer_file(self) -> Path:
-        """Of such a model, the name, the longest text and the configuration of its transformer."""
+        """The name, the longest text and the configuration of the transformer of a model that reads tokens."""
         return self.path / "transformer.json"
 
     @property
@@ -98,15 +98,16 @@ class RunFolder:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files that a training writes, whether they are there or not."""
+        """All files that a training may write, whether they exist or not."""
         texts = (self.vocabulary_file, self.tokenizer_file, self.transformer_file)
         weights = (self.best_file, self.next_best_file, self.checkpoint_file)
         return (self.config_file, *texts, self.metrics_file, self.negatives_file, *weights, self.record_file)
 
     def settings(self, schema: type[_Schema]) -> _Schema:
-        """The settings that the run was made with.
+        """Return the settings of the run.
 
-        :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that may not run, or is not what it was.
+        Raises :class:`vse.pipeline.presets.own_code.CodeNotAllowed` if they name code that is not allowed to run or has
+        changed.
         """
         if not self.config_file.is_file():
             raise UserError(f"{self.path}: not a run folder (no config.yaml)")
@@ -117,11 +118,12 @@ class RunFolder:
             raise
         except (UserError, ValidationError):
             raise UserError(
-                f"{self.config_file}: not the settings of a run, or of another version of vse; --overwrite trains it again"
+                f"{self.config_file}: not the settings of a run, or those of another version of vse; add --overwrite to train "
+                f"again"
             ) from None
 
     def record(self) -> dict[str, Any]:
-        """``run.json``."""
+        """Return the content of ``run.json``. Raises :class:`UserError` if it is not the record of a run."""
         record: dict[str, Any] = read_json(self.record_file)
         if not isinstance(record, dict):
             raise UserError(f"{self.record_file}: not the record of a run")
@@ -139,13 +141,13 @@ class RunFolder:
         }
         for name, fit in fits.items():
             if not fit:
-                raise UserError(f"{self.record_file}: not the record of a run, it lacks {name} or has others; train again")
+                raise UserError(f"{self.record_file}: not the record of a run: {name} is missing or invalid; train again")
         return record
 
     def content(self, file: Path) -> tuple[bytes, str]:
-        """The bytes of one of the run's files, and their SHA-256, which is checked if ``run.json`` has it.
+        """Return the bytes of one of the run's files and their SHA-256, which is checked if ``run.json`` records it.
 
-        :class:`UserError` if they are not those that the training wrote.
+        Raises :class:`UserError` if the bytes are not those that the training wrote.
         """
         record = read_json(self.record_file) if self.record_file.is_file() else {}
         return read_run_file(file, record)
@@ -154,44 +156,44 @@ class RunFolder:
         return self.read_vocabulary()[0]
 
     def read_vocabulary(self) -> tuple[Vocabulary, str]:
-        """The words, and the SHA-256 of the bytes that they were read from."""
+        """Return the vocabulary, and the SHA-256 of the bytes from which it was read."""
         content, sha256 = self.content(self.vocabulary_file)
         return Vocabulary.from_json(self.vocabulary_file, parse_json(self.vocabulary_file, content)), sha256
 
     def read_transformer(self) -> Transformer:
-        """The transformer of a model that reads tokens, without its weights, which are among the run's."""
+        """Return the transformer of a model that reads tokens, without its weights, which are in the run's weights."""
         for file in (self.tokenizer_file, self.transformer_file):
             if not file.is_file():
-                raise UserError(f"{file}: no such file, and this run reads captions with it; restore it, or train again")
+                raise UserError(f"{file}: no such file, but this run needs it to read captions; restore it, or train again")
         saved = parse_json(self.transformer_file, self.content(self.transformer_file)[0])
         tokenizer = self.content(self.tokenizer_file)[0]
         with wrap_read_errors(self.transformer_file, "the transformer of a run"):
             return Transformer(str(saved["name"]), dict(saved["config"]), tokenizer.decode(), saved["longest"])
 
     def evaluated(self) -> dict[str, Any]:
-        """Name, key and place of the cache that the run is validated and tested with."""
+        """Return the name, the key and the path of the cache for validation and test."""
         record = self.record()
         evaluated: dict[str, Any] = record.get("eval_features", record["features"])
         return evaluated
 
     def feature_file(self) -> Path:
-        """That cache, found from where the run lies."""
+        """Return the path of the cache for validation and test, resolved from the run folder."""
         return self.path / str(self.evaluated()["path"])
 
     def caption_feature_file(self) -> Path | None:
-        """The cache of captions, if the run reads one instead of words."""
+        """Return the path of the cache of captions, or None if the run reads words."""
         cache = self.record().get("caption_features")
         return None if cache is None else self.path / str(cache["path"])
 
     def check_out(self, inputs: Sequence[Path]) -> None:
-        """Check that a training may write here; raises UserError if it would replace an input, or files of something else."""
+        """Check that a training may write here. Raises UserError if it would replace an input, or files of something else."""
         is_run = _RECORD.is_at(self.record_file) or _CONFIG.is_at(self.config_file) or _CHECKPOINT.is_at(self.checkpoint_file)
         kind = OutputKind("a file of a run", lambda _: is_run)
         for file in self.files:
             check_output(file, kind, inputs)
 
     def start(self, settings: BaseModel, record: Mapping[str, Any]) -> None:
-        """Write what is known before training. Files of an earlier run go first."""
+        """Delete the files of an earlier run, and write what is known before training: code, settings and record."""
         events = self.path.glob("events.out.tfevents.*")
         codes = self.code_folder.glob("*-*.py")
         for old in (*(file for file in self.files if file != self.config_file), *events, *codes):
@@ -202,17 +204,17 @@ class RunFolder:
         write_json(self.record_file, dict(record))
 
     def save_texts(self, vocabulary: Vocabulary, transformer: Transformer | None) -> dict[str, str]:
-        """Write what texts are read with; returns the SHA-256 of each file that was written before training, by its name."""
+        """Write the vocabulary and the tokenizer; return the SHA-256 of each file written before training, by file name."""
         vocabulary.save(self.vocabulary_file)
         written = [self.config_file, self.vocabulary_file, *sorted(self.code_folder.glob("*-*.py"))]
         if transformer is not None:
-            saved = {"name": transformer.name, "longest": transformer.longest, "config": dict(transformer.config)}
+            saved = {"name": transformer.name, "longest": transformer.max_length, "config": dict(transformer.config)}
             write_text(self.tokenizer_file, transformer.tokenizer_json)
             written += [self.tokenizer_file, write_json(self.transformer_file, saved)]
         return {file.name: sha256_file(file) for file in written}
 
     def save_metrics(self, rows: Sequence[Mapping[str, float]]) -> None:
-        """Write ``metrics.csv``, a row per epoch; what an epoch without validation lacks is blank."""
+        """Write ``metrics.csv``, one row for each epoch; metrics of an epoch without validation are blank."""
         text = io.StringIO()
         table = csv.DictWriter(text, fieldnames=max((list(row) for row in rows), key=len), lineterminator="\n")
         table.writeheader()
@@ -220,10 +222,10 @@ class RunFolder:
         write_text(self.metrics_file, text.getvalue())
 
     def save_next_best(self, weights: Mapping[str, Tensor]) -> str:
-        """Write new best weights beside the best ones; returns the SHA-256 of the file.
+        """Write new best weights next to the old ones and return the SHA-256 of the file.
 
-        :meth:`take_next_best` puts them in their place once a checkpoint counts their epoch. A process that is killed before
-        that, or in between, leaves the weights of either checkpoint.
+        :meth:`take_next_best` replaces the old ones once a checkpoint counts the epoch of the new ones. If the process is
+        killed in between, the weights that the last checkpoint names exist in one of the two files.
         """
         content = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in weights.items()})
         write_bytes(self.next_best_file, content)
@@ -234,9 +236,9 @@ class RunFolder:
         os.replace(self.next_best_file, self.best_file)
 
     def settle_best(self, sha256: str | None) -> bool:
-        """Return whether the best weights are there that a checkpoint names, after moving them to their place.
+        """Move the best weights of this SHA-256 into place, and return whether they exist.
 
-        New ones of an epoch that it does not count are removed.
+        New weights of an epoch that the checkpoint does not count are deleted.
         """
         if sha256 is not None and self.next_best_file.is_file() and sha256_file(self.next_best_file) == sha256:
             self.take_next_best()
@@ -244,15 +246,15 @@ class RunFolder:
         return self.has_best(sha256)
 
     def has_best(self, sha256: str | None) -> bool:
-        """Whether the weights are there, and are the file of this SHA-256, if it is known."""
+        """Return whether the best weights exist and, if the SHA-256 is known, match it."""
         return self.best_file.is_file() and sha256 in (None, sha256_file(self.best_file))
 
     def best_weights(self) -> dict[str, Tensor]:
-        """Weights of the epoch with the highest validation rsum."""
+        """Return the weights of the epoch with the highest validation rsum."""
         return self.read_best()[0]
 
     def read_best(self) -> tuple[dict[str, Tensor], str]:
-        """These weights, and the SHA-256 of the bytes that they were read from; :class:`UserError` if some are not finite."""
+        """Return the best weights and the SHA-256 of the bytes read. Raises :class:`UserError` if a weight is not finite."""
         if not self.best_file.is_file():
             raise UserError(f"{self.path}: no best.safetensors; the run has not finished an epoch")
         content, sha256 = self.content(self.best_file)
@@ -264,46 +266,46 @@ class RunFolder:
         return weights, sha256
 
     def save_checkpoint(self, state: Mapping[str, Any]) -> None:
-        """Write a state, with the SHA-256 of its bytes in a line behind them."""
+        """Write a state, followed by a line with the SHA-256 of its bytes."""
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getbuffer()
         with open_atomic(self.checkpoint_file) as stream:
             stream.write(content)
-            stream.write(_sum_line(content))
+            stream.write(_hash_line(content))
 
     def checkpoint(self) -> dict[str, Any]:
-        """Load the last state that was saved; tensors and plain values alone are ever loaded.
+        """Load the last saved state; only tensors and plain values are ever loaded.
 
-        :class:`UserError` if its bytes are not those that were written.
+        Raises :class:`UserError` if its bytes are not those that were written.
         """
         content = InputFile(self.checkpoint_file).read()
         try:
-            _check_sum(content)
+            _check_hash(content)
             state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises many kinds for a file that is not a checkpoint
             reason = error_reason(error)
             raise UserError(
-                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); --overwrite trains again"
+                f"{self.checkpoint_file}: not a readable checkpoint ({reason}); add --overwrite to train again"
             ) from None
         if not isinstance(state, dict) or not isinstance(state.get("identity"), dict):
-            raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; --overwrite trains again")
+            raise UserError(f"{self.checkpoint_file}: not a checkpoint of a run; add --overwrite to train again")
         return state
 
 
-def _sum_line(content: bytes | memoryview) -> bytes:
+def _hash_line(content: bytes | memoryview) -> bytes:
     return f"\nsha256 {hashlib.sha256(content).hexdigest()}\n".encode()
 
 
-def _check_sum(content: bytes) -> None:
-    """Check the bytes of a checkpoint; :class:`ValueError` if they changed since they were written.
+def _check_hash(content: bytes) -> None:
+    """Raise ValueError if the bytes of a checkpoint have changed since they were written.
 
-    One without a SHA-256, from before there was one, has the checksums of its zip archive, which torch does not compare.
+    Old checkpoints have no SHA-256; then the checksums of their zip archive are checked, which torch does not do.
     """
-    size = len(_sum_line(b""))
+    size = len(_hash_line(b""))
     saved, line = memoryview(content)[:-size], content[-size:]
     if line.startswith(b"\nsha256 "):
-        if line != _sum_line(saved):
+        if line != _hash_line(saved):
             raise ValueError("its bytes changed since they were written: their SHA-256 differs")
         return
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -313,5 +315,5 @@ def _check_sum(content: bytes) -> None:
 
 
 def relative_path(target: Path, folder: Path) -> str:
-    """``target`` as seen from ``folder``, so that both can be moved together."""
+    """Return ``target`` relative to ``folder``, so that both can be moved together."""
     return Path(os.path.relpath(target, folder)).as_posix()

@@ -1,6 +1,6 @@
-"""What a run is made from: its caches and data set, opened and checked, and how they are recognised later.
+"""The inputs of a run: open and check its caches and data set, and record them so that a resume can identify them.
 
-Word embeddings that start from a file of word vectors.
+Also initialises word embeddings from a file of word vectors.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.cache.reader import check_text_rows
 from vse.features.cache.rows import TextRows
 from vse.features.data_checks import check_data, check_same_photos, data_sums
-from vse.features.exchange.embeddings import backbone_of, captions_beside
-from vse.features.extractors.words import read_words
-from vse.features.word_files import word_file_sha256
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
+from vse.features.extractors.words import read_word_vectors
+from vse.features.settings.captions import word_file_sha256
 from vse.pipeline.dataset.captions import SPECIAL_TOKENS, Vocabulary
 from vse.pipeline.dataset.dataset import Dataset
 from vse.pipeline.errors import UserError
@@ -37,42 +37,45 @@ log = logging.getLogger(__name__)
 
 
 def start_words(model: Model, vocabulary: Vocabulary, file: Path) -> None:
-    """The word embeddings of ``model`` start from the vectors of ``file``; says how many words it lacks.
+    """Initialise the word embeddings of ``model`` with the vectors of ``file``, and log the number of missing words.
 
-    :class:`UserError` if the model reads no words, if its word embeddings are of another length, or if no word has a vector.
+    Raises :class:`UserError` if the model reads no words, if its word embeddings have another length, or if no word has a
+    vector.
     """
     encoder = model.caption_encoder
     if not isinstance(encoder, WordReader):
         raise UserError(f"{file}: word vectors are for encoders of words, and the captions are not read by one")
-    known = read_words(file).only(vocabulary.words, 0)
+    known = read_word_vectors(file).select(vocabulary.words, 0)
     dim, expected = known.vectors.shape[1], encoder.words.embedding_dim
     if dim != expected:
         raise UserError(f"{file}: vectors of {dim} numbers, but model.word_dim is {expected}; --set model.word_dim={dim}")
     n_words = len(vocabulary) - len(SPECIAL_TOKENS)
     n_known = len(set(known.words) - set(SPECIAL_TOKENS))
     if not n_known:
-        raise UserError(f"{file}: not one word of the captions has a vector; is it of this language and case?")
+        raise UserError(f"{file}: no word of the captions has a vector; does the file have their language and case?")
     vectors, there = np.zeros((len(vocabulary), dim), np.float32), np.zeros(len(vocabulary), bool)
     for row, word in enumerate(vocabulary.words):
         if word in known.rows:
             vectors[row], there[row] = known.vectors[known.rows[word]], True
     encoder.start_words(torch.from_numpy(vectors), torch.from_numpy(there))
-    log.info("%s: vectors of %d of %d words; the other %d start at random", file, n_known, n_words, n_words - n_known)
+    log.info(
+        "%s: has vectors of %d of %d words; the other %d are initialised at random", file, n_known, n_words, n_words - n_known
+    )
 
 
 @dataclass(frozen=True)
 class InputPaths:
-    """Where a training finds what it reads beside its feature cache; None is the usual place.
+    """The paths of inputs next to the feature cache; None stands for the default path.
 
     Parameters
     ----------
     captions : ``dataset.json``; by default the one that the cache names
-    eval_features : cache for validation; by default the experiment's, beside the feature cache
-    caption_features : cache of captions or of phrases; by default the experiment's, beside the feature cache
-    truth_features : cache of ground-truth regions; by default the experiment's, beside the feature cache
-    start_from : run folder to take weights from; by default the experiment's, of the same seed
-    weights_dir : folder of weights that stand in for a download, of a CNN where photos are read, and of a transformer
-    words : file of word vectors that word embeddings start from; by default the experiment's
+    eval_features : cache for validation; by default the experiment's, next to the feature cache
+    caption_features : cache of captions or of phrases; by default the experiment's, next to the feature cache
+    truth_features : cache of ground-truth regions; by default the experiment's, next to the feature cache
+    start_from : run folder whose weights to start from; by default the experiment's, with the same seed
+    weights_dir : folder of weights of a CNN (for training on photos) and of a transformer, used instead of a download
+    words : file of word vectors to initialise word embeddings; by default the experiment's
     """
 
     captions: Path | None = None
@@ -86,10 +89,10 @@ class InputPaths:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The caches of images for training and for validation, which are often the same, and what captions are read with.
+    """The caches of images for training and for validation, which are often the same, and the inputs for captions.
 
-    That is a cache of captions, or a transformer whose tokens they become; with neither, their words are read. A training on
-    phrases reads a cache of phrases as ``captions``, and ``truths``, regions at their ground-truth boxes.
+    Captions are read from a cache, or as tokens of a transformer, or else as words. For training on phrases, ``captions`` is a
+    cache of phrases and ``truths`` a cache of regions at their ground-truth boxes.
     """
 
     cache: FeatureCache
@@ -106,13 +109,13 @@ class Inputs:
 
     @property
     def caption_input_kind(self) -> Kind:
-        """What captions are read as."""
+        """The kind of input that captions are."""
         if self.captions is not None:
             return kind_of_rows(self.captions.row_kind)
         return Kind.WORDS if self.transformer is None else Kind.TOKENS
 
     def identity(self, seed: int) -> dict[str, Any]:
-        """What a run is made from, beside its settings."""
+        """Return the data that identifies the run's inputs, without its settings."""
         identity = {
             "dataset": self.dataset.name,
             "captions_sha256": self.dataset.sha256,
@@ -137,7 +140,7 @@ class Inputs:
         return identity
 
     def record(self, folder: Path) -> dict[str, Any]:
-        """Where they are, as seen from a run folder."""
+        """Return the record of the inputs for ``run.json``, with paths relative to the run folder."""
 
         def place(cache: FeatureCache) -> dict[str, Any]:
             path = relative_path(cache.path, folder)
@@ -174,15 +177,15 @@ def open_inputs(
     caption_encoder: EncoderSettings | None = None,
     texts: TextRows = "captions",
 ) -> Inputs:
-    """Find and check all that an experiment reads beside ``cache``; its ``caption_encoder`` may read tokens of its own.
+    """Find and check all inputs of an experiment besides ``cache``; its ``caption_encoder`` may have a tokenizer of its own.
 
-    ``texts`` says whether captions are matched, or phrases.
+    ``texts`` states whether captions or phrases are matched.
     """
     evaluated = _evaluated(cache, experiment, paths.eval_features)
     for images in {cache.path: cache, evaluated.path: evaluated}.values():
         check_data(images, dataset)
         if images.kind != "image":
-            raise UserError(f"{images.path} holds {images.described()}; features of images are needed")
+            raise UserError(f"{images.path} holds {images.describe()}; features of images are needed")
     base = _base(experiment, dataset.name, seed, folder, paths.start_from)
     captions = _captions(cache, dataset, experiment, paths.caption_features, texts)
     truths = _truths(cache, experiment, paths.truth_features)
@@ -204,7 +207,7 @@ def _training_words(dataset: Dataset) -> Iterator[str]:
 
 
 def _other(cache: FeatureCache, feature: str | None, path: Path | None, hint: str) -> FeatureCache:
-    """The cache of ``feature`` beside ``cache``, or the one in ``path``."""
+    """Return the cache of ``feature`` next to ``cache``, or the cache at ``path``."""
     beside = cache.path.with_name(f"{cache.dataset}_{feature}.h5")
     if path is None and not beside.exists():
         raise UserError(f"{beside}: no such feature cache; {hint}")
@@ -215,8 +218,8 @@ def _captions(
     cache: FeatureCache, dataset: Dataset, experiment: ExperimentPlan, path: Path | None, texts: TextRows
 ) -> FeatureCache | None:
     """The cache of captions, or of phrases."""
-    if path is None and experiment.backbone is not None and backbone_of(cache) is not None:
-        path = captions_beside(cache.path)
+    if path is None and experiment.backbone is not None and read_backbone(cache) is not None:
+        path = captions_cache_path(cache.path)
     if experiment.caption_feature is None and path is None:
         return None
     hint = f"{experiment.name} reads {texts} as {experiment.caption_feature!r}: extract it, or name its cache with "
@@ -227,51 +230,52 @@ def _captions(
 
 
 def _truths(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache | None:
-    """The cache of regions at ground-truth boxes, made by the same network as the candidates."""
+    """Return the cache of regions at ground-truth boxes, computed by the same network as the candidates."""
     if experiment.truth_feature is None and path is None:
         return None
     hint = f"{experiment.name} is trained on {experiment.truth_feature!r}: extract it, or name its cache with --truth-features"
     truths = _other(cache, experiment.truth_feature, path, hint)
-    _check_alike(truths, cache)
+    _check_compatible(truths, cache)
     return truths
 
 
 def _evaluated(cache: FeatureCache, experiment: ExperimentPlan, path: Path | None) -> FeatureCache:
-    """The cache for validation and test."""
+    """Return the cache for validation and test."""
     if experiment.eval_feature is None and path is None:
         return cache
     hint = f"{experiment.name} is validated on {experiment.eval_feature!r}: extract it, name its cache with --eval-features, "
     hint += "or --set eval_feature=null to validate on the cache that it trains on"
     evaluated = _other(cache, experiment.eval_feature, path, hint)
-    _check_alike(evaluated, cache)
+    _check_compatible(evaluated, cache)
     return evaluated
 
 
-def _check_alike(other: FeatureCache, cache: FeatureCache) -> None:
-    """:class:`UserError` unless a model that reads one of two caches of images can read the other."""
+def _check_compatible(other: FeatureCache, cache: FeatureCache) -> None:
+    """Raise :class:`UserError` if a model that reads one of two caches of images cannot read the other."""
     if (other.dataset, other.dim) != (cache.dataset, cache.dim):
         raise UserError(
             f"{other.path} holds {other.dim} numbers per vector of {other.dataset!r}, "
             f"{cache.path} {cache.dim} of {cache.dataset!r}"
         )
     if (other.row_kind == "sets") != (cache.row_kind == "sets"):
-        raise UserError(f"{other.path} holds {other.described()}, {cache.path} {cache.described()}")
+        raise UserError(f"{other.path} holds {other.describe()}, {cache.path} {cache.describe()}")
     networks = [c.provenance.get("weights_sha256") for c in (other, cache)]
     if None not in networks and networks[0] != networks[1]:
-        raise UserError(f"{other.path} and {cache.path} are of networks with different weights")
+        raise UserError(f"{other.path} and {cache.path} were computed by networks with different weights")
     check_same_photos(cache, other)
 
 
 def _base(experiment: ExperimentPlan, dataset: str, seed: int, folder: RunFolder, path: Path | None) -> RunFolder | None:
-    """The run whose weights this one starts from."""
+    """Return the run whose weights this one starts from."""
     if experiment.start_from is None and path is None:
         return None
     base = RunFolder(path or folder.path.parent.parent / f"{dataset}_{experiment.start_from}" / f"seed-{seed}")
     if not base.best_file.is_file():
         raise UserError(
-            f"{base.path}: no trained run to start from; {experiment.name} starts from {experiment.start_from!r}: train it "
+            f"{base.path}: no trained run to start from, but {experiment.name} starts from {experiment.start_from!r}: train "
+            f"it "
             "first, or name its run folder with --start-from"
         )
     if base.path.resolve() == folder.path.resolve():
-        raise UserError(f"{base.path}: output is also an input; a run that starts from this one needs another --out")
+        raise UserError(f"{base.path}: output is also an input; a run that starts from this one requires another --out")
     return base

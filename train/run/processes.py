@@ -1,10 +1,10 @@
-"""Several processes that train as one: each encodes its share of a batch, all see all embeddings of it.
+"""Several processes that train as one: each encodes its share of a batch and receives the embeddings of all.
 
-Every process computes the loss of the whole batch from the gathered embeddings, so negatives are global, and sends
-gradients back through its own share alone. Summed over processes, these are the gradients of one process with the whole
-batch. Started by ``torchrun``; without it there is one process, and nothing here communicates.
+Every process computes the loss of the complete batch from the gathered embeddings, so negatives are global, and
+back-propagates through its own share only. Summed over processes, these are the gradients of one process with the complete
+batch. ``torchrun`` starts the processes; without it there is a single process, and nothing here communicates.
 
-Ctrl-C and SIGTERM end a training after the step at hand, so that a checkpoint can be written first.
+Ctrl-C and SIGTERM end a training after the current step, so that a checkpoint can be written first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingFailed(UserError):
-    """A training ended before its time; ``state`` is what ``run.json`` says then: ``diverged`` or ``collapsed``."""
+    """A training that ended early; ``state``, ``diverged`` or ``collapsed``, goes into ``run.json``."""
 
     def __init__(self, message: str, state: str) -> None:
         super().__init__(message)
@@ -40,11 +40,11 @@ class TrainingFailed(UserError):
 
 
 class StopNow(Exception):
-    """A signal came where nothing is lost by stopping at once."""
+    """A signal that arrived in a block where stopping at once loses nothing."""
 
 
 class Interruption:
-    """Remembers the first signal; a second one is obeyed at once."""
+    """The first signal to end the training; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -52,11 +52,11 @@ class Interruption:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Catch both signals meanwhile. Only a main thread can."""
+        """Catch both signals in this block. Only a main thread can do that, so other threads catch nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:
@@ -65,7 +65,7 @@ class Interruption:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """In this block a signal raises :class:`StopNow` at once."""
+        """Raise :class:`StopNow` in this block as soon as a signal arrives."""
         self._at_once = True
         try:
             if self.signal is not None:
@@ -74,7 +74,7 @@ class Interruption:
         finally:
             self._at_once = False
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, _: FrameType | None) -> None:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -83,12 +83,12 @@ class Interruption:
 
 
 _CPU = torch.device("cpu")
-_PATIENCE = timedelta(hours=6)  # the others wait while the first one validates
+_PATIENCE = timedelta(hours=6)  # timeout of the other processes while the first one validates
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The rank of this process among ``size`` of them, and where it computes."""
+    """The rank of this process among ``size`` processes, and its device."""
 
     rank: int = 0
     size: int = 1
@@ -96,15 +96,18 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this one validates, writes and logs."""
+        """Whether this process validates, writes and logs."""
         return self.rank == 0
 
     def share(self, pairs: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The part of this process in a batch, which may be empty; parts differ by one pair at most."""
+        """Return this process's share of a batch, which may be empty; the sizes of shares differ by one at most."""
         return pairs if self.size == 1 else np.array_split(pairs, self.size)[self.rank]
 
     def gathered(self, embeddings: Encoded, n_pairs: int) -> Encoded:
-        """The embeddings of a whole batch, in its order; gradients reach this process's share. Sets are padded alike."""
+        """Return the embeddings of the complete batch, in its order; gradients reach this process's share only.
+
+        Sets of all processes are padded to the same length.
+        """
         if self.size == 1:
             return embeddings
         if len(embeddings) == 1:
@@ -116,9 +119,9 @@ class Processes:
         return rows.view(n_pairs, *vectors.shape[1:]), _Gather.apply(mask.to(torch.uint8), self, n_pairs).bool()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter], whole: Iterable[nn.Parameter] = ()) -> None:
-        """Every process then has the sum of all processes' gradients. A parameter that none has used keeps none.
+        """Sum the gradients over processes, in every process. A parameter that no process has used keeps no gradient.
 
-        ``whole`` are those of ``parameters`` whose gradient each process has computed from the whole batch already.
+        ``whole`` are those of ``parameters`` whose gradient every process has already computed from the complete batch.
         """
         if self.size == 1:
             return
@@ -134,7 +137,7 @@ class Processes:
                 distributed.all_reduce(parameter.grad)
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is set in some process."""
+        """Return whether ``flag`` is set in any process."""
         if self.size == 1:
             return flag
         flags = torch.tensor([flag], dtype=torch.uint8)
@@ -142,7 +145,7 @@ class Processes:
         return bool(flags.item())
 
     def broadcast(self, number: int) -> int:
-        """The number of the first process, in every process."""
+        """Return the number of the first process in every process."""
         if self.size == 1:
             return number
         value = torch.tensor([number])
@@ -150,15 +153,15 @@ class Processes:
         return int(value.item())
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         if self.size > 1:
             distributed.destroy_process_group()
 
 
 def join_processes(device: str) -> Processes:
-    """The group that ``torchrun`` has started, with a GPU each if there are any; else this process alone.
+    """Return the group that ``torchrun`` started, with one GPU for each process if there are any, or this process alone.
 
-    Flags and lengths are exchanged from the processor's memory, so that nobody waits for a GPU to read them.
+    Flags and lengths are exchanged in CPU memory, so that no process waits for a GPU to read them.
     """
     if not distributed.is_torchelastic_launched():
         return Processes(device=pick_device(device))
@@ -168,10 +171,10 @@ def join_processes(device: str) -> Processes:
 
 
 def device_of_process(device: str) -> torch.device:
-    """The GPU that has the number of this process on its machine, and no other; the CPU where there is none.
+    """Return the GPU whose index is the local rank of this process, or the CPU if the machine has no GPU.
 
-    :class:`UserError` if ``torchrun`` has started more processes on this machine than it has GPUs, or if ``device`` is one GPU
-    for several processes.
+    Raises :class:`UserError` if ``torchrun`` has started more processes on this machine than it has GPUs, or if ``device`` is
+    one GPU for several processes.
     """
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     kind, _, number = name.partition(":")
@@ -191,7 +194,7 @@ def device_of_process(device: str) -> torch.device:
 
 
 class _Gather(torch.autograd.Function):
-    """Shares of unequal length are padded to travel; the gradient of this process's share comes back."""
+    """Gathers shares of unequal lengths, padded for the transfer; the gradient is that of this process's share."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, processes: Processes, n_pairs: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decide what becomes of a run that is in a folder already: it is kept, resumed or trained from the start."""
+"""Decide whether a run that already exists in a folder is kept, resumed or trained from the beginning."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Existing:
-    """What becomes of a run that is in the folder already.
+    """The treatment of a run that already exists in the folder.
 
-    resume : continue an unfinished run of the same settings from where it was saved; start if there is none
-    overwrite : replace a run of other settings, or an unfinished one that is not resumed
+    resume : continue an unfinished run with the same settings from its last checkpoint; start if there is no run
+    overwrite : replace a run with different settings, or an unfinished run that is not resumed
     """
 
     resume: bool = False
@@ -30,10 +30,10 @@ class Existing:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a run writes beside its usual files.
+    """The optional output of a run.
 
-    log_negatives : how many of the hardest negatives of each epoch and direction go to ``negatives.csv``
-    tensorboard : write events of every epoch
+    log_negatives : number of hardest negatives of each epoch and direction in ``negatives.csv``
+    tensorboard : whether to write TensorBoard events of every epoch
     """
 
     log_negatives: int = 0
@@ -48,7 +48,10 @@ def action_on(
     extras: Extras,
     asked: str,
 ) -> str:
-    """Return ``start``, ``resume`` or ``nothing``; :class:`UserError` if that would destroy or mix up a run."""
+    """Return ``start``, ``resume`` or ``nothing``. Raises :class:`UserError` if that would destroy or mix up a run.
+
+    ``asked`` is the requested precision, which may be ``auto``.
+    """
     if not folder.config_file.is_file() or (existing.overwrite and not existing.resume):
         return "start"
     try:
@@ -56,7 +59,7 @@ def action_on(
     except UserError as refusal:
         if not (existing.resume and existing.overwrite):
             raise
-        log.warning("%s. It trains from the start", refusal)
+        log.warning("%s. Training starts from the beginning", refusal)
         return "start"
 
 
@@ -68,9 +71,9 @@ def _compared(
     extras: Extras,
     asked: str,
 ) -> str:
-    """What to do with the run in a folder; :class:`UserError` if it cannot be read, too.
+    """Return the action for the run in a folder. Raises :class:`UserError` if the run cannot be read or differs.
 
-    A finished run is kept in its precision if that of the request, ``asked``, is ``auto``.
+    A finished run keeps its precision if the requested one, ``asked``, is ``auto``.
     """
     record = _existing_record(folder, existing)
     saved = folder.checkpoint() if not record and folder.checkpoint_file.is_file() else {}
@@ -82,18 +85,23 @@ def _compared(
     if len(changes) == 1 and changes[0].startswith("train.precision: "):
         own, here = before["train"]["precision"], after["train"]["precision"]
         if asked == "auto" and record.get("state") == "finished":
-            log.info("%s: was trained in %s, which auto is on another machine; here it is %s", folder.path, own, here)
+            log.info(
+                "%s: this run was trained in %s, the choice of auto on its machine; here auto is %s", folder.path, own, here
+            )
             return "nothing"
         raise UserError(
-            f"{folder.path} holds a run of other settings: its steps are in {own}, here they would be in {here}; add "
-            f"--set train.precision={own} to go on with it, give another --out, or --overwrite it"
+            f"{folder.path} holds a run with other settings: its precision is {own}, here it would be {here}; add "
+            f"--set train.precision={own} to continue it, choose another --out, or add --overwrite"
         )
     if changes and not existing.overwrite:
         raise UserError(
-            f"{folder.path} holds a run of other settings ({'; '.join(changes[:4])}); give another --out, or --overwrite it"
+            f"{folder.path} holds a run with other settings ({'; '.join(changes[:4])}); choose another --out, or add "
+            f"--overwrite"
         )
     if changes:
-        log.warning("%s holds a run of other settings (%s). It trains from the start", folder.path, "; ".join(changes[:4]))
+        log.warning(
+            "%s holds a run with other settings (%s). Training starts from the beginning", folder.path, "; ".join(changes[:4])
+        )
         return "start"
     if existing.resume and folder.checkpoint_file.is_file():
         if record.get("state") == "finished":
@@ -102,22 +110,25 @@ def _compared(
         if listed != extras.log_negatives:
             raise UserError(
                 f"{folder.path} holds an unfinished run with --log-negatives {listed}, not {extras.log_negatives}; continue "
-                f"it with --resume --log-negatives {listed}, or --overwrite it"
+                f"it with --resume --log-negatives {listed}, or add --overwrite"
             )
         return "resume"
     if not folder.checkpoint_file.is_file():
         return "start"
     if record.get("state") == "finished":
         return "nothing"
-    raise UserError(f"{folder.path} holds an unfinished run; continue it with --resume, or --overwrite it")
+    raise UserError(f"{folder.path} holds an unfinished run; continue it with --resume, or add --overwrite")
 
 
 def _existing_record(folder: RunFolder, existing: Existing) -> dict[str, Any]:
-    """``run.json`` if it is there; one that cannot be read does not cost the checkpoint of a run that may be overwritten."""
+    """Return ``run.json``, or an empty record if there is none.
+
+    An unreadable one is an error unless the run may be resumed and overwritten: its checkpoint is then still of use.
+    """
     try:
         return folder.record() if folder.record_file.is_file() else {}
     except UserError as refusal:
         if not (existing.resume and existing.overwrite):
             raise
-        log.warning("%s. It is written again", refusal)
+        log.warning("%s. The file is written again", refusal)
         return {}

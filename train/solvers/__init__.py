@@ -1,4 +1,4 @@
-"""How the weights of a model are found, epoch by epoch. May import data, models, losses and run.
+"""Solvers find the weights of a model, epoch by epoch. They may import data, models, losses and run.
 
 A new solver is one file here and one line below.
 """

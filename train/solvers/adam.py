@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vse.eval.defaults import RECALLS
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.pipeline.errors import UserError
 from vse.train.adversaries.base import Opponent
@@ -24,19 +24,19 @@ from vse.train.solvers.optimisation import OPTIMIZERS
 
 log = logging.getLogger(__name__)
 
-_COLLAPSED_ENTROPY = 0.05  # of an adversary's draws, in nats, as an epoch's mean
+_COLLAPSED_ENTROPY = 0.05  # mean entropy of an adversary's samples over an epoch, in nats
 _OUT_OF_MEMORY = (
-    "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 takes less, and so does "
-    "images.gradient_checkpointing=true where a CNN is trained, and model.caption_encoder.gradient_checkpointing=true where a "
-    "transformer is"
+    "lower train.batch_size, or --set train.features_in_memory=false; train.precision=bf16 needs less memory, and so does "
+    "images.gradient_checkpointing=true for a CNN that is trained, or model.caption_encoder.gradient_checkpointing=true for a "
+    "transformer that is trained"
 )
 
 
 class Trainer(GradientSolver, RetrievalSolver):
-    """Training by gradients.
+    """Training of a model by gradients on pairs of images and captions.
 
-    An adversary, if the experiment has one, is a second player: it makes each batch harder, and in the same step its own Adam
-    updates its weights by its own objective.
+    If the experiment has an adversary, it makes each batch harder. In the same step, its own Adam updates its weights for its
+    own objective.
     """
 
     out_of_memory = _OUT_OF_MEMORY
@@ -46,11 +46,13 @@ class Trainer(GradientSolver, RetrievalSolver):
         model = self.model
         several = self.processes.size > 1
         if several and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in _encoder_modules(model)):
-            raise UserError("batch normalisation in an encoder takes one process; the statistics of each would be its own")
+            raise UserError(
+                "batch normalisation in an encoder requires a single process; each process would have its own statistics"
+            )
         if several and task.adversary is not None:
-            raise UserError("an adversary takes one process")
+            raise UserError("an adversary requires a single process")
         self.adversary = None if task.adversary is None else task.adversary.build(self.opponent(task)).to(self.device)
-        self._measures: dict[str, Tensor] = {}  # the epoch's sums of what the adversary measures
+        self._measures: dict[str, Tensor] = {}  # sums over the epoch of the adversary's measures
         if self.adversary is not None and task.adversary is not None:
             self.adversary_optimizer = OPTIMIZERS["adam"](
                 self.adversary.parameters(), lr=task.adversary.learning_rate, fused=True
@@ -58,7 +60,7 @@ class Trainer(GradientSolver, RetrievalSolver):
 
     @staticmethod
     def opponent(task: RetrievalTask) -> Opponent:
-        """What the adversary of a task plays against."""
+        """Return the opponent of a task's adversary: its model, loss and data."""
         how = task.settings.batch_size, task.settings.precision, task.processes.device
         return Opponent(task.model, task.loss, task.pairs, task.images, task.captions, *how)
 
@@ -67,23 +69,23 @@ class Trainer(GradientSolver, RetrievalSolver):
         return 2 * 200.0 * sum(RECALLS) / len(self.val.pairs.images)
 
     def state(self) -> dict[str, Any]:
-        """All that a bit-exact resume needs, also in the middle of an epoch.
+        """Return the state for a bit-exact resume, also in the middle of an epoch.
 
-        The order of an epoch's pairs, the crops of their images, dropout and drawn pairs depend on the seed, the epoch, the
-        pair and the step alone.
+        It holds no random state: the order of an epoch's pairs, the crops of their images, dropout and sampled pairs depend on
+        the seed, the epoch, the pair and the step only.
         """
-        second_player = {}
+        of_adversary = {}
         if self.adversary is not None:
-            second_player = {
+            of_adversary = {
                 "adversary": self.adversary.state_dict(),
                 "adversary_optimizer": self.adversary_optimizer.state_dict(),
                 "measures": {name: float(total) for name, total in self._measures.items()},
             }
         negatives = [self.listing.finished, self.listing.running] if self.listing else [[], []]
-        return {**super().state(), "negatives": negatives, **second_player}
+        return {**super().state(), "negatives": negatives, **of_adversary}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` gave."""
+        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         if self.listing:
             self.listing.finished, self.listing.running = state["negatives"]
@@ -99,7 +101,7 @@ class Trainer(GradientSolver, RetrievalSolver):
     def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
         epoch = self.progress.epoch
         loss = self.task.loss_of(epoch)
-        learned = self.loss_weights if loss is self.task.loss else None  # a warm-up keeps its settings
+        learned = self.loss_weights if loss is self.task.loss else None  # a warm-up loss does not learn its temperature
         objective = loss.objective(self.model.similarity, self.settings.compile, learned)
         shares = [self.processes.share(batch) for batch in batches]
         stream = self.task.images.of_pairs(shares, self.pairs.image_of, self.task.seed, epoch)
@@ -118,9 +120,9 @@ class Trainer(GradientSolver, RetrievalSolver):
         return [*super().watched_losses(), of_adversary]
 
     def step(self, batch: Numbers, seen: Encoded, objective: Objective) -> tuple[Tensor, Tensor]:
-        """One batch, and its update; the loss of the batch, and what it would be if all embeddings were equal.
+        """Train on one batch; return its loss, and its loss if all embeddings were equal.
 
-        ``batch`` holds the numbers of all its pairs, ``seen`` what the model reads of the images of this process's share.
+        ``batch`` holds the indices of all its pairs, ``seen`` the image inputs of this process's share.
         """
         share = self.processes.share(batch)
         torch.manual_seed(self.step_seed(1 + self.processes.rank))
@@ -149,7 +151,7 @@ class Trainer(GradientSolver, RetrievalSolver):
         return cost.loss.detach().double(), cost.collapsed.double()
 
     def _set_both_gradients(self, loss: Tensor, adversary_loss: Tensor, adversary_weights: list[nn.Parameter]) -> None:
-        """Each player's gradients, of its own objective alone."""
+        """Set the gradients of the model and of the adversary, each from its own objective only."""
         weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
         adversary_gradients = torch.autograd.grad(adversary_loss, adversary_weights, allow_unused=True)
@@ -165,31 +167,31 @@ class Trainer(GradientSolver, RetrievalSolver):
             self.adversary_optimizer.step()
 
     def _measure(self, measures: Mapping[str, Tensor], n_pairs: int) -> None:
-        """Add what an adversary measured of a batch to the epoch's sums."""
+        """Add the adversary's measures of a batch to the sums of the epoch."""
         for name, value in measures.items():
             total = self._measures.setdefault(name, torch.zeros_like(self._totals[0]))
             total += n_pairs * value.double()
 
     def measured(self) -> dict[str, float]:
-        """The epoch's means of what the adversary measured; says so if it always draws the same."""
+        """Return the means over the epoch of the adversary's measures. Warn if it always samples the same negatives."""
         n_pairs = max(1, self.progress.pairs)
         means = {f"adversary_{name}": float(total) / n_pairs for name, total in self._measures.items()}
         if means.get("adversary_entropy", 1.0) < _COLLAPSED_ENTROPY:
             log.warning(
-                "epoch %d: the adversary's entropy is %.2g, it draws the same negative of a query again and again; "
-                "--set adversary.entropy_weight=1 holds it up, and so does a lower adversary.learning_rate",
+                "epoch %d: the adversary's entropy is %.2g, so it samples the same negative for a query again and again; "
+                "--set adversary.entropy_weight=1 or a lower adversary.learning_rate prevents that",
                 self.progress.epoch + 1,
                 means["adversary_entropy"],
             )
         return means
 
     def _embedded(self, seen: Encoded, share: Numbers) -> tuple[Encoded, Encoded]:
-        """Embeddings of a share of a batch, which has no pairs at all if there are more processes than pairs."""
+        """Return the embeddings of a share of a batch; a share is empty if there are more processes than pairs."""
         if not len(share):
             images, captions = (_no_embeddings(kind, self.model.dim, self.device) for kind in self.model.gives)
             return images, captions
         with autocast(self.settings.precision, self.device):
-            images = self.model.embed_images(*(moved(part, self.device) for part in seen))
+            images = self.model.embed_images(*(move_tensor(part, self.device) for part in seen))
             return images, self.model.embed_captions(*self.task.captions.of(share))
 
 

@@ -1,4 +1,4 @@
-"""ASIF: images and captions described by their similarities to pairs whose images and captions are known, without training."""
+"""ASIF: represent images and captions by their similarities to a fixed set of pairs, without training."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ log = logging.getLogger(__name__)
 
 
 class AsifSettings(SolverSettings):
-    """ASIF (Norelli et al., NeurIPS 2023): relative representations with regard to anchors, which are training pairs.
+    """ASIF (Norelli et al., NeurIPS 2023): representations relative to anchors, which are training pairs.
 
-    An image is the vector of its cosines with the images of the ``model.dim`` anchors, a caption that of its cosines with
-    their captions; of each the ``k`` highest stay, to the power ``power``, and the others are 0. Images and captions are
-    compared by the cosine of these vectors (section 2 of the paper; it has k = 800 and power = 8). Both encoders are
-    ``relative``.
+    An image becomes the vector of its cosines with the images of the ``model.dim`` anchors, and a caption the vector of its
+    cosines with their captions. In each vector the ``k`` highest cosines are raised to the power ``power``, and the others are
+    set to 0. Images and captions are compared by the cosine of these vectors (section 2 of the paper, where k = 800 and
+    power = 8). Both encoders are ``relative``.
     """
 
     name: Literal["asif"] = "asif"
     uses_loss: ClassVar = False
     reads_words: ClassVar = False
-    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="how many of the highest cosines stay")
+    k: list[PositiveInt] = Field(default=[50, 200, 800], min_length=1, description="number of the highest cosines to keep")
     power: list[Annotated[float, Field(gt=0)]] = Field(
-        default=[4.0, 8.0], min_length=1, description="of the cosines; each is tried with each k, validation decides"
+        default=[4.0, 8.0],
+        min_length=1,
+        description="exponent of the cosines; each is tried with each k, and validation chooses",
     )
 
     def build(self, task: Task) -> Solver:
@@ -46,21 +48,21 @@ class AsifSettings(SolverSettings):
 
 
 class Asif(ClosedForm):
-    """ASIF as a run: an epoch for each k and power."""
+    """A run of ASIF: one epoch for each k and power."""
 
     def __init__(self, task: RetrievalTask, settings: AsifSettings) -> None:
         encoders = [task.model.image_encoder, task.model.caption_encoder]
         self._encoders = [encoder for encoder in encoders if isinstance(encoder, RelativeEncoder)]
         if len(self._encoders) < 2:
-            raise UserError("solver: asif goes with model.image_encoder=relative and model.caption_encoder=relative")
+            raise UserError("solver: asif requires model.image_encoder=relative and model.caption_encoder=relative")
         if len(task.pairs) < task.model.dim:
-            log.warning("solver: asif: %d training pairs are all that can be anchors, not %d", len(task.pairs), task.model.dim)
+            log.warning("solver: asif: only %d training pairs can be anchors, not %d", len(task.pairs), task.model.dim)
         points = product([k for k in settings.k if k <= task.model.dim] or [task.model.dim], settings.power)
         super().__init__("asif", task, [{"k": k, "power": power} for k, power in points])
         self._filled = False
 
     def fit(self, point: Point) -> None:
-        """Set k and power, and the anchors at first."""
+        """Set k and power, and in the first epoch the anchors."""
         if not self._filled:
             self._fill(anchor_pairs(self.pairs.image_of, self.model.dim, self.task.seed))
         for encoder in self._encoders:
@@ -70,7 +72,7 @@ class Asif(ClosedForm):
     def _fill(self, anchors: Int[np.ndarray, " n_anchors"]) -> None:
         images, captions = self._encoders
         for encoder in self._encoders:
-            encoder.anchors.zero_()  # where there are too few pairs: no cosine with these is above 0
+            encoder.anchors.zero_()  # with too few pairs some anchors stay zero: no cosine with them is above 0
         for start in progress_bar(range(0, len(anchors), _BLOCK), desc="anchors", unit="block"):
             numbers = anchors[start : start + _BLOCK]
             (seen,) = self.cached.of_images(self.pairs.image_of[numbers])
@@ -81,9 +83,9 @@ class Asif(ClosedForm):
 
 
 def anchor_pairs(image_of: NDArray[np.int64], n: int, seed: int) -> NDArray[np.int64]:
-    """The numbers of ``n`` pairs drawn at random, in order, of as many different images as there are.
+    """Return the indices, sorted, of ``n`` random pairs of as many different images as possible.
 
-    A second caption of an image is taken when every image has one, and so on.
+    A second caption of an image is chosen only when every image has one, and so on.
     """
     order = np.random.default_rng(seed).permutation(len(image_of))
     by_image = order[np.argsort(image_of[order], kind="stable")]

@@ -1,4 +1,4 @@
-"""What all solvers share: their settings, progress in epochs, validation, and a state to resume from."""
+"""The base classes of solvers: their task, their progress in epochs, validation, and the state for a resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from vse.eval.defaults import RECALLS
-from vse.eval.ranking.metrics import averaged, metrics
+from vse.eval.ranking.metrics import average, metrics
 from vse.pipeline.errors import Interrupted
 from vse.train.data.captions import CaptionInputs
 from vse.train.data.images import TrainingImages
@@ -30,12 +30,12 @@ from vse.train.solvers.negatives import HardNegatives
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What every solver is given.
+    """The input of every solver.
 
-    settings, loss, warmup : the experiment's
-    model : whose weights are sought
-    seed : of the order of the pairs, of dropout and of all that is drawn
-    processes : that train together
+    settings, loss, warmup : settings of the experiment
+    model : the model whose weights the solver finds
+    seed : seed of the order of the pairs, of dropout and of all sampling
+    processes : the processes that train together
     """
 
     settings: TrainConfig
@@ -46,7 +46,10 @@ class Task:
     processes: Processes
 
     def loss_of(self, epoch: int) -> Loss:
-        """The loss of an epoch (from 0): during the warm-up, that of the warm-up with the settings of the experiment's."""
+        """Return the loss of an epoch (0-based).
+
+        During the warm-up this is the warm-up's loss, with the settings that it shares with the experiment's loss.
+        """
         if epoch >= self.warmup.epochs:
             return self.loss
         shared = self.loss.model_dump(include=set(Loss.model_fields))
@@ -58,12 +61,12 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTask(Task):
-    """What a solver is given that matches images and captions.
+    """The input of a solver that matches images and captions.
 
-    pairs, images, captions : what is trained on
-    val : what is validated on
-    listing : where hard negatives are listed, if they are wanted
-    adversary : the experiment's
+    pairs, images, captions : the training data
+    val : the validation split
+    listing : the list of hard negatives, or None
+    adversary : the experiment's adversary, or None
     """
 
     pairs: Pairs
@@ -76,10 +79,10 @@ class RetrievalTask(Task):
 
 @dataclass
 class Progress:
-    """What changes while training, beside the weights and the optimiser.
+    """The progress of a training, without the weights and the optimiser.
 
-    ``epoch`` epochs are finished, each with its row of ``metrics.csv`` in ``rows``; of the next one ``step`` batches are done,
-    of ``pairs`` pairs, in ``seconds``.
+    ``epoch`` epochs are finished, and ``rows`` holds their rows of ``metrics.csv``. In the next epoch, ``step`` batches with
+    ``pairs`` pairs are done, in ``seconds`` seconds.
     """
 
     epoch: int = 0
@@ -90,22 +93,22 @@ class Progress:
 
     @property
     def best(self) -> dict[str, float]:
-        """The epoch with the highest validation rsum, the first of equals."""
+        """The row of the epoch with the highest validation rsum, the first one of several equal ones."""
         return max((row for row in self.rows if "rsum" in row), key=lambda row: row["rsum"])
 
     def finished(self, epochs: int, patience: int | None) -> bool:
-        """Whether all ``epochs`` are done, or the last ``patience`` ones have not been better than one before."""
+        """Return whether all ``epochs`` are done, or the last ``patience`` epochs were not better than an earlier one."""
         validated = any("rsum" in row for row in self.rows)
         stale = patience is not None and validated and self.epoch - self.best["epoch"] >= patience
         return self.epoch >= epochs or stale
 
 
 class Solver(ABC):
-    """One run, epoch by epoch. The first of several processes validates and writes."""
+    """A solver that trains one run, epoch by epoch. The first of several processes validates and writes."""
 
     task: Task
     epochs: int
-    patience: int | None = None  # epochs without a better rsum after which it stops
+    patience: int | None = None  # number of epochs without a better rsum before an early stop
     listing: HardNegatives | None = None
 
     def __init__(self, task: Task) -> None:
@@ -117,43 +120,43 @@ class Solver(ABC):
     @property
     @abstractmethod
     def n_pairs(self) -> int:
-        """How many pairs it is trained on."""
+        """The number of training pairs."""
 
     @abstractmethod
     def validate(self) -> dict[str, float]:
-        """Recalls on the validation split, and their sum, ``rsum``, by which the best epoch is known."""
+        """Return recalls on the validation split, and their sum, ``rsum``, which selects the best epoch."""
 
     @abstractmethod
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Do the rest of an epoch and validate; adds its row to the progress.
+        """Train the rest of an epoch, validate, and add the epoch's row to the progress.
 
-        ``save`` is called now and then, and before :class:`Interrupted` is raised for a signal.
+        ``save`` writes a checkpoint. It is called from time to time, and before :class:`Interrupted` is raised for a signal.
         """
 
     @abstractmethod
     def described(self, row: Mapping[str, float]) -> str:
-        """The row of an epoch, for a person."""
+        """Return a readable summary of the row of an epoch."""
 
     def state(self) -> dict[str, Any]:
-        """All that a bit-exact resume needs, also in the middle of an epoch."""
+        """Return the state for a bit-exact resume, also in the middle of an epoch."""
         return {**vars(self.progress), "model": self.model.state_dict()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` gave."""
+        """Continue from a state that :meth:`state` returned."""
         self.model.load_state_dict(state["model"])
         self.progress = Progress(**{name: state[name] for name in vars(self.progress)})
 
     def best_weights(self) -> Mapping[str, Tensor]:
-        """The weights that a validation is of, which are kept if it is the best."""
+        """Return the weights that are validated and, if the epoch is the best, saved."""
         return self.model.state_dict()
 
     def with_best_weights(self) -> AbstractContextManager[None]:
-        """In this block the model has these weights."""
+        """Return a context in which the model has the weights of :meth:`best_weights`."""
         return nullcontext()
 
     @contextmanager
     def stoppable(self, save: Callable[[], None]) -> Iterator[None]:
-        """A block that validates: a signal ends the run at once, and what was done in it will be done again."""
+        """Run a block that validates. A signal ends the run at once, and a resume repeats the block."""
         try:
             with self.with_best_weights(), self.interruption.interruptible():
                 yield
@@ -162,21 +165,21 @@ class Solver(ABC):
             raise self.interrupted() from None
 
     def learned(self) -> dict[str, float]:
-        """Numbers that the loss has learned so far, by name."""
+        """Return the numbers that the loss has learned so far, by name."""
         return {}
 
     def validates(self, epoch: int) -> bool:
-        """Whether the model is validated after an epoch (from 1)."""
+        """Return whether the model is validated after an epoch (1-based)."""
         return epoch % self.settings.validate_every == 0 or epoch == self.epochs
 
     def interrupted(self) -> Interrupted:
-        """What ends the run for the signal that came."""
+        """Return the exception that ends the run after a signal."""
         where = f"epoch {self.progress.epoch + 1}, step {self.progress.step}"
-        return Interrupted(f"stopped in {where}; --resume continues there", self.interruption.signal or 15)
+        return Interrupted(f"stopped in {where}; --resume continues from there", self.interruption.signal or 15)
 
 
 class RetrievalSolver(Solver):
-    """A run that matches images and captions."""
+    """A solver that matches images and captions."""
 
     task: RetrievalTask
 
@@ -191,10 +194,10 @@ class RetrievalSolver(Solver):
         return len(self.pairs)
 
     def validate(self) -> dict[str, float]:
-        """Recalls on the validation split in both directions, or their means over its folds, and their sum."""
+        """Return recalls on the validation split in both directions, or their means over its folds, and their sum."""
         images, captions = encode(self.model, self.val, self.device)
         folds = folds_of(images, captions, torch.from_numpy(self.val.pairs.image_of), self.settings.validate_fold)
-        measured = averaged([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
+        measured = average([metrics(ranks(self.model, *fold, self.settings.precision)) for fold in folds])
         recalls = {f"{direction}_r{k}": float(measured[direction][f"r{k}"]) for direction in ("i2t", "t2i") for k in RECALLS}
         return {**recalls, "rsum": float(measured["rsum"])}
 
@@ -202,9 +205,10 @@ class RetrievalSolver(Solver):
 def folds_of(
     images: Packed, captions: Packed, image_of: Int[Tensor, " n_captions"], size: int | None
 ) -> Iterator[tuple[Packed, Packed, Tensor]]:
-    """Consecutive folds of ``size`` images with their captions, and the image of each caption among those of its fold.
+    """Yield consecutive folds of ``size`` images with their captions, and the index of each caption's image within its fold.
 
-    Images beyond the last whole fold are left out; of fewer images than one, or without a size, all are one fold.
+    Images beyond the last complete fold are left out. All images are one fold if there are fewer than ``size``, or without a
+    size.
     """
     if size is None or size >= len(images):
         yield images, captions, image_of

@@ -1,4 +1,4 @@
-"""Canonical correlation analysis on cached features of both sides, the linear baseline of the two-branch paper."""
+"""Canonical correlation analysis of the cached features of both sides, the linear baseline of the two-branch paper."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vse.train.data.images import CachedImages
 from vse.train.settings import SolverSettings
 from vse.train.solvers.base import Progress, RetrievalSolver, RetrievalTask, Solver, Task
 
-_BLOCK = 1024  # images
-_SMALLEST = 1e-6  # correlation of a direction that is kept
+_BLOCK = 1024  # images in a block
+_SMALLEST = 1e-6  # directions with a lower correlation are dropped
 
 Matrix = NDArray[np.float64]
 Block = tuple[Tensor, Tensor, NDArray[np.int64]]
@@ -32,7 +32,7 @@ Block = tuple[Tensor, Tensor, NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Covariances:
-    """Means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
+    """The means and covariances of image vectors x (dim_x) and caption vectors y (dim_y), over all pairs."""
 
     mean_x: Matrix
     mean_y: Matrix
@@ -44,9 +44,10 @@ class Covariances:
 def covariances(
     blocks: Iterator[tuple[Float[Tensor, "n dim_x"], Float[Tensor, "m dim_y"], NDArray[np.int64]]],
 ) -> Covariances:
-    """Covariances over all pairs, from blocks of images, their captions, and for each caption the row of its image.
+    """Return the covariances over all pairs, from blocks of images, their captions, and the row of each caption's image.
 
-    Blocks are multiplied in float32, around the means of the first one, and summed in float64; no more than one is held.
+    Products are computed in float32, after subtraction of the means of the first block, and summed in float64. Only one block
+    is in memory at a time.
     """
     n, shift_x, shift_y = 0, None, None
     sums: list[Tensor] = []
@@ -74,11 +75,11 @@ def covariances(
 
 
 def canonical_directions(statistics: Covariances, dim: int, regularization: float) -> tuple[Matrix, Matrix, Matrix]:
-    """The ``dim`` most correlated directions: (dim_x, dim), (dim_y, dim), and their correlations (dim,), highest first.
+    """Return the ``dim`` most correlated directions and their correlations, highest first.
 
-    If there are fewer, the rest are zeros. ``regularization`` times the mean of each covariance's diagonal is added to that
-    diagonal. Both sides then have unit variance along each direction, and the directions of a side are uncorrelated
-    (Hotelling, 1936).
+    Shapes are (dim_x, dim), (dim_y, dim) and (dim,), padded with zeros if there are fewer directions. ``regularization`` times
+    the mean of each covariance's diagonal is added to that diagonal. Both sides then have unit variance along each direction,
+    and the directions of a side are uncorrelated (Hotelling, 1936).
     """
     x, y = (_cholesky(covariance, regularization) for covariance in (statistics.xx, statistics.yy))
     whitened = scipy.linalg.solve_triangular(x, statistics.xy, lower=True)
@@ -110,14 +111,15 @@ def _cholesky(covariance: Matrix, regularization: float) -> Matrix:
 
 
 class CcaFields(Settings):
-    """How directions are found and scaled (Gong et al., IJCV 2014)."""
+    """The settings of the search and the scaling of directions (Gong et al., IJCV 2014)."""
 
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-4, 1e-3, 1e-2, 1e-1],
         min_length=1,
-        description="added to the diagonals of both covariances, as a share of their mean; each is tried, validation decides",
+        description="number added to the diagonals of both covariances, as a share of their mean; each is tried, and "
+        "validation chooses",
     )
-    power: float = Field(4.0, ge=0, description="directions are scaled by their correlations to this power, 4 in that paper")
+    power: float = Field(4.0, ge=0, description="exponent of the correlations by which directions are scaled (4 in the paper)")
 
 
 class CcaSettings(SolverSettings, CcaFields):
@@ -133,10 +135,10 @@ class CcaSettings(SolverSettings, CcaFields):
 
 
 class Cca(Solver):
-    """Regularised, normalised CCA as a run: an epoch for each regularisation, the best by validation.
+    """A run of regularised, normalised CCA: one epoch for each regularisation, of which validation chooses the best.
 
-    The projections are the weights of two linear encoders, each direction scaled by a power of its correlation (Gong et al.,
-    IJCV 2014), so that the cosine weighs the better correlated ones more.
+    The projections are the weights of two linear encoders. Each direction is scaled by a power of its correlation (Gong et
+    al., IJCV 2014), so that better correlated directions have a larger weight in the cosine.
     """
 
     def __init__(self, task: Task, settings: CcaFields) -> None:
@@ -152,10 +154,10 @@ class Cca(Solver):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """All pairs that it is fitted to, see :func:`covariances`."""
+        """Yield all pairs to fit, in blocks, see :func:`covariances`."""
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Fit with the next regularisation and validate."""
+        """Fit the model with the next regularisation and validate it."""
         started = time.perf_counter()
         regularization = self._cca.regularization[self.progress.epoch]
         with self.stoppable(save):
@@ -183,19 +185,19 @@ class CaptionCca(Cca, RetrievalSolver):
 
     def __init__(self, task: RetrievalTask, settings: CcaFields) -> None:
         if task.processes.size > 1:
-            raise UserError("solver: cca takes one process")
+            raise UserError("solver: cca requires a single process")
         if not isinstance(task.images, CachedImages):
             raise UserError("solver: cca reads cached features of images (--set images.source=cache)")
         super().__init__(task, settings)
         self._images = task.images
 
     def blocks(self) -> Iterator[Block]:
-        """Blocks of images with their captions."""
+        """Return blocks of images with their captions."""
         return blocks_of_pairs(self.task, self._images)
 
 
 def blocks_of_pairs(task: RetrievalTask, cached: CachedImages) -> Iterator[Block]:
-    """All training pairs in blocks of images with their captions, see :func:`covariances`."""
+    """Yield all training pairs in blocks of images with their captions, see :func:`covariances`."""
     pairs = task.pairs
     ends = np.searchsorted(pairs.image_of, np.arange(len(pairs.images)), side="right")
     with progress_bar(total=len(pairs.images), desc="covariances", unit="image") as bar:

@@ -1,4 +1,4 @@
-"""What solvers in closed form share: they are fitted once for each point of a grid of settings, and validation decides."""
+"""The base class of solvers in closed form: they fit the model for each point of a grid, and validation chooses the best."""
 
 from __future__ import annotations
 
@@ -17,32 +17,35 @@ Point = Mapping[str, float]
 
 
 class ClosedForm(RetrievalSolver):
-    """A run of an epoch for each point of ``grid``, such as ``{"regularization": 0.1}``, whose settings go into its row."""
+    """A run with one epoch for each point of ``grid``, for example ``{"regularization": 0.1}``.
+
+    The settings of the point become part of the epoch's row.
+    """
 
     def __init__(self, name: str, task: RetrievalTask, grid: Sequence[Point]) -> None:
         if task.processes.size > 1:
-            raise UserError(f"solver: {name} takes one process")
+            raise UserError(f"solver: {name} requires a single process")
         if not isinstance(task.images, CachedImages):
             raise UserError(f"solver: {name} reads cached features of images (--set images.source=cache)")
         if task.model.config.similarity.ranked_by != "cosine":
-            raise UserError(f"solver: {name} compares by inner products (--set model.similarity=cosine)")
+            raise UserError(f"solver: {name} requires a comparison by inner products (--set model.similarity=cosine)")
         super().__init__(task)
         self.cached, self.grid, self.epochs = task.images, grid, len(grid)
         self._covariances: Covariances | None = None
 
     @abstractmethod
     def fit(self, point: Point) -> None:
-        """Give the model its weights for a point of the grid."""
+        """Set the weights of the model for a point of the grid."""
 
     @property
     def statistics(self) -> Covariances:
-        """Means and covariances of all pairs, computed once."""
+        """The means and covariances of all pairs, computed once."""
         if self._covariances is None:
             self._covariances = covariances(blocks_of_pairs(self.task, self.cached))
         return self._covariances
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Fit with the next point and validate."""
+        """Fit the model for the next point and validate it."""
         started = time.perf_counter()
         point = self.grid[self.progress.epoch]
         with self.stoppable(save), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Canonical similarity analysis: CCA whose directions are weighted by their correlations when pairs are compared."""
+"""Canonical similarity analysis: CCA with a comparison that weights directions by their correlations."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from vse.train.solvers.closed_form import ClosedForm, Point
 class CsaSettings(SolverSettings):
     """Canonical similarity analysis (Li, Chinchali and Topcu, ICLR 2025).
 
-    With the s most correlated canonical directions A and B of CCA and their correlations r, the similarity of an image x and a
-    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|): the correlations weigh the product, and not the norms. The image
-    encoder is ``weighted``, which makes A x a unit vector and multiplies it by r.
+    A and B are the s most correlated canonical directions of CCA, and r their correlations. The similarity of an image x and a
+    caption y is sum_i r_i (A x)_i (B y)_i / (|A x| |B y|): the correlations weight the product, but not the norms. The image
+    encoder is ``weighted``, which scales A x to unit length and multiplies it by r.
     """
 
     name: Literal["csa"] = "csa"
     uses_loss: ClassVar = False
     reads_words: ClassVar = False
     regularization: list[NonNegativeFloat] = Field(
-        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as of the solver cca; each is tried"
+        default=[1e-4, 1e-3, 1e-2, 1e-1], min_length=1, description="as in the solver cca; each is tried"
     )
     directions: list[PositiveInt] = Field(
         default=[32, 64, 128, 256],
         min_length=1,
-        description="s, at most model.dim; each is tried with each regularization, validation decides",
+        description="s, at most model.dim; each is tried with each regularization, and validation chooses",
     )
 
     def build(self, task: Task) -> Solver:
@@ -42,13 +42,13 @@ class CsaSettings(SolverSettings):
 
 
 class Csa(ClosedForm):
-    """CSA as a run: an epoch for each regularization and number of directions."""
+    """A run of CSA: one epoch for each regularization and number of directions."""
 
     def __init__(self, task: RetrievalTask, settings: CsaSettings) -> None:
         images, captions = task.model.image_encoder, task.model.caption_encoder.linear_map()
         if not isinstance(images, WeightedEncoder) or captions is None or task.model.config.normalize_image:
             raise UserError(
-                "solver: csa goes with model.image_encoder=weighted, a linear caption encoder and model.normalize_image=false"
+                "solver: csa requires model.image_encoder=weighted, a linear caption encoder and model.normalize_image=false"
             )
         cuts = sorted({min(n, task.model.dim) for n in settings.directions}, reverse=True)
         points = product(settings.regularization, cuts)
@@ -57,7 +57,7 @@ class Csa(ClosedForm):
         self._solved: tuple[float, tuple[Matrix, Matrix, Matrix]] | None = None
 
     def fit(self, point: Point) -> None:
-        """Keep the first directions of one regularization; the others are zeros."""
+        """Set the weights for one regularization to its first directions, and the others to zero."""
         regularization, kept = point["regularization"], int(point["directions"])
         if self._solved is None or self._solved[0] != regularization:
             self._solved = regularization, canonical_directions(self.statistics, self.model.dim, regularization)

@@ -1,4 +1,4 @@
-"""What a model's encoders give for a split, and how its images and captions rank each other."""
+"""Embed the images and captions of a split, score their pairs, and rank them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vse.eval.ranking.ranks import Ranks, ScoreBlocks, ranks_from_blocks, ranks_from_embeddings
-from vse.features.backbones.device import moved
+from vse.features.backbones.device import move_tensor
 from vse.features.backbones.networks import autocast
 from vse.train.data.pairs import Split
 from vse.train.kinds import Encoded, Packed, packed
@@ -20,36 +20,36 @@ from vse.train.models.build import Model
 from vse.train.models.encoders.base import unit_length
 
 _BLOCK = 512
-_PHOTOS = 64  # at once, where a CNN reads them
-TILE_IMAGES, TILE_CAPTIONS = 64, 256  # of a model that scores pairs: how many are scored at once
-_TILE_PAIRS = 2**23  # unless these are more pairs of vectors of their sets
-_STEP = 4  # to a multiple of this sets of captions are padded
+_PHOTOS = 64  # photos that a CNN embeds at once
+TILE_IMAGES, TILE_CAPTIONS = 64, 256  # images and captions that are scored at once by a model that scores pairs
+_TILE_PAIRS = 2**23  # limit on the number of pairs of vectors in a tile; tiles of large sets are smaller
+_STEP = 4  # sets of captions are padded to a multiple of this
 
 
 def encode(model: Model, split: Split, device: torch.device) -> tuple[Packed, Packed]:
-    """Embeddings of all images and all captions of a split, in their order, on the CPU."""
+    """Return the embeddings of all images and all captions of a split, in their order, on the CPU."""
     return encode_images(model, split, device), encode_captions(model, split)
 
 
 def encode_images(model: Model, split: Split, device: torch.device, rows: NDArray[np.int64] | None = None) -> Packed:
-    """Embeddings of all images of a split, or of the ``rows`` among them."""
+    """Return the embeddings of all images of a split, or of the images at ``rows``."""
     block = _BLOCK if model.cnn is None else _PHOTOS
     every = np.arange(len(split.pairs.images)) if rows is None else rows
-    parts = (tuple(moved(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
+    parts = (tuple(move_tensor(part, device) for part in split.images.of_images(some)) for some in _blocks(every, block))
     return _encoded(model, model.embed_images, parts)
 
 
 def encode_captions(model: Model, split: Split, rows: NDArray[np.int64] | None = None) -> Packed:
-    """Embeddings of all captions of a split, or of the ``rows`` among them."""
+    """Return the embeddings of all captions of a split, or of the captions at ``rows``."""
     every = np.arange(len(split.pairs)) if rows is None else rows
     parts = (split.captions.of(some) for some in _blocks(every, _BLOCK))
     return _encoded(model, model.embed_captions, parts)
 
 
 def pooled(side: Packed) -> NDArray[np.float32]:
-    """A single vector of each embedding (n, dim): the unit-length mean of a set's unit vectors; a vector is as it is.
+    """Return one vector for each embedding (n, dim): for a set, the unit-length mean of its unit vectors.
 
-    By the inner products of these a search chooses what a model that compares sets is to score.
+    A search uses their inner products to choose the candidates that a model scores as sets.
     """
     if side.lengths is None:
         return side.vectors.numpy()
@@ -71,16 +71,16 @@ def _encoded(model: Model, embed: Callable[..., Encoded], parts: Iterable[tuple[
 
 
 class PairScores:
-    """Scores of images with captions by the model, a tile of pairs at a time, so that no whole matrix is held.
+    """The model's scores of images with captions, computed in tiles so that memory never holds the full matrix.
 
-    Captions are scored in tiles of one shape, which for sets depends on their own length alone, rounded up: the arithmetic of
-    a pair then does not depend on the others that it is scored with, which :func:`ranks_from_blocks` relies on.
+    All tiles of captions of one width have the same shape. For sets, the width is the caption's own length, rounded up. The
+    arithmetic of a pair then does not depend on the other pairs of its tile, as :func:`ranks_from_blocks` requires.
 
     Parameters
     ----------
-    model : what scores
+    model : the model that scores
     images, captions : embeddings, on the CPU
-    precision : of a training step, in which the tiles are computed
+    precision : precision of the tiles, that of a training step
     """
 
     def __init__(self, model: Model, images: Packed, captions: Packed, precision: str = "fp32") -> None:
@@ -100,13 +100,16 @@ class PairScores:
         self.has_directions = isinstance(one, tuple)
 
     def __call__(self, rows: slice, columns: slice | Tensor | None) -> tuple[Tensor, Tensor]:
-        """Scores (i2t, t2i) of some image rows with all captions, or with those of a slice or of these numbers, on the CPU."""
+        """Return the scores (i2t, t2i) of a slice of images with all captions, or with a slice or some indices of captions.
+
+        Both matrices are on the CPU.
+        """
         if self._last is None or self._last[0] != rows or self._last[1] is not columns:
             self._last = rows, columns, self._scored(rows, columns)
         return self._last[2]
 
     def blocks(self, image_of_caption: Int[Tensor, " n_captions"]) -> tuple[ScoreBlocks, ScoreBlocks | None]:
-        """The scores as blocks of rows: i2t, and t2i if they depend on the direction."""
+        """Return the scores as blocks of rows: i2t, and t2i or None if both directions have the same scores."""
         n_images = len(self._images)
         i2t = ScoreBlocks(n_images, image_of_caption, TILE_IMAGES, lambda rows, columns: self(rows, columns)[0])
         if not self.has_directions:
@@ -126,7 +129,7 @@ class PairScores:
         return i2t, t2i
 
     def _tiles(self, numbers: Tensor) -> Iterator[tuple[Tensor, int, int]]:
-        """Which of some captions are scored together, padded to how many, and to sets of how many vectors."""
+        """Yield the tiles of some captions: positions, padded number of captions, and padded number of vectors."""
         widths = self._widths[numbers]
         for width in sorted(set(widths.tolist())):
             size = self._caption_tiles[width]
@@ -134,12 +137,15 @@ class PairScores:
                 yield places, size, width
 
     def _caption_tile(self, width: int, n: int) -> int:
-        """How many captions of a width, of which there are ``n``, are scored at once; kernels treat odd ends differently."""
+        """Return the number of captions in a tile, for ``n`` captions of a width.
+
+        It is a power of 2, because kernels treat odd ends differently.
+        """
         fitting = max(1, _TILE_PAIRS // (self._image_tile * self._image_width * width))
         return min(TILE_CAPTIONS, 1 << (fitting.bit_length() - 1), _power_of_two(n))
 
     def _tile(self, side: Packed, numbers: Tensor, size: int, width: int | None) -> Encoded:
-        """Some rows of a side, with the first one repeated up to ``size``, and sets padded to ``width`` vectors."""
+        """Return some rows of a side, padded with copies of the first one to ``size`` rows, and sets to ``width`` vectors."""
         rows = side.of(torch.cat([numbers, numbers[:1].expand(size - len(numbers))]), width)
         return tuple(part.to(self._device) for part in rows)
 
@@ -147,7 +153,7 @@ class PairScores:
 def ranks(
     model: Model, images: Packed, captions: Packed, image_of_caption: Int[Tensor, " n_captions"], precision: str = "fp32"
 ) -> Ranks:
-    """Exact ranks of embeddings as the model compares them; ``precision`` is that of a model that scores every pair."""
+    """Return the exact ranks of embeddings by the model's scores; ``precision`` is for a model that scores every pair."""
     ranked_by = model.config.similarity.ranked_by
     if ranked_by is not None:
         return ranks_from_embeddings(images.vectors, captions.vectors, image_of_caption, ranked_by)
@@ -155,10 +161,10 @@ def ranks(
 
 
 def _power_of_two(n: int) -> int:
-    """The least that is not below ``n``."""
+    """Return the smallest power of 2 that is not below ``n``."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def _lengths(side: Packed) -> Int[Tensor, " n"]:
-    """How many vectors each set has; 1 of single vectors."""
+    """Return the number of vectors in each set, or ones for single vectors."""
     return torch.ones(len(side), dtype=torch.int64) if side.lengths is None else side.lengths

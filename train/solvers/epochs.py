@@ -1,4 +1,4 @@
-"""Epochs of gradient steps by Adam or AdamW, with validation, and the state that a bit-exact resume needs."""
+"""Epochs of gradient steps by Adam or AdamW, with validation and the state for a bit-exact resume."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from vse.train.solvers.optimisation import OPTIMIZERS, AveragedWeights, Schedule
 
 log = logging.getLogger(__name__)
 
-_FIRST_STEPS = 100  # before these nothing counts as a collapse
-_LOOK = 20  # steps between looks at the loss: each look waits for the GPU
+_FIRST_STEPS = 100  # a collapse is not reported before this number of steps
+_LOOK = 20  # steps between reads of the loss: each read waits for the GPU
 Numbers = NDArray[np.int64]
 
 
 class GradientSolver(Solver):
-    """Epochs of batches, an update for each, or for every ``train.accumulate`` of them.
+    """A solver that trains in epochs of batches, with an update for each batch, or for every ``train.accumulate`` batches.
 
-    A subclass says what the batches of an epoch are, and what a step does: it calls :meth:`start_step`, adds the gradients of
-    a batch to those that are there, and calls :meth:`take_step` if it :meth:`ends_update`.
+    A subclass defines the batches of an epoch and the step on a batch. The step calls :meth:`start_step`, adds the gradients
+    of the batch to the existing ones, and calls :meth:`take_step` if :meth:`ends_update` is true.
 
     Attributes
     ----------
-    out_of_memory : what a user can do then
+    out_of_memory : the advice to a user whose memory is exceeded
     """
 
     out_of_memory: ClassVar[str]
@@ -48,7 +48,7 @@ class GradientSolver(Solver):
         self.schedule = Schedule(self.settings, self.model)
         ema = self.settings.ema if self.processes.first else None
         self.averaged = None if ema is None else AveragedWeights(self.model, ema)
-        self._sizes: list[int] = []  # pairs of each batch of the running epoch
+        self._sizes: list[int] = []  # number of pairs of each batch of the running epoch
         learned = task.loss.weights()
         self.loss_weights = None if learned is None else learned.to(self.device)
         if self.loss_weights is not None:
@@ -57,35 +57,35 @@ class GradientSolver(Solver):
 
     @abstractmethod
     def batches(self, epoch: int) -> Sequence[Numbers]:
-        """The numbers of the pairs of each batch of an epoch (from 0); they depend on the seed and the epoch alone."""
+        """Return the indices of the pairs of each batch of an epoch (0-based); they depend on the seed and the epoch only."""
 
     @abstractmethod
     def updates(self, batches: Sequence[Numbers]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Take a step for each of the batches of the running epoch that are left, see :meth:`start_step`.
+        """Take a step for each remaining batch of the running epoch, see :meth:`start_step`.
 
-        Of each the loss, and what it would be if all embeddings were equal.
+        Yields the loss of each batch, and its loss if all embeddings were equal.
         """
 
     @property
     @abstractmethod
     def hopeless(self) -> float:
-        """A validation rsum up to which the model is no better than chance."""
+        """The highest validation rsum of a model that is no better than chance."""
 
     def measured(self) -> dict[str, float]:
-        """What else is to be said of the epoch that ends."""
+        """Return further metrics for the row of the epoch that ends."""
         return {}
 
     def watched_losses(self) -> list[tuple[float, str, str]]:
-        """Values that must be finite, what each is, and what else to try; first the epoch's mean loss so far."""
+        """Return values that must be finite, each with its name and advice; the first is the epoch's mean loss so far."""
         return [(float(self._totals[0]) / max(1, self.progress.pairs), "the loss", "a lower learning rate")]
 
     def end_epoch(self) -> None:
-        """Called when an epoch is done, before its row is added."""
+        """Finish an epoch, before its row is added."""
 
     def state(self) -> dict[str, Any]:
-        """All that a bit-exact resume needs, also in the middle of an epoch.
+        """Return the state for a bit-exact resume, also in the middle of an epoch.
 
-        What an epoch draws depends on the seed, the epoch, the pair and the step alone.
+        It holds no random state: all sampling depends on the seed, the epoch, the pair and the step only.
         """
         state = {**super().state(), "totals": self._totals.tolist(), "optimizer": self.optimizer.state_dict()}
         if self.averaged is not None:
@@ -95,7 +95,7 @@ class GradientSolver(Solver):
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` gave."""
+        """Continue from a state that :meth:`state` returned."""
         super().restore(state)
         self.optimizer.load_state_dict(state["optimizer"])
         if self.averaged is not None:
@@ -112,7 +112,7 @@ class GradientSolver(Solver):
         return {} if self.loss_weights is None else self.loss_weights.values()
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Train the rest of an epoch and validate; adds its row to the progress."""
+        """Train the rest of an epoch, validate, and add the epoch's row to the progress."""
         progress = self.progress
         self.schedule.start_epoch(progress.epoch)
         with memory_guard(self.out_of_memory), deterministic_algorithms(self.settings.deterministic):
@@ -132,7 +132,7 @@ class GradientSolver(Solver):
         self.progress = Progress(progress.epoch + 1, [*progress.rows, row])
 
     def best_weights(self) -> Mapping[str, Tensor]:
-        """The weights or, if they are averaged, their running mean."""
+        """Return the weights or, with ``train.ema``, their moving average."""
         return super().best_weights() if self.averaged is None else self.averaged.weights
 
     def with_best_weights(self) -> AbstractContextManager[None]:
@@ -140,23 +140,23 @@ class GradientSolver(Solver):
 
     @property
     def n_updates(self) -> int:
-        """Updates of the running epoch; of the last one there may be fewer batches than of the others."""
+        """The number of updates in the running epoch; the last one may have fewer batches than the others."""
         return max(1, -(-len(self._sizes) // self.settings.accumulate))
 
     def start_step(self) -> None:
-        """Forget the gradients of the last update, unless the batch at hand adds to them."""
+        """Delete the gradients of the last update, unless the current batch adds to them."""
         if self.progress.step % self.settings.accumulate == 0:
             self.optimizer.zero_grad(set_to_none=True)
 
     def ends_update(self) -> bool:
-        """Whether the batch at hand is the last one of its update."""
+        """Return whether the current batch is the last one of its update."""
         done = self.progress.step + 1
         return done % self.settings.accumulate == 0 or done == len(self._sizes)
 
     def weighed(self, cost: Tensor, loss: Loss) -> Tensor:
-        """What the batch at hand adds to the cost of its update, as if all batches of the update were one.
+        """Return the contribution of the current batch to the cost of its update, as if its batches were a single batch.
 
-        Costs that are sums add up; those that are means count by their share of the pairs.
+        Costs that are sums are added; costs that are means are weighted by their share of the pairs.
         """
         if self.settings.accumulate == 1 or not loss.averages:
             return cost
@@ -164,7 +164,7 @@ class GradientSolver(Solver):
         return cost * (self._sizes[self.progress.step] / sum(self._sizes[first : first + self.settings.accumulate]))
 
     def take_step(self) -> None:
-        """Update the weights against the gradients that are there; those of the model are clipped."""
+        """Clip the gradients of the model and update the weights."""
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         update = self.progress.step // self.settings.accumulate
@@ -176,12 +176,12 @@ class GradientSolver(Solver):
             self.loss_weights.bound()
 
     def step_seed(self, stream: int) -> int:
-        """A seed for what the next step draws, by the seed, the epoch, the step and the use that is made of it."""
+        """Return a seed for the next step, from the run's seed, the epoch, the step and ``stream``, one index for each use."""
         parts = [self.task.seed, self.progress.epoch, self.progress.step, stream]
         return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
     def _train(self, save: Callable[[], None]) -> None:
-        """The steps of the epoch that are left."""
+        """Take the remaining steps of the epoch."""
         progress = self.progress
         batches = self.batches(progress.epoch)
         self._sizes = [len(batch) for batch in batches]
@@ -208,7 +208,7 @@ class GradientSolver(Solver):
                 if progress.step % _LOOK == 0:
                     rate = f"{progress.pairs / progress.seconds:.0f}"
                     bar.set_postfix(loss=f"{self._finite_loss():.3g}", rsum=rsum, pairs_per_s=rate, refresh=False)
-                if not updated:  # a checkpoint has no gradients
+                if not updated:  # a checkpoint holds no gradients, so none is written within an update
                     continue
                 if self.processes.any(self.interruption.signal is not None):
                     self._finite_loss()
@@ -221,7 +221,7 @@ class GradientSolver(Solver):
         self._finite_loss()
 
     def _finite_loss(self) -> float:
-        """The epoch's mean loss so far; :class:`UserError` if the training has diverged."""
+        """Return the epoch's mean loss so far. Raises :class:`TrainingFailed` if the training has diverged."""
         watched = self.watched_losses()
         for value, what, cure in watched:
             if not np.isfinite(value):
@@ -233,23 +233,24 @@ class GradientSolver(Solver):
         return watched[0][0]
 
     def _is_collapsed(self, row: Mapping[str, float], collapsed_loss: float) -> bool:
-        """Whether the epoch's loss is that of equal embeddings, and validation, if there was one, is no better than chance.
+        """Return whether the epoch's loss is that of equal embeddings and the validation, if any, is no better than chance.
 
-        The first steps of any training look like that.
+        The first steps of any training look like a collapse, so they are excluded.
         """
         steps = (self.progress.epoch + 1) * self.progress.step
         near = collapsed_loss > 0 and abs(row["loss"] - collapsed_loss) < 0.02 * collapsed_loss
         return steps >= _FIRST_STEPS and near and row.get("rsum", 0.0) <= self.hopeless
 
     def _report_collapse(self, epoch: int, loss: float) -> None:
-        """Stop, or only say so."""
+        """Stop the training, or log a warning."""
         what = (
-            f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the whole epoch, as if all "
+            f"epoch {epoch}: the loss stayed at its collapsed value, {loss:.3f} per pair, for the complete epoch, as if all "
             "embeddings were equal (2 x batch x margin for the max of hinges)"
         )
         cure = "Warm up with the sum of hinges (--set warmup.epochs=1), or lower the learning rate"
         if self.settings.on_collapse == "stop":
             raise TrainingFailed(
-                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn goes on", "collapsed"
+                f"{what}; the last good checkpoint is kept. {cure}; --set train.on_collapse=warn continues the training",
+                "collapsed",
             )
-        log.warning("%s. If it does not leave: %s", what, cure[0].lower() + cure[1:])
+        log.warning("%s. If it stays there: %s", what, cure[0].lower() + cure[1:])

@@ -1,4 +1,4 @@
-"""The hardest negatives of an epoch, for people to look at (the VSE++ paper shows such examples: section 3.7, Fig. 3)."""
+"""A list of the hardest negatives of each epoch, for people to read (as in the VSE++ paper, section 3.7, Fig. 3)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vse.pipeline.errors import escape_csv_cell
 from vse.pipeline.files.writing import write_text
 from vse.train.losses.base import Ranking, hinge_costs
 
-Entry = list[Any]  # a row of COLUMNS, plain values: it goes into the checkpoint
+Entry = list[Any]  # a row with the columns COLUMNS; plain values, because checkpoints store it
 
 COLUMNS = ("epoch", "query", "cost", "imgid", "sentid", "negative_imgid", "negative_sentid", "caption", "negative_caption")
 
 
 class HardNegatives:
-    """Keeps the ``n`` costliest hardest negatives of each direction of the running epoch.
+    """The ``n`` hardest negatives with the highest costs, for each direction of each epoch.
 
-    With the query ``image`` the negative is the caption ``negative_sentid``; with the query ``caption`` it is the image
-    ``negative_imgid``, shown by the caption it was paired with.
+    For the query ``image`` the negative is the caption ``negative_sentid``. For the query ``caption`` it is the image
+    ``negative_imgid``, and the listed caption is the one that the image was paired with in the batch.
     """
 
     def __init__(self, n: int, captions: Sequence[Caption]) -> None:
@@ -41,7 +41,7 @@ class HardNegatives:
         rankings: tuple[Ranking, Ranking],
         margin: float,
     ) -> None:
-        """List the hardest negatives of a batch, whose pairs have these numbers; no candidates of an adversary are listed."""
+        """Add the hardest negatives of a batch, given the indices of its pairs; an adversary's candidates are not listed."""
         for query, (scores, positives, negatives) in zip(("image", "caption"), rankings, strict=True):
             own = slice(len(pairs))
             hardest = hinge_costs(scores.detach(), positives, negatives, margin)[:, own].max(1)
@@ -60,7 +60,7 @@ class HardNegatives:
         ]
 
     def end_epoch(self) -> None:
-        """The running epoch is over."""
+        """Move the entries of the running epoch to the finished ones."""
         self.finished += self.running
         self.running = []
 

@@ -1,4 +1,4 @@
-"""No training at all: cached vectors of one model are compared as they are, its zero-shot row."""
+"""No training: compare cached vectors of one model directly, for its zero-shot row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class NoTrainingSettings(SolverSettings):
-    """Nothing is trained: image and caption vectors that share a space already, as CLIP's do, are compared as they are."""
+    """No training: image and caption vectors that already share a space, such as CLIP's, are compared directly."""
 
     name: Literal["none"] = "none"
     uses_loss: ClassVar = False
@@ -24,19 +24,19 @@ class NoTrainingSettings(SolverSettings):
     reads_words: ClassVar = False
 
     def check_inputs(self, images: FeatureCache, captions: FeatureCache | None) -> None:
-        """Vectors of two lengths are refused; those of two models are compared with a warning."""
+        """Raise :class:`UserError` if the vectors have different lengths; warn if they are of different models."""
         assert captions is not None, "words are refused before"
         if images.dim != captions.dim:
             raise UserError(
-                f"solver: none compares vectors as they are, and {images.path} has {images.dim} numbers per vector, "
+                f"solver: none compares vectors directly, but {images.path} has {images.dim} numbers per vector, "
                 f"{captions.path} {captions.dim}; both caches must be of one model"
             )
         towers = [_tower(cache) for cache in (images, captions)]
         if None in towers:
-            log.warning("%s and %s: whether they are of one model is not known", images.path, captions.path)
+            log.warning("%s and %s: it is not known whether the same model computed both", images.path, captions.path)
         elif towers[0] != towers[1]:
             made_by = [f"{tower[0]} ({tower[1]})" for tower in towers if tower is not None]
-            log.warning("images by %s, captions by %s: only vectors of one model can be compared as they are", *made_by)
+            log.warning("images by %s, captions by %s: only vectors of one model can be compared directly", *made_by)
 
     def build(self, task: Task) -> Solver:
         assert isinstance(task, RetrievalTask)
@@ -44,22 +44,22 @@ class NoTrainingSettings(SolverSettings):
 
 
 class NoTraining(RetrievalSolver):
-    """A run of one epoch without a step: the model is validated, and its weights, which are none, are its best."""
+    """A run of one epoch without a step: the model has no weights, and is only validated."""
 
     epochs = 1
 
     def __init__(self, task: RetrievalTask) -> None:
         if task.processes.size > 1:
-            raise UserError("solver: none takes one process")
+            raise UserError("solver: none requires a single process")
         weight = next((name for name, _ in task.model.named_parameters()), None)
         if weight is not None:
             part = weight.partition(".")[0]
             cure = f"--set model.{part}=identity" if part.endswith("encoder") else f"a {part} without weights"
-            raise UserError(f"solver: none trains nothing, and the {part.replace('_', ' ')} has weights to learn: {cure}")
+            raise UserError(f"solver: none trains nothing, but the {part.replace('_', ' ')} has weights to learn: {cure}")
         super().__init__(task)
 
     def run_epoch(self, save: Callable[[], None]) -> None:
-        """Validate."""
+        """Validate the model."""
         started = time.perf_counter()
         with self.stoppable(save):
             row = {"epoch": 1, **self.validate()}
@@ -71,7 +71,7 @@ class NoTraining(RetrievalSolver):
 
 
 def _tower(cache: FeatureCache) -> tuple[str, str] | None:
-    """The model that made a cache and the name of its weights; None if that is not known, as of imported features."""
+    """Return the model that computed a cache and the name of its weights, or None if unknown, as for imported features."""
     made = cache.provenance
     model = made.get("config", {}).get("model")
     return None if model is None else (str(model), str(made.get("weights")))

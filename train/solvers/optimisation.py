@@ -1,9 +1,4 @@
-"""Which weights a training changes in an epoch, and how fast: learning rates, their decay, and parts that wait.
-
-torch's optimizers without torch's compiler: their first call would import it, which takes as long as torch itself.
-
-A running mean of a model's weights over its updates, which often ranks better than the weights of any one update.
-"""
+"""The optimisation of a model's weights: optimisers, learning rates and their schedule, frozen parts, and averaged weights."""
 
 from __future__ import annotations
 
@@ -24,7 +19,10 @@ from vse.train.settings import TrainConfig
 
 
 def _eager(optimizer: type[Optimizer]) -> Any:
-    """The optimizer with its methods as they are beneath torch's hooks for code that is compiled, which ours is not."""
+    """Return a class of torch's optimizer without torch's hooks for compilation.
+
+    The first call of a hook would import torch's compiler, which takes as long as the import of torch itself.
+    """
     names = ("add_param_group", "state_dict", "load_state_dict", "zero_grad")
     methods = {name: inspect.unwrap(getattr(optimizer, name)) for name in names}
     step = torch.no_grad()(inspect.unwrap(optimizer.step))  # one of the hooks switches gradients off
@@ -34,20 +32,21 @@ def _eager(optimizer: type[Optimizer]) -> Any:
 OPTIMIZERS = {"adam": _eager(torch.optim.Adam), "adamw": _eager(torch.optim.AdamW)}
 
 
-_SHORT = 10  # of the first updates, of which there is not much to average yet, the mean leaves less
+_SHORT = 10  # the decay is at most (1 + t) / (_SHORT + t) after t updates, so that it is low at the start
 
 
 class AveragedWeights:
     """An exponential moving average of a model's weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, NIPS 2017).
 
-    After each update m <- d m + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random first
-    weights are soon forgotten. Statistics of batch normalisations are averaged as weights are, because they belong to them;
-    what is no floating-point number, such as a count of batches, is that of the model.
+    It often ranks better than the weights after any single update. After each update m <- d m + (1 - d) w, with
+    d = min(decay, (1 + t) / (10 + t)) after t updates, so that the random initial weights are soon forgotten. Statistics of
+    batch normalisations are averaged in the same way, because they belong to the weights. Integers, such as a count of
+    batches, are copied from the model.
 
     Parameters
     ----------
-    model : whose weights they are; the mean starts as they are now
-    decay : share of the mean that an update leaves, in ]0, 1[
+    model : the model whose weights are averaged; the average starts with its current weights
+    decay : the factor d of the average in an update, in ]0, 1[
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -57,7 +56,7 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Count the weights that an update has just made."""
+        """Add the weights after an update to the average."""
         self._n_updates += 1
         left = min(self._decay, (1 + self._n_updates) / (_SHORT + self._n_updates))
         for name, weight in self._model.state_dict().items():
@@ -69,7 +68,7 @@ class AveragedWeights:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """In this block the model has the averaged weights; then its own again, to the bit."""
+        """Give the model the averaged weights in this block, and then its own weights back, to the bit."""
         own = {name: weight.clone() for name, weight in self._model.state_dict().items()}
         self._model.load_state_dict(self.weights)
         try:
@@ -78,11 +77,11 @@ class AveragedWeights:
             self._model.load_state_dict(own)
 
     def state(self) -> dict[str, Any]:
-        """What :meth:`restore` continues from."""
+        """Return the state for :meth:`restore`."""
         return {"weights": self.weights, "n_updates": self._n_updates}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state` gave."""
+        """Continue from a state that :meth:`state` returned."""
         for name, mean in self.weights.items():
             mean.copy_(state["weights"][name])
         self._n_updates = int(state["n_updates"])
@@ -94,10 +93,10 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 class Schedule:
-    """The schedule of :class:`vse.train.solvers.base.TrainConfig` for a model.
+    """The schedule of :class:`vse.train.solvers.base.TrainConfig` for a model: learning rates, their decay and frozen parts.
 
-    It depends on the epoch and the update alone, so a resume needs nothing of it. :class:`UserError` if the settings name what
-    the model does not have, or leave nothing to train in the first epoch.
+    It depends on the epoch and the update only, so a resume needs no state of it. Raises :class:`UserError` if the settings
+    name a part that the model does not have, or leave nothing to train in the first epoch.
     """
 
     def __init__(self, settings: TrainConfig, model: Model) -> None:
@@ -108,19 +107,19 @@ class Schedule:
             for name in names:
                 if name not in modules:
                     raise UserError(f"train.{key}: the model has no part {name!r}{did_you_mean(name, modules)}")
-        self._rates: list[float] = []  # of the groups, before any decay
+        self._rates: list[float] = []  # learning rates of the groups, before any decay
         self._of_loss: tuple[nn.Module, float] | None = None
         model.hold(*self.frozen(0))
         if not any(weight.requires_grad for weight in model.parameters()):
-            raise UserError("train.frozen: nothing of the model is left to train in epoch 1")
+            raise UserError("train.frozen: no part of the model is left to train in epoch 1")
         model.hold()
 
     def add_loss(self, weights: nn.Module, rate: float | None) -> None:
-        """What the loss learns is trained as well, without weight decay; at the usual learning rate, if it has none."""
+        """Add the weights of the loss, without weight decay; their learning rate is ``rate`` or, if None, the model's."""
         self._of_loss = weights, rate or self.settings.learning_rate
 
     def groups(self) -> list[dict[str, Any]]:
-        """The weights that are trained at any time, for an optimiser: by learning rate, and by whether they decay."""
+        """Return the trainable weights as groups of an optimiser, by learning rate and with or without weight decay."""
         undecayed = self._undecayed()
         weights = {id(weight): weight for weight in self.model.parameters() if weight.requires_grad}
         rates = dict.fromkeys(weights, self.settings.learning_rate)
@@ -141,18 +140,18 @@ class Schedule:
         return groups
 
     def frozen(self, epoch: int) -> list[str]:
-        """The parts that are not trained in an epoch (from 0)."""
+        """Return the names of the parts that are frozen in an epoch (0-based)."""
         return [name for name, epochs in self.settings.frozen.items() if epochs == "always" or epoch < epochs]
 
     def decay(self, epoch: int) -> float:
-        """What learning rates are multiplied by in an epoch (from 0)."""
+        """Return the factor of the decays on learning rates in an epoch (0-based)."""
         settings = self.settings
         if settings.decay_at:
             return settings.decay ** sum(epoch >= after for after in settings.decay_at)
         return settings.decay ** (epoch // settings.decay_after)
 
     def factor(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """What learning rates are multiplied by in an update (from 0) of the ``n_updates`` of an epoch (from 0)."""
+        """Return the factor on learning rates in an update (0-based) of the ``n_updates`` of an epoch (0-based)."""
         settings = self.settings
         before = epoch * n_updates + update
         rising = (before + 1) / settings.warmup_steps if before < settings.warmup_steps else 1.0
@@ -162,30 +161,30 @@ class Schedule:
         return rising * (1 + math.cos(math.pi * falling)) / 2
 
     def rate(self, epoch: int, update: int = 0, n_updates: int = 1) -> float:
-        """The learning rate, in such an update, of what has none of its own."""
+        """Return the learning rate, in an update, of parts without a separate one."""
         return self.settings.learning_rate * self.factor(epoch, update, n_updates)
 
     def check_warmup(self, n_updates: int) -> None:
-        """Warn if all updates are warm-up."""
+        """Warn if all updates belong to the warm-up."""
         settings = self.settings
         if 0 < settings.epochs * n_updates <= settings.warmup_steps:
             log.warning(
-                "train.warmup_steps: all %d updates are warm-up, and the full learning rate is never used",
+                "train.warmup_steps: all %d updates are warm-up, so the full learning rate is never used",
                 settings.epochs * n_updates,
             )
 
     def start_epoch(self, epoch: int) -> None:
-        """Hold what waits in an epoch (from 0)."""
+        """Freeze the parameters that are scheduled to be frozen in this epoch (0-based)."""
         self.model.hold(*self.frozen(epoch))
 
     def set_rates(self, optimizer: Optimizer, epoch: int, update: int = 0, n_updates: int = 1) -> None:
-        """Set the learning rates of an update, see :meth:`factor`; nothing else may, lest a resume ends with others."""
+        """Set the learning rates of an update, see :meth:`factor`. No other code sets them, so that a resume is exact."""
         factor = self.factor(epoch, update, n_updates)
         for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
 
     def _undecayed(self) -> set[int]:
-        """The weights that do not decay."""
+        """Return the ids of the weights without weight decay."""
         kinds = self.settings.undecayed
         chosen = {id(weight) for weight in self.model.caption_encoder.undecayed()} if "words" in kinds else set()
         for module in self.model.modules():

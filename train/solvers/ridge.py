@@ -1,4 +1,4 @@
-"""Ridge regression from the vectors of one side to those of the other, or both."""
+"""Ridge regression from the vectors of one side to the vectors of the other side, in one direction or in both."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Maps = Literal["captions", "images", "both"]
 class RidgeSettings(SolverSettings):
     """Ridge regression (Hoerl and Kennard, 1970) of one side's vectors on the other's, compared by the cosine.
 
-    Of n pairs of centred vectors x of images and y of captions, A minimises sum |x - A y|^2 / n + r |A|^2, so that
-    A = C_xy (C_yy + r I)^-1; an image x and a caption A y are compared in the space of images. ``maps: images`` is the same
-    the other way round. With ``both`` an image is (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2 is the
-    variance of a side. Where the compared space has more than ``model.dim`` numbers, its first so many principal directions
-    stay, of images and captions together; with a larger ``model.dim`` nothing is lost.
+    For n pairs of centred image vectors x and caption vectors y, A minimises sum |x - A y|^2 / n + r |A|^2. The solution is
+    A = C_xy (C_yy + r I)^-1, and an image x and a caption A y are compared in the space of images. ``maps: images`` swaps the
+    roles of the sides. With ``maps: both`` an image becomes (x / s_x, B x / s_y) and a caption (A y / s_x, y / s_y), where s^2
+    is the variance of a side. If the compared space has more than ``model.dim`` dimensions, it is projected on its first
+    ``model.dim`` principal directions, those of images and captions together. A larger ``model.dim`` loses nothing.
     """
 
     name: Literal["ridge"] = "ridge"
     uses_loss: ClassVar = False
     reads_words: ClassVar = False
-    maps: Maps = Field("captions", description="which side is mapped into the other's space, or both")
+    maps: Maps = Field("captions", description="the side that is mapped into the other's space, or both")
     regularization: list[NonNegativeFloat] = Field(
         default=[1e-3, 1e-2, 1e-1, 1.0],
         min_length=1,
-        description="r as a share of the mean variance of a number of the mapped side; each is tried, validation decides",
+        description="r as a share of the mean variance of the mapped side's dimensions; each is tried, and validation chooses",
     )
 
     def build(self, task: Task) -> Solver:
@@ -45,7 +45,7 @@ class RidgeSettings(SolverSettings):
 
 
 class Ridge(ClosedForm):
-    """Ridge regression as a run; its maps are the weights of two linear encoders."""
+    """A run of ridge regression, whose maps are the weights of two linear encoders."""
 
     def __init__(self, task: RetrievalTask, settings: RidgeSettings) -> None:
         layers = [encoder.linear_map() for encoder in (task.model.image_encoder, task.model.caption_encoder)]
@@ -54,7 +54,7 @@ class Ridge(ClosedForm):
         self._maps = settings.maps
 
     def fit(self, point: Point) -> None:
-        """Solve with one regularization."""
+        """Set the weights to the solution for one regularization."""
         x, y = reduced(*ridge_maps(self.statistics, self._maps, point["regularization"]), self.statistics, self.model.dim)
         means = self.statistics.mean_x, self.statistics.mean_y
         for layer, mean, weights in zip((self._image_layer, self._caption_layer), means, (x, y), strict=True):
@@ -63,7 +63,7 @@ class Ridge(ClosedForm):
 
 
 def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tuple[Matrix, Matrix]:
-    """The maps of centred image vectors (dim, dim_x) and of centred caption vectors (dim, dim_y) into the compared space."""
+    """Return the maps of centred image vectors (dim, dim_x) and caption vectors (dim, dim_y) into the compared space."""
     dim_x, dim_y = statistics.xy.shape
     if maps == "captions":
         return np.eye(dim_x), _regression(statistics.xy, statistics.yy, regularization)
@@ -79,7 +79,7 @@ def ridge_maps(statistics: Covariances, maps: Maps, regularization: float) -> tu
 
 
 def reduced(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Matrix, Matrix]:
-    """Two maps into one space, behind them the projection on its ``dim`` principal directions; zeros where it has fewer."""
+    """Project two maps into one space on its ``dim`` principal directions, or pad them with zeros to ``dim`` rows."""
     missing = dim - len(x)
     if missing >= 0:
         return np.pad(x, ((0, missing), (0, 0))), np.pad(y, ((0, missing), (0, 0)))
@@ -89,7 +89,7 @@ def reduced(x: Matrix, y: Matrix, statistics: Covariances, dim: int) -> tuple[Ma
 
 
 def _regression(across: Matrix, within: Matrix, regularization: float) -> Matrix:
-    """``across`` (dim_out, dim_in) times the inverse of ``within`` with a ridge."""
+    """Return ``across`` (dim_out, dim_in) times the inverse of ``within`` with a ridge."""
     ridged = within + regularization * np.trace(within) / len(within) * np.eye(len(within))
     try:
         solved: Matrix = scipy.linalg.solve(ridged, across.T, assume_a="pos").T
@@ -100,5 +100,5 @@ def _regression(across: Matrix, within: Matrix, regularization: float) -> Matrix
 
 def _linear(layer: nn.Linear | None) -> nn.Linear:
     if layer is None:
-        raise UserError("solver: ridge finds linear maps of vectors: both encoders must be one layer, such as linear")
+        raise UserError("solver: ridge finds linear maps of vectors: both encoders must have a single layer, such as linear")
     return layer

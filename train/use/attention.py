@@ -14,8 +14,8 @@ from PIL import Image
 from vse.eval.files.embeddings import Embeddings
 from vse.eval.report.drawings import AttendingRun, Pair
 from vse.eval.search.top_k import Attention, SearchHit
-from vse.features.backbones.device import moved
-from vse.features.extractors.cnn import Places
+from vse.features.backbones.device import move_tensor
+from vse.features.extractors.cnn import VectorBoxes
 from vse.features.extractors.images import UnfitSize
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.dataset.dataset import Caption
@@ -42,7 +42,7 @@ class PairAttention:
         if trained.caption_cache is not None:
             raise UserError(f"{trained.folder.path}: reads captions from a cache, so which words it attends to is not known")
         self.trained, self._side = trained, side
-        self._places = Places(trained.cache)
+        self._places = VectorBoxes(trained.cache)
         self._sizes: dict[Path, tuple[int, int] | None] = {}
 
     def of(
@@ -59,7 +59,7 @@ class PairAttention:
         if size is None:
             return None
         try:
-            boxes = self._places.of(size, image_id)
+            boxes = self._places.boxes(size, image_id)
         except UnfitSize:
             return None
         words, first = self._words(text), torch.zeros(1, dtype=torch.int64)
@@ -77,7 +77,7 @@ class PairAttention:
         """What the image encoder gives for some images of the split."""
         trained = self.trained
         with torch.inference_mode():
-            parts = (moved(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
+            parts = (move_tensor(part, trained.device) for part in trained.split.images.of_images(np.asarray(rows, np.int64)))
             return packed([tuple(part.cpu() for part in trained.model.embed_images(*parts))])
 
     def captions(self, rows: Sequence[int]) -> Packed:

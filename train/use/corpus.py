@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from vse.eval.files.embeddings import read_embeddings
 from vse.eval.search.exact import Corpus
-from vse.eval.search.index import Built, Indexed, build_index, holds_exactly, ids_sha256, is_there, read_index, write_index
+from vse.eval.search.index import (
+    BuiltIndex,
+    IndexSource,
+    build_index,
+    ids_sha256,
+    index_exists,
+    read_index,
+    stores_exactly,
+    write_index,
+)
 from vse.pipeline.dataset.identity import check_recorded_data
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -127,10 +136,10 @@ def ranked_by(trained: TrainedRun) -> str:
     return trained.model.config.similarity.ranked_by or "cosine"
 
 
-def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> Built:
+def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, factory: str | None) -> BuiltIndex:
     """The index in a file, or, if there is none, a new one that is written there."""
-    indexed = Indexed(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
-    if is_there(file, indexed):
+    indexed = IndexSource(len(searched.ids), dim, similarity, ids_sha256(searched.ids), searched.of())
+    if index_exists(file, indexed):
         return read_index(file, indexed, factory)
     built = index_of(searched.vectors(), searched.name, similarity, factory)
     log.info("%s: built a %s index of %d %s", file, built.factory, len(searched.ids), searched.name)
@@ -138,10 +147,10 @@ def index_in_file(file: Path, searched: Searched, similarity: str, dim: int, fac
     return built
 
 
-def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> Built:
+def index_of(vectors: Corpus, name: str, similarity: str, factory: str | None) -> BuiltIndex:
     """An index in memory of some vectors; :class:`UserError` if it does not keep them as the similarity needs them."""
     built = build_index(vectors, factory or "Flat", name=name)
-    if similarity != "cosine" and not holds_exactly(built.index, vectors):
+    if similarity != "cosine" and not stores_exactly(built.index, vectors):
         raise UserError(
             f"{built.factory}: keeps vectors roughly, and {similarity} scores need them as they are; "
             "Flat, IVF1024,Flat or HNSW32 keep them"

@@ -16,17 +16,17 @@ from numpy.typing import NDArray
 from vse.eval.files.embeddings import (
     EMBEDDINGS,
     Embeddings,
-    experiment_of,
-    provenance_of,
+    experiment_name,
+    parse_provenance,
     read_embeddings,
     write_embeddings,
     write_scores,
 )
 from vse.eval.files.phrase_scores import PHRASE_SCORES
-from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.rows import Ids, row_ids
 from vse.features.cache.rows import Kind as RowKind
-from vse.features.cache.shards import check_cache_out, feature_at
+from vse.features.cache.shards import check_cache_out, feature_from_path
 from vse.features.data_checks import data_sums
 from vse.features.exchange.embeddings import SIDES, Backbone, cache_paths, write_backbone_cache
 from vse.pipeline.dataset.captions import UNKNOWN
@@ -178,7 +178,7 @@ def run_as_features(
     outs = cache_paths(out)
     trained = load_run(run, None, places, device, unfinished)
     for path in outs.values():
-        check_cache_out(path, trained.dataset.name, feature_at(path, trained.dataset.name), trained.inputs)
+        check_cache_out(path, trained.dataset.name, feature_from_path(path, trained.dataset.name), trained.inputs)
     if trained.model.pairwise:
         raise UserError(
             f"{run}: its model ({trained.model.config.similarity.name}) scores every pair, so single vectors do not stand for "
@@ -217,7 +217,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     runs = [read_embeddings(file) for file in files]
     (path, first), dataset = (files[0], runs[0]), _dataset(files[0], runs[0], captions)
     for one in outs.values():
-        check_cache_out(one, dataset.name, feature_at(one, dataset.name), [*files, dataset.path])
+        check_cache_out(one, dataset.name, feature_from_path(one, dataset.name), [*files, dataset.path])
     rows: dict[RowKind, dict[int, NDArray[np.float32]]] = {"image": {}, "text": {}}
     for file, run in zip(files, runs, strict=True):
         if run.vectors is None:
@@ -243,7 +243,7 @@ def files_as_features(files: Sequence[Path], out: Path, captions: Path | None = 
     skipped = {image.imgid: "no embeddings of its split" for split in left_out for image in dataset.split(split)}
     known = {run.source.sha256 for run in runs if run.source is not None}
     said = {"seed": first.seed, "dataset": first.trained_on or first.dataset}
-    backbone = Backbone(sha256_json(sorted(known)), experiment_of(path, first), said)
+    backbone = Backbone(sha256_json(sorted(known)), experiment_name(path, first), said)
     return _written(outs, dataset, backbone, rows, skipped)
 
 
@@ -277,7 +277,7 @@ def _written(
 
 def _dataset(path: Path, first: Embeddings, captions: Path | None) -> Dataset:
     """The data set that embeddings are of."""
-    named = provenance_of(first).get("captions")
+    named = parse_provenance(first).get("captions")
     if captions is None and not isinstance(named, str):
         raise UserError(f"{path}: does not say where its dataset.json is: name it with --captions")
     dataset = load_dataset_file(captions or path.parent / str(named))
@@ -309,7 +309,7 @@ def embed_runs(
         raise UserError("--as-features names its own files, of all splits; leave --out and --split out")
     if as_features is not None and sentences:
         raise UserError("--sentences writes scores, which are no features; leave it out, or --as-features")
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         if as_features is None:
             return [embed_split(runs[0], out, split or "test", places, device, unfinished, allow_leak, sentences)]
         if not runs[0].is_dir():

@@ -10,8 +10,8 @@ from vse.features.backbones.transformer import Transformer
 from vse.features.cache.feature_cache import FeatureCache
 from vse.features.cache.reader import FeatureReader
 from vse.features.data_checks import holds_texts_of
-from vse.features.exchange.embeddings import backbone_of
-from vse.features.extractors.cnn import rebuild_extractor
+from vse.features.exchange.embeddings import read_backbone
+from vse.features.extractors.cnn import rebuild_cnn_extractor
 from vse.features.extractors.text import caption_reader
 from vse.pipeline.dataset.captions import Vocabulary
 from vse.pipeline.errors import UserError
@@ -58,7 +58,7 @@ def load_opened(opened: OpenedRun, split: str | None, places: RunPlaces = RunPla
     images: EvaluationImages
     cnn = None
     if experiment.images.finetune:
-        extractor = rebuild_extractor(cache, device=str(where), trained=True, positions=True)
+        extractor = rebuild_cnn_extractor(cache, device=str(where), trained=True, positions=True)
         cnn = TrainableCnn(extractor, experiment.images.batch_norm)
         images = photo_crops(extractor, dataset, pairs.images, experiment.images)
     else:
@@ -93,7 +93,7 @@ def backbone_run(trained: TrainedRun, cache: FeatureCache, split: str) -> Traine
 
     :class:`UserError` if that run is not where it was, or has other weights by now.
     """
-    backbone = backbone_of(cache)
+    backbone = read_backbone(cache)
     if backbone is None:
         return None
     made = (

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vse.features.cache.feature_cache import FeatureCache
-from vse.features.extractors.cnn import CnnExtractor, rebuild_extractor
+from vse.features.extractors.cnn import CnnExtractor, rebuild_cnn_extractor
 from vse.features.extractors.text import CaptionReader, caption_reader
 from vse.pipeline.dataset.captions import UNKNOWN
 from vse.pipeline.errors import UserError
@@ -95,7 +95,7 @@ class QueryReader:
     def _extractor(self) -> CnnExtractor:
         trained = self._trained
         own, sets = trained.model.cnn is not None, trained.cache.row_kind == "sets"
-        return rebuild_extractor(trained.cache, self._weights_dir, str(trained.device), trained=own, positions=sets)
+        return rebuild_cnn_extractor(trained.cache, self._weights_dir, str(trained.device), trained=own, positions=sets)
 
     def _of_text(self, text: str) -> ReadQuery:
         trained, reader, remark = self._trained, self._caption_reader, ""
@@ -104,7 +104,7 @@ class QueryReader:
         if not (text.strip() if as_written else tokens):
             raise UserError(f"{text!r}: no word to search for")
         if trained.transformer is not None:
-            if unknown := trained.transformer.unknown(text):
+            if unknown := trained.transformer.unknown_words(text):
                 remark = f"not known to the tokenizer of {trained.transformer.name}: {', '.join(unknown)}"
             asked: Encoded = TokenNumbers([text], trained.transformer, trained.device).of(np.zeros(1, np.int64))
         elif trained.caption_cache is None or reader is None:

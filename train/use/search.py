@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vse.eval.search.gpu import use_device
-from vse.eval.search.index import INDEX, INDEX_NOTE, note_file
+from vse.eval.search.index import INDEX, INDEX_METADATA, metadata_file
 from vse.eval.search.top_k import PhraseHit, SearchHit
-from vse.features.backbones.device import NO_MEMORY, memory_guard
+from vse.features.backbones.device import MEMORY_ADVICE, memory_guard
 from vse.features.cache.shards import shards_folder
 from vse.features.extractors.captions import encoder_path
 from vse.pipeline.errors import UserError
@@ -125,8 +125,8 @@ def search_split(
     read = [*trained.inputs, *([query] if isinstance(query, Path) else []), *([corpus] if corpus else [])]
     if index is not None:
         check_output(index, INDEX, read)
-        check_output(note_file(index), INDEX_NOTE, read)
-        read += [index, note_file(index)]
+        check_output(metadata_file(index), INDEX_METADATA, read)
+        read += [index, metadata_file(index)]
     if page is not None:
         from vse.eval.report.pages import SEARCH_PAGE  # which a search without a page does not need
 
@@ -142,7 +142,7 @@ def search_split(
         log.warning("%s", asked.remark)
     answer = searcher.answer(asking, asked, k)
     if index is not None and kept is None:
-        LAST.keep(asked_for, searcher, [index, note_file(index), *([corpus] if corpus else [])], started)
+        LAST.keep(asked_for, searcher, [index, metadata_file(index), *([corpus] if corpus else [])], started)
     if rerank is not None and answer.scored is not None:
         side = "captions" if by_photo else "images"
         log.info("scored: the %d of %d %s that pooled vectors find", answer.scored, searcher.size(by_photo), side)
@@ -202,7 +202,7 @@ def search_run(
     A text that ends as the name of a photo does is one.
     """
     given = Path(query) if str(query).lower().endswith(PHOTOS) else query
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         hits = search_split(
             run,
             given,
@@ -244,7 +244,7 @@ def find_phrase(
         from vse.eval.report.pages import PHRASE_PAGE
 
         check_output(asked.html, PHRASE_PAGE, [photo])
-    with memory_guard(NO_MEMORY):
+    with memory_guard(MEMORY_ADVICE):
         located = locate(run, photo, phrase, places, device)
     hit = PhraseHit(phrase, located.boxes, located.scores)
     if asked.html is not None:

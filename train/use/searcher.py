@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image as PhotoImage
 
 from vse.eval.search.exact import Corpus, Rows, Scores
-from vse.eval.search.index import StoredRows, set_parameters
+from vse.eval.search.index import IndexVectors, set_parameters
 from vse.eval.search.top_k import CANDIDATES, Attention, SearchHit, search
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Packed, packed
@@ -212,7 +212,7 @@ class Searcher:
         else:
             return _Side(searched, searched.vectors())
         set_parameters(index, options.index_parameters)
-        return _Side(searched, StoredRows(index), index, encoded)
+        return _Side(searched, IndexVectors(index), index, encoded)
 
     def _nearest(self, side: _Side, asked: NDArray[np.float32], k: int, by_photo: bool) -> tuple[Scores, Rows]:
         """Scores and rows of the ``k`` best vectors for one query; fewer if an index finds fewer."""

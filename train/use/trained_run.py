@@ -23,9 +23,9 @@ from vse.features.backbones.device import pick_device
 from vse.features.cache.feature_cache import FeatureCache, open_cache, read_sources
 from vse.features.cache.shards import shards_folder
 from vse.features.data_checks import check_data, data_sums, recorded_identity
-from vse.features.exchange.embeddings import backbone_of, captions_beside
+from vse.features.exchange.embeddings import captions_cache_path, read_backbone
 from vse.features.extractors.captions import encoder_path
-from vse.features.settings.presets import leaves_precision_open
+from vse.features.settings import has_auto_precision
 from vse.pipeline.command import current_provenance
 from vse.pipeline.dataset.captions import DEFAULT_TOKENISER, find_tokeniser
 from vse.pipeline.dataset.columns import IdRows, image_ids
@@ -240,8 +240,8 @@ def open_run(run: Path, places: RunPlaces = RunPlaces(), device: str = "auto", u
         log.info("%s: has no sums of its files, so whether they are as they were written cannot be told", folder.record_file)
     cache = _alike(places.features or folder.feature_file(), folder.evaluated(), folder)
     trained_on = folder.caption_feature_file()
-    if trained_on is not None and places.features is not None and backbone_of(cache) is not None:
-        trained_on = captions_beside(places.features)
+    if trained_on is not None and places.features is not None and read_backbone(cache) is not None:
+        trained_on = captions_cache_path(places.features)
     if places.caption_features is not None and trained_on is None:
         raise UserError(f"{run} reads captions as words, not from a cache; leave --caption-features out")
     caption_file = places.caption_features or trained_on
@@ -292,7 +292,7 @@ def _alike(file: Path, trained_on: Mapping[str, Any], folder: RunFolder, option:
     extractor = trained_on.get("extractor") or _extractor_at(folder.path / str(trained_on["path"]), str(trained_on["key"]))
     differs = ["its key differs"] if extractor is None else list_changes(extractor, cache.extractor)
     in_precision = len(differs) == 1 and differs[0].startswith("config.precision: ")
-    if in_precision and leaves_precision_open(cache.feature, cache.dataset):
+    if in_precision and has_auto_precision(cache.feature, cache.dataset):
         log.info("%s: computed on a machine with another precision than that of the training (%s)", cache.path, differs[0])
     elif differs:
         raise UserError(
@@ -357,6 +357,6 @@ def images_trained_on(
 
 def _sums(cache: FeatureCache) -> dict[int, bytes]:
     """SHA-256 of the image files that a cache was made from, by image id; none of rows that were not made from image files."""
-    if "imported" in cache.provenance or backbone_of(cache) is not None:
+    if "imported" in cache.provenance or read_backbone(cache) is not None:
         return {}
     return {imgid: row.tobytes() for imgid, row in zip(cache.ids.tolist(), read_sources(cache), strict=True)}

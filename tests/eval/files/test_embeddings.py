@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.eval.protocols.test_evaluate import made
-from vse.eval.files.embeddings import Embeddings, read_embeddings, same_split, write_embeddings, write_scores
+from vse.eval.files.embeddings import Embeddings, check_same_split, read_embeddings, write_embeddings, write_scores
 from vse.eval.ranking.ranks import ScoreBlocks, blocks_from_scores, ranks_from_blocks
 from vse.pipeline.errors import UserError
 
@@ -101,7 +101,7 @@ def test_scores_that_are_not_finite_or_do_not_fit_are_not_written(tmp_path: Path
     spoilt[23, 4] = np.inf
     with pytest.raises(UserError, match="scores_t2i row 23 is not finite"):
         write_scores(tmp_path / "e.h5", without_vectors(), blocks(I2T), blocks(spoilt))
-    with pytest.raises(ValueError, match="blocks of 30 images do not fit ids of 12"):
+    with pytest.raises(ValueError, match="blocks of 30 images for 12 image ids"):
         write_scores(tmp_path / "e.h5", made(n_images=12), blocks(I2T))
     assert not list(tmp_path.iterdir())
 
@@ -151,9 +151,9 @@ def test_float16_blocks_become_float32(tmp_path: Path) -> None:
 
 def test_attributes_that_one_file_lacks_do_not_differ(tmp_path: Path) -> None:
     one, other = Path("one.h5"), Path("other.h5")
-    same_split(one, made(experiment=None), other, made(experiment="vse0"), of=("experiment",))
-    with pytest.raises(UserError, match=r"other.h5 is of experiment 'vse0', one.h5 of 'vsepp'"):
-        same_split(one, made(), other, made(experiment="vse0"), of=("experiment",))
+    check_same_split(one, made(experiment=None), other, made(experiment="vse0"), attributes=("experiment",))
+    with pytest.raises(UserError, match=r"other.h5 .*experiment 'vse0'.* one.h5 .*'vsepp'"):
+        check_same_split(one, made(), other, made(experiment="vse0"), attributes=("experiment",))
 
 
 @pytest.mark.parametrize("name", ["dataset", "split", "similarity"])

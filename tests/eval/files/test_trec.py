@@ -122,7 +122,7 @@ def test_several_seeds_have_a_run_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--trec", "e.h5"), "e.h5: run files are written to a folder, and this is none"),
+        (("--trec", "e.h5"), "e.h5: run files are written to a folder"),
         (("--trec-depth", "3"), "--trec-depth is that of run files: name their folder with --trec"),
         (("--trec", "t", "--compare", "e.h5"), "--compare and --trec do not go together"),
     ],

@@ -17,7 +17,7 @@ from vse.eval.files.embeddings import write_embeddings
 from vse.eval.files.phrase_scores import PhraseScores, write_phrase_scores
 from vse.eval.files.results import read_comparison, read_result
 from vse.eval.protocols.phrase_evaluation import evaluate_phrases, types_of
-from vse.eval.ranking.localisation import localised
+from vse.eval.ranking.localisation import phrase_ranks
 from vse.eval.tables.significance import compare_phrases
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_json
@@ -120,7 +120,7 @@ def test_a_type_of_one_image_has_an_interval(tmp_path: Path) -> None:
     result = evaluated(tmp_path, some_phrases(types=types, truth=truth))
     of_type = result["protocols"]["phrase"]["ci95"]["per_type"]["instruments"]
     assert of_type["r1"] in ([0.0, 0.0], [100.0, 100.0])
-    assert read_result(tmp_path / "r.json").protocols["phrase"].interval_of_type("instruments", "r1") is not None
+    assert read_result(tmp_path / "r.json").protocols["phrase"].type_interval("instruments", "r1") is not None
 
 
 @pytest.mark.parametrize("name", ["phrase", "folds", "n_phrases", "iou", "type people", "__class__", "日本", "=1+1"])
@@ -244,7 +244,7 @@ def test_as_many_phrases_as_entities_has_are_ranked_at_once() -> None:
     corners = rng.uniform(0, 200, (13_063, 200, 2)).astype(np.float32)
     boxes = np.concatenate([corners, corners + 30], 2).reshape(-1, 4)
     truth = boxes.reshape(-1, 200, 4)[:, 7]
-    outcome = localised(
+    outcome = phrase_ranks(
         rng.normal(size=len(boxes)).astype(np.float32), boxes, np.arange(13_064, dtype=np.int64) * 200, truth, 0.5
     )
     assert (outcome.ranks < 200).all()

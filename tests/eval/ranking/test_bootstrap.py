@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vse.eval.defaults import RECALLS
 from vse.eval.ranking.bootstrap import differences, intervals
-from vse.eval.ranking.metrics import Fold, Queries, direction_metrics, fold_metrics, resampled
+from vse.eval.ranking.metrics import Fold, Queries, direction_metrics, fold_metrics, resample_metrics
 
 
 def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fold:
@@ -19,8 +19,8 @@ def made_fold(n_images: int, seed: int, first: int = 0, highest: int = 15) -> Fo
     images = first + np.arange(n_images)
     image_of_caption = first + np.repeat(np.arange(n_images), 1 + np.arange(n_images) % 3)
     return {
-        "i2t": Queries.ranked(rng.integers(0, highest, n_images), images),
-        "t2i": Queries.ranked(rng.integers(0, highest, len(image_of_caption)), image_of_caption),
+        "i2t": Queries.from_ranks(rng.integers(0, highest, n_images), images),
+        "t2i": Queries.from_ranks(rng.integers(0, highest, len(image_of_caption)), image_of_caption),
     }
 
 
@@ -40,7 +40,7 @@ def test_a_sample_is_what_its_images_written_out_give(n_images: int, seed: int, 
     fold = made_fold(n_images, seed)
     drawn = data.draw(st.lists(st.integers(0, n_images - 1), min_size=1, max_size=8))
     weights = np.bincount(drawn, minlength=n_images)[None].astype(float)
-    found = resampled([fold], weights)
+    found = resample_metrics([fold], weights)
     slow = slow_resampled(fold, drawn)
     assert found["rsum"] == pytest.approx([slow["rsum"]])
     assert found["mean_recall"] == pytest.approx([slow["mean_recall"]])
@@ -52,7 +52,7 @@ def test_a_sample_is_what_its_images_written_out_give(n_images: int, seed: int, 
 
 def test_folds_count_alike_however_many_captions_they_have() -> None:
     first, second = made_fold(4, 0), made_fold(3, 1, first=4)
-    found = resampled([first, second], np.array([[1.0, 1, 2, 0, 0, 1, 2]]))
+    found = resample_metrics([first, second], np.array([[1.0, 1, 2, 0, 0, 1, 2]]))
     slow = [slow_resampled(first, [0, 1, 2, 2]), slow_resampled(second, [5, 6, 6])]
     assert found["t2i"]["r5"][0] == pytest.approx(np.mean([one["t2i"]["r5"] for one in slow]))
     assert found["rsum"][0] == pytest.approx(np.mean([one["rsum"] for one in slow]))
@@ -77,7 +77,7 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     covered = 0
     for k in range(100):
         hit = rng.random(80) < 0.4
-        fold = {"i2t": Queries.ranked(np.where(hit, 0, 20), np.arange(80))}
+        fold = {"i2t": Queries.from_ranks(np.where(hit, 0, 20), np.arange(80))}
         low, high = intervals([[fold]], samples=400, seed=k)["i2t"]["r1"]
         covered += low <= 40 <= high
     assert 88 <= covered <= 100
@@ -86,8 +86,8 @@ def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
 def test_captions_of_an_image_move_together() -> None:
     """Five captions that always agree tell as much as one, so their interval is as wide as the images'."""
     hit = np.arange(40) % 2 == 0
-    images = Queries.ranked(np.where(hit, 0, 20), np.arange(40))
-    captions = Queries.ranked(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))  # type: ignore[arg-type]
+    images = Queries.from_ranks(np.where(hit, 0, 20), np.arange(40))
+    captions = Queries.from_ranks(np.repeat(images.ranks, 5), np.repeat(np.arange(40), 5))  # type: ignore[arg-type]
     found = intervals([[{"i2t": images, "t2i": captions}]])
     assert found["t2i"]["r1"] == found["i2t"]["r1"]
     low, high = found["i2t"]["r1"]
@@ -111,7 +111,7 @@ def test_samples_depend_on_the_seed_alone() -> None:
 
 def test_images_without_queries_are_not_drawn() -> None:
     fold = made_fold(20, 0)
-    far = {direction: Queries.ranked(q.ranks, q.images * 1000) for direction, q in fold.items() if q.ranks is not None}
+    far = {direction: Queries.from_ranks(q.ranks, q.images * 1000) for direction, q in fold.items() if q.ranks is not None}
     assert intervals([[far]]) == intervals([[fold]])
 
 
@@ -163,7 +163,7 @@ def test_a_paired_difference_is_surer_than_two_intervals() -> None:
     hit = np.arange(200) % 2 == 0
     better = hit.copy()
     better[[1, 3, 5, 7, 9, 11, 13]] = True
-    a, b = ({"i2t": Queries.ranked(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
+    a, b = ({"i2t": Queries.from_ranks(np.where(right, 0, 20), np.arange(200))} for right in (better, hit))
     leaf = differences([[a]], [[b]], samples=4000)["i2t"]["r1"]
     assert leaf["difference"] == pytest.approx(3.5)
     assert leaf["ci95"][0] > 0
@@ -176,6 +176,6 @@ def test_chance_differences_are_significant_as_rarely_as_they_should_be() -> Non
     rng = np.random.default_rng(1)
     low = 0
     for k in range(100):
-        a, b = ({"i2t": Queries.ranked(rng.integers(0, 3, 60), np.arange(60))} for _ in range(2))
+        a, b = ({"i2t": Queries.from_ranks(rng.integers(0, 3, 60), np.arange(60))} for _ in range(2))
         low += differences([[a]], [[b]], samples=200, seed=k)["i2t"]["r1"]["p"] < 0.05
     assert low <= 12

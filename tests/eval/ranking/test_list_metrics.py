@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests.eval.ranking.test_ranks import TIES, splits
 from tests.eval.slow_ranks import slow_list_metrics
-from vse.eval.ranking.metrics import fold_of, list_metrics
+from vse.eval.ranking.metrics import build_fold, position_metrics
 from vse.eval.ranking.ranks import blocks_from_scores, ranks_from_blocks
 
 
@@ -22,7 +22,7 @@ def test_metrics_of_lists_equal_a_loop_over_each_list(split: tuple[int, list[int
     n_images, image_of_caption, _ = split
     scores = data.draw(hnp.arrays(np.float32, (n_images, len(image_of_caption)), elements=TIES))
     blocks = blocks_from_scores(scores, torch.tensor(image_of_caption))
-    fold = fold_of(ranks_from_blocks(blocks, own_ranks=True), np.array(image_of_caption))
+    fold = build_fold(ranks_from_blocks(blocks, own_ranks=True), np.array(image_of_caption))
     own = {image: {c for c, of in enumerate(image_of_caption) if of == image} for image in sorted(set(image_of_caption))}
     slow = {
         "i2t": [slow_list_metrics(scores[image], right) for image, right in own.items()],
@@ -39,14 +39,14 @@ def test_right_answers_may_come_in_any_order(wrong_before: list[list[int]], rand
     pairs = [(query, wrong) for query, of_query in enumerate(wrong_before) for wrong in of_query]
     shuffled = list(pairs)
     random.shuffle(shuffled)
-    first, second = (list_metrics(*np.array(some, np.int64).T) for some in (pairs, shuffled))
+    first, second = (position_metrics(*np.array(some, np.int64).T) for some in (pairs, shuffled))
     for name, values in first.items():
         assert values.tolist() == pytest.approx(second[name].tolist())
 
 
 def test_metrics_by_hand() -> None:
     """One query with right answers at places 1, 4 and 12, another with one at place 2."""
-    found = list_metrics(np.array([0, 0, 0, 1]), np.array([0, 2, 9, 1]))
+    found = position_metrics(np.array([0, 0, 0, 1]), np.array([0, 2, 9, 1]))
     assert found["mrr"].tolist() == pytest.approx([100, 50])
     assert found["map"].tolist() == pytest.approx([100 * (1 + 2 / 4 + 3 / 12) / 3, 50])
     best = 1 + 1 / log2(3) + 1 / 2
@@ -55,7 +55,7 @@ def test_metrics_by_hand() -> None:
 
 def test_a_perfect_list_has_100_however_many_are_right() -> None:
     for n_right in (1, 5, 10, 25):
-        found = list_metrics(np.zeros(n_right, np.int64), np.zeros(n_right, np.int64))
+        found = position_metrics(np.zeros(n_right, np.int64), np.zeros(n_right, np.int64))
         assert {name: values.tolist() for name, values in found.items()} == {
             name: pytest.approx([100]) for name in ("ndcg10", "mrr", "map")
         }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from vse.eval.ranking import localisation
-from vse.eval.ranking.localisation import MISSED, Localised, localised, pairwise_iou
+from vse.eval.ranking.localisation import MISSED, PhraseRanks, pairwise_iou, phrase_ranks
 from vse.pipeline.dataset.phrases import iou as iou_of_all
 
 TRUTH = (0, 0, 10, 10)
@@ -28,7 +28,7 @@ def one_phrase(threshold: float = 0.5, truth: tuple[float, ...] = TRUTH, **score
     """Rank and IoU of the best candidate of a phrase whose candidates, by their names, have these scores."""
     boxes = np.array([BOXES[name.partition("_")[0]] for name in scores], np.float32).reshape(-1, 4)
     values = np.array(list(scores.values()), np.float32)
-    outcome = localised(values, boxes, np.array([0, len(values)]), np.array([truth], np.float32), threshold)
+    outcome = phrase_ranks(values, boxes, np.array([0, len(values)]), np.array([truth], np.float32), threshold)
     return int(outcome.ranks[0]), float(outcome.best_iou[0])
 
 
@@ -71,7 +71,7 @@ def test_a_phrase_without_a_box_is_missed() -> None:
 
 
 def test_metrics_are_in_percent() -> None:
-    outcome = Localised(np.array([0, 1, 4, 5, 9, 10, MISSED]), np.array([1, 0.5, 0, 0, 0, 0, 0.25]))
+    outcome = PhraseRanks(np.array([0, 1, 4, 5, 9, 10, MISSED]), np.array([1, 0.5, 0, 0, 0, 0, 0.25]))
     values = outcome.queries(np.arange(7)).values
     sums = {name: pytest.approx(each.sum()) for name, each in values.items()}
     assert sums == {"r1": 100, "r5": 300, "r10": 500, "bound": 600, "mean_iou": 175}
@@ -111,8 +111,8 @@ def test_ranks_and_overlaps_are_those_of_slow_loops(
     scores = np.array([score for _, score in candidates], float)
     offsets = np.concatenate([[0], np.cumsum([len(candidates) for candidates in phrases])]).astype(np.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(localisation, "_CANDIDATES", at_once)
-        outcome = localised(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
+        patch.setattr(localisation, "_MAX_CANDIDATES", at_once)
+        outcome = phrase_ranks(scores, boxes.astype(np.float32), offsets, truth.astype(np.float32), threshold)
     for k, (start, stop) in enumerate(itertools.pairwise(offsets)):
         overlaps = [inclusive_iou(box, truth[k]) for box in boxes[start:stop]]
         assert outcome.ranks[k] == slow_rank(scores[start:stop], [overlap >= threshold for overlap in overlaps])

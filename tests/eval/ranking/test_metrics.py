@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vse.eval.ranking.metrics import averaged, direction_metrics, metrics
+from vse.eval.ranking.metrics import average, direction_metrics, metrics
 from vse.eval.ranking.ranks import Ranks
 
 
@@ -36,5 +36,5 @@ def test_rsum_is_the_sum_of_six_recalls_and_nothing_more() -> None:
 
 
 def test_folds_are_averaged_figure_by_figure() -> None:
-    found = averaged([{"i2t": {"r1": 10.0}, "rsum": 1.0}, {"i2t": {"r1": 30.0}, "rsum": 2.0}])
+    found = average([{"i2t": {"r1": 10.0}, "rsum": 1.0}, {"i2t": {"r1": 30.0}, "rsum": 2.0}])
     assert found == {"i2t": {"r1": 20.0}, "rsum": 1.5}

@@ -16,7 +16,7 @@ from vse.eval.files.embeddings import Embeddings, write_embeddings
 from vse.eval.search import gpu as gpu_module
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.exact import exact_search
-from vse.eval.search.gpu import on_gpu, use_device
+from vse.eval.search.gpu import copy_to_gpu, use_device
 from vse.eval.search.index import build_index, search_index, set_parameters
 from vse.pipeline.errors import UserError
 
@@ -54,7 +54,7 @@ def test_the_device_that_is_asked_for_is_the_one_that_searches(device: str, numb
     corpus, queries = rows(50), rows(5, 1)
     exact = exact_search(corpus, queries, 3)
     index = build_index(corpus).index
-    np.testing.assert_array_equal(search_index(on_gpu(index, 3), queries, 3).rows, exact.rows)
+    np.testing.assert_array_equal(search_index(copy_to_gpu(index, 3), queries, 3).rows, exact.rows)
     assert calls == [(what, number) for what, number in zip(["knn", "copy"], numbers, strict=False)]
 
 
@@ -86,7 +86,7 @@ def test_an_index_whose_search_fails_on_the_gpu_is_searched_by_the_processor(
     corpus, queries = rows(50), rows(5, 1)
     index = build_index(corpus).index
     expected = search_index(index, queries, 3)
-    found = search_index(on_gpu(index, 3), queries, 3)
+    found = search_index(copy_to_gpu(index, 3), queries, 3)
     np.testing.assert_array_equal(found.rows, expected.rows)
     assert caplog.text.count("FAISS computes on the processor") == 1
 
@@ -113,9 +113,9 @@ def test_more_lists_than_a_gpu_can_look_into_are_refused_in_one_line(
     with pytest.raises(
         UserError, match="nprobe=4096: on a GPU FAISS looks into 2048 lists at most; lower it, or give --device cpu"
     ):
-        on_gpu(index, 3)
+        copy_to_gpu(index, 3)
     use_device("cpu")
-    assert on_gpu(index, 3) is index
+    assert copy_to_gpu(index, 3) is index
 
 
 def embedded(folder: Path) -> Path:

@@ -19,7 +19,7 @@ from vse.eval.ranking.metrics import direction_metrics
 from vse.eval.ranking.ranks import ranks_from_embeddings
 from vse.eval.search.approximate import approximate_recalls
 from vse.eval.search.exact import exact_scores, exact_search
-from vse.eval.search.index import StoredRows, build_index, holds_exactly, search_index, set_parameters
+from vse.eval.search.index import IndexVectors, build_index, search_index, set_parameters, stores_exactly
 from vse.eval.search.top_k import search
 from vse.pipeline.errors import UserError
 
@@ -191,14 +191,14 @@ def test_an_index_that_looks_everywhere_finds_what_is_exact() -> None:
         found = search_index(built.index, queries, 5)
         np.testing.assert_array_equal(found.rows, exact.rows)
         np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
-        assert holds_exactly(built.index, corpus)
-        np.testing.assert_array_equal(StoredRows(built.index)[np.array([5, 499, 5])], corpus[[5, 499, 5]])
+        assert stores_exactly(built.index, corpus)
+        np.testing.assert_array_equal(IndexVectors(built.index)[np.array([5, 499, 5])], corpus[[5, 499, 5]])
 
 
 def test_vectors_that_are_kept_roughly_are_not_held_exactly() -> None:
     for factory in ("SQ8", "PCA8,Flat", "IVF4,PQ4x4"):
         corpus = rows(1000)
-        assert not holds_exactly(build_index(corpus, factory).index, corpus)
+        assert not stores_exactly(build_index(corpus, factory).index, corpus)
 
 
 def test_what_an_index_does_not_find_is_row_minus_one() -> None:

@@ -19,13 +19,22 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.hostile import WRONG_VALUES, changed_bytes, spoilt_json
-from vse.eval.search.index import Indexed, build_index, ids_sha256, is_there, note_file, read_index, search_index, write_index
+from vse.eval.search.index import (
+    IndexSource,
+    build_index,
+    ids_sha256,
+    index_exists,
+    metadata_file,
+    read_index,
+    search_index,
+    write_index,
+)
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.writing import sha256_file
 
 Edit = Callable[[Path, Callable[[Any], None]], Path]
 CORPUS = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
-INDEXED = Indexed(500, 8, "cosine", ids_sha256(np.arange(500)), {"side": "images", "split": "test", "weights": 64 * "a"})
+INDEXED = IndexSource(500, 8, "cosine", ids_sha256(np.arange(500)), {"side": "images", "split": "test", "weights": 64 * "a"})
 
 
 @pytest.fixture
@@ -44,7 +53,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
             np.testing.assert_array_equal(here, there)
     assert sorted(p.name for p in path.parent.iterdir()) == ["x.faiss", "x.faiss.json"]
     assert faiss.read_index(str(path)).ntotal == 500, "any program can read it"
-    note = json.loads(note_file(path).read_text())
+    note = json.loads(metadata_file(path).read_text())
     assert (note["factory"], note["count"], note["dim"], note["similarity"]) == (factory, 500, 8, "cosine")
     assert note["sha256"] == sha256_file(path)
 
@@ -63,7 +72,7 @@ def test_what_is_read_finds_what_was_written(factory: str, tmp_path: Path) -> No
         (replace(INDEXED, dim=9), "dim: 8 there, 9 here"),
     ],
 )
-def test_an_index_of_something_else_is_refused_with_what_differs(other: Indexed, what: str, file: Path) -> None:
+def test_an_index_of_something_else_is_refused_with_what_differs(other: IndexSource, what: str, file: Path) -> None:
     with pytest.raises(UserError, match=f"x.faiss: was built of something else .*{what}.*; delete it to rebuild it"):
         read_index(file, other)
 
@@ -84,7 +93,7 @@ def test_a_file_that_was_changed_or_cut_short_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 3, 200])
 def test_what_faiss_cannot_read_is_one_line_even_with_a_note_that_fits(keep: int, file: Path, edit: Edit) -> None:
     file.write_bytes(file.read_bytes()[:keep])
-    edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+    edit(metadata_file(file), lambda note: note.update(sha256=sha256_file(file)))
     with pytest.raises(UserError, match="FAISS cannot read it .*; delete it") as caught:
         read_index(file, INDEXED)
     assert "/project/" not in str(caught.value)
@@ -95,7 +104,7 @@ def test_a_note_of_another_index_is_refused(file: Path, edit: Edit) -> None:
     file.write_bytes(other.read_bytes())
     with pytest.raises(UserError, match="was changed or cut short"):
         read_index(file, INDEXED)
-    edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+    edit(metadata_file(file), lambda note: note.update(sha256=sha256_file(file)))
     with pytest.raises(UserError, match="has 499 rows of 8 dimensions, not what its note says"):
         read_index(file, INDEXED)
 
@@ -105,7 +114,7 @@ def test_a_foreign_file_is_refused(file: Path, tmp_path: Path) -> None:
         read_index(tmp_path / "none.faiss", INDEXED)
     with pytest.raises(UserError, match="no such index file"):
         read_index(tmp_path, INDEXED)
-    note_file(file).unlink()
+    metadata_file(file).unlink()
     with pytest.raises(UserError, match="not an index of ours, there is no x.faiss.json beside it; name another file"):
         read_index(file, INDEXED)
 
@@ -124,11 +133,11 @@ NOTES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("which", NOTES)
 def test_a_note_that_is_none_is_one_line(which: str, file: Path) -> None:
     change, message = NOTES[which]
-    note = json.loads(note_file(file).read_text())
-    note_file(file).write_text(json.dumps({**note, **change} if isinstance(change, dict) else change))
+    note = json.loads(metadata_file(file).read_text())
+    metadata_file(file).write_text(json.dumps({**note, **change} if isinstance(change, dict) else change))
     with pytest.raises(UserError, match=f"x.faiss.json: .*{message}"):
         read_index(file, INDEXED)
-    note_file(file).write_text("{")
+    metadata_file(file).write_text("{")
     with pytest.raises(UserError, match="not valid JSON"):
         read_index(file, INDEXED)
 
@@ -140,7 +149,7 @@ NOTED = ["format", "version", "factory", "trained_on", "count", "dim", "similari
     ("key", "kind"), [pair for pair in product(NOTED, WRONG_VALUES) if pair != ("trained_on", "a number")]
 )
 def test_a_note_with_a_wrong_value_is_refused(key: str, kind: str, file: Path) -> None:
-    spoilt_json(note_file(file), (key,), WRONG_VALUES[kind])
+    spoilt_json(metadata_file(file), (key,), WRONG_VALUES[kind])
     with pytest.raises(UserError, match=re.escape(str(file))):
         read_index(file, INDEXED)
 
@@ -159,7 +168,7 @@ def test_any_bytes_of_an_index_are_refused(data: st.DataObject, tmp_path: Path) 
 @given(data=st.data())
 def test_any_bytes_of_a_note_are_refused_or_read(data: st.DataObject, tmp_path: Path) -> None:
     file = write_index(tmp_path / "x.faiss", build_index(CORPUS, "IVF4,Flat"), INDEXED)
-    note_file(file).write_bytes(data.draw(changed_bytes(note_file(file).read_bytes())))
+    metadata_file(file).write_bytes(data.draw(changed_bytes(metadata_file(file).read_bytes())))
     with suppress(UserError):
         read_index(file, INDEXED)
 
@@ -174,14 +183,14 @@ def test_where_nothing_can_be_written_is_one_line_and_leaves_nothing(tmp_path: P
 
 def test_an_index_without_a_note_is_absent_if_it_may_be_ours(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As after a kill between the two files; anything else without a note is refused, and stays."""
-    assert is_there(file, INDEXED)
-    note_file(file).unlink()
-    assert not is_there(file, INDEXED)
+    assert index_exists(file, INDEXED)
+    metadata_file(file).unlink()
+    assert not index_exists(file, INDEXED)
     assert "it is built again" in caplog.text
-    assert is_there(file, replace(INDEXED, count=499)), "somebody else's"
+    assert index_exists(file, replace(INDEXED, count=499)), "somebody else's"
     file.write_bytes(b"a diary")
-    assert is_there(file, INDEXED)
-    assert not is_there(file.with_name("none"), INDEXED)
+    assert index_exists(file, INDEXED)
+    assert not index_exists(file.with_name("none"), INDEXED)
 
 
 def test_a_kill_leaves_no_index_without_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +202,6 @@ def test_a_kill_leaves_no_index_without_a_note(tmp_path: Path, monkeypatch: pyte
         write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
     monkeypatch.undo()
     assert not (tmp_path / "x.faiss").exists()
-    assert not is_there(tmp_path / "x.faiss", INDEXED)
+    assert not index_exists(tmp_path / "x.faiss", INDEXED)
     write_index(tmp_path / "x.faiss", build_index(CORPUS), INDEXED)
     assert read_index(tmp_path / "x.faiss", INDEXED).index.ntotal == 500

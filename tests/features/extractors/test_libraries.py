@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from vse.features.backbones.networks import load_backbone
+from vse.features.settings.base import LIBRARIES
 from vse.features.settings.images import CnnConfig
-from vse.features.settings.libraries import LIBRARIES
 from vse.pipeline.errors import UserError
 
 HIDDEN = """

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from vse.features.settings import DEFAULT, EXTRACTORS
+from vse.features.settings import DEFAULT, EXTRACTORS, load_feature
 from vse.features.settings.captions import CaptionSettings
 from vse.features.settings.images import BoxesConfig, CnnConfig
-from vse.features.settings.presets import load_feature
 from vse.features.settings.texts import HglmmConfig, TextConfig, TfidfConfig
 from vse.pipeline.presets.presets import known_presets
 
@@ -19,8 +18,8 @@ def test_an_extractor_says_what_its_command_and_its_jobs_need(name: str) -> None
     settings = EXTRACTORS[name]
     assert settings.extractor_name() == name
     assert settings.__doc__
-    assert settings.fitted == issubclass(settings, CaptionSettings)
-    assert (settings.kind == "text") == (settings.fitted or settings.reads_raw)
+    assert settings.fits_encoder == issubclass(settings, CaptionSettings)
+    assert (settings.kind == "text") == (settings.fits_encoder or settings.reads_raw)
     assert load_feature(settings.default_preset or name).extractor_name() == name
 
 

@@ -15,7 +15,7 @@ from tests.conftest import TINY_FEATURE
 from tests.train.data.caches import PLACES, cached, made_by_hand, rows_by_id, spoil
 from vse.features.cache.feature_cache import FeatureCache, open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.cnn import CnnExtractor, crops_of, rebuild_extractor
+from vse.features.extractors.cnn import CnnExtractor, cut_crops, rebuild_cnn_extractor
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.errors import UserError
 from vse.pipeline.files.images import decode_image
@@ -196,7 +196,7 @@ def test_pixels_are_a_crop_of_the_decoded_file(kind: str, photos: MakePhotos, de
     for pair, pixels in each_pair(photos(random_crop=kind), BATCHES, PHOTO_OF, 3, 2).items():
         number = PHOTO_OF[pair]
         assert pixels.dtype == torch.uint8
-        assert torch.equal(pixels, crops_of(decode_image(paths[number]), config, int(ids[number]), (3, 2, pair)))
+        assert torch.equal(pixels, cut_crops(decode_image(paths[number]), config, int(ids[number]), (3, 2, pair)))
 
 
 def test_crops_are_of_the_kind_of_the_cache_by_default(photos: MakePhotos, extractor: CnnExtractor) -> None:
@@ -249,12 +249,12 @@ def test_photos_are_evaluated_on_fixed_crops(crops: str, demo: Path) -> None:
     paths, ids = val_photos(demo)
     (pixels,) = PhotoCrops(CnnExtractor(config), paths, ids).of_images(np.asarray([4, 0]))
     fixed = config.model_copy(update={"crops": "10c" if crops == "10c" else "1c"})
-    assert torch.equal(pixels, torch.stack([crops_of(decode_image(paths[number]), fixed) for number in (4, 0)]))
+    assert torch.equal(pixels, torch.stack([cut_crops(decode_image(paths[number]), fixed) for number in (4, 0)]))
 
 
 def test_evaluated_photos_have_the_features_of_their_cache(cache: Path, demo: Path) -> None:
     opened = open_cache(cache)
-    extractor = rebuild_extractor(opened)
+    extractor = rebuild_cnn_extractor(opened)
     paths, ids = val_photos(demo)
     features = extractor.features(*PhotoCrops(extractor, paths, ids).of_images(np.arange(6)))
     stored = rows_by_id(opened)

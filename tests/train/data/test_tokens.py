@@ -17,7 +17,7 @@ TEXTS = [" ".join(WORDS[:n]) for n in (3, 0, 12, 1, 7)]
 
 @pytest.fixture(scope="module")
 def transformer(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
-    return read_transformer(str(make_bert(tmp_path_factory.mktemp("bert"), pad_token_id=4)), longest=9)
+    return read_transformer(str(make_bert(tmp_path_factory.mktemp("bert"), pad_token_id=4)), max_length=9)
 
 
 @given(numbers=st.lists(st.integers(0, 4), min_size=1, max_size=9))

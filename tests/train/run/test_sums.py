@@ -118,7 +118,7 @@ def test_embeddings_that_were_changed_are_refused(what: str, tmp_path: Path, fai
     path = write_embeddings(tmp_path / "e.h5", made(n_images=12, n_each=3))
     with h5py.File(path, "a") as file:
         SPOIL[what](file)
-    assert "its content is not what was written" in fails(eval_main, path, "--out", tmp_path / "r.json")
+    assert "content_sha256 does not match" in fails(eval_main, path, "--out", tmp_path / "r.json")
 
 
 def test_every_flipped_bit_is_noticed_or_changes_nothing(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_scores_written_block_by_block_have_a_sum_too(tmp_path: Path, fails: Cal
     read_embeddings(path)
     with h5py.File(path, "a") as file:
         file["scores"][11, 35] += 1
-    assert "its content is not what was written" in fails(eval_main, path, "--out", tmp_path / "r.json")
+    assert "content_sha256 does not match" in fails(eval_main, path, "--out", tmp_path / "r.json")
 
 
 def test_embeddings_of_another_program_are_read_and_it_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

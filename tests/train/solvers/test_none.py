@@ -141,7 +141,7 @@ def test_a_text_finds_images(run: Path, demo: Path, images: Path, clip: str, cap
     lines, _ = printed(capsys, run, "A red CIRCLE, on grass!", "-k", 4)
     found = load_dataset_file(demo).split("test")
     asked = TextExtractor(TextConfig(name="x", model=clip, weights="random"))
-    query = asked.encoded([Item(0, raw="A red CIRCLE, on grass!")])[0].numpy()[0]
+    query = asked.encode_items([Item(0, raw="A red CIRCLE, on grass!")])[0].numpy()[0]
     scores = vectors(images, [image.imgid for image in found]) @ query
     best = np.argsort(-scores)[:4]
     assert [Path(line[2]).name for line in lines] == [Path(found[k].file).name for k in best]

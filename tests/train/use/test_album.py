@@ -66,7 +66,7 @@ def test_an_album_is_extracted_like_the_cache_of_a_run_and_searched(
     data, out = tmp_path / "album" / "dataset.json", tmp_path / "album_tiny.h5"
     of_album = ["cnn", "--dataset", data, "--out", out, "--like"]
     assert "--set does not go with --like" in fails(extract_main, *of_album, cache, "--set", "grid=1")
-    assert "no features that a network here has made" in fails(extract_main, *of_album, tfidf)
+    assert f"{tfidf}: --like " in fails(extract_main, *of_album, tfidf)
     done(extract_main, *of_album, cache)
     capsys.readouterr()
     done(search_main, run, "a red circle", "--features", out, "-k", 2)

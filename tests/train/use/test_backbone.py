@@ -15,7 +15,7 @@ import pytest
 from tests.train.conftest import experiment
 from vse.features.cache.feature_cache import FeatureCache, open_cache, verify_cache
 from vse.features.cache.reader import FeatureReader
-from vse.features.exchange.embeddings import backbone_of
+from vse.features.exchange.embeddings import read_backbone
 from vse.features.extraction import verify_sources
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
@@ -71,17 +71,17 @@ def test_the_caches_have_the_embeddings_of_all_splits(made: Path, run: Path, dem
 
 def test_both_caches_say_which_run_made_them(made: Path, run: Path) -> None:
     for cache in opened(made):
-        backbone = backbone_of(cache)
+        backbone = read_backbone(cache)
         assert backbone is not None
         assert backbone.sha256 == sha256_file(run / "best.safetensors")
-        assert (backbone.experiment, backbone.said["seed"]) == ("vsepp", 0)
+        assert (backbone.experiment, backbone.details["seed"]) == ("vsepp", 0)
         assert backbone.run is not None
         assert backbone.run.resolve() == run.resolve()
         assert verify_sources(cache) == "not at hand (embeddings of a model)"
 
 
 def test_other_features_have_no_backbone(cache: Path) -> None:
-    assert backbone_of(open_cache(cache)) is None
+    assert read_backbone(open_cache(cache)) is None
 
 
 def test_caches_of_other_weights_replace_those_that_are_there(made: Path, cache: Path, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_caches_of_other_weights_replace_those_that_are_there(made: Path, cache:
     embedded(other, "--as-features", out)
     after = opened(out)
     assert all(one.key != key for one, key in zip(after, before, strict=True))
-    assert {backbone.sha256 for one in after if (backbone := backbone_of(one))} == {sha256_file(other / "best.safetensors")}
+    assert {backbone.sha256 for one in after if (backbone := read_backbone(one))} == {sha256_file(other / "best.safetensors")}
 
 
 def test_an_image_without_features_has_no_embedding(own_cache: Path, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_files_of_any_program_make_the_same_caches(made: Path, split_files: list
         for one in found:
             np.testing.assert_array_equal(one.ids, expected.ids)
             np.testing.assert_array_equal(*(FeatureReader(c).rows(np.arange(len(c.ids))) for c in (one, expected)))
-    backbones = [backbone_of(one) for one in (*theirs, *ours)]
+    backbones = [read_backbone(one) for one in (*theirs, *ours)]
     assert backbones[0] == backbones[1]
     assert [(b.experiment, b.run) for b in backbones if b] == [("test", None)] * 2 + [("vsepp", None)] * 2
 

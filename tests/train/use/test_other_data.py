@@ -16,7 +16,7 @@ from tests.train.conftest import experiment
 from vse.eval.cli import eval_main, table_main
 from vse.features.cache.feature_cache import open_cache
 from vse.features.extraction import extract_shards, merge
-from vse.features.extractors.captions import encoder_of
+from vse.features.extractors.captions import load_cache_encoder
 from vse.features.extractors.cnn import CnnExtractor
 from vse.pipeline.demo import create_demo
 from vse.train.cli import embed_main, report_main, search_main, train_main
@@ -186,7 +186,7 @@ def test_captions_of_another_data_set_go_through_the_encoder_of_the_run(
     assert len(hits) == 3
     content = json.loads((shapes.parent.parent / "data" / "dataset.json").read_text())
     tokens = [s["tokens"] for image in content["images"] if image["split"] == "test" for s in image["sentences"]]
-    vectors = encoder_of(open_cache(tfidf), "cpu").encode(tokens).numpy().astype(np.float16).astype(np.float32)
+    vectors = load_cache_encoder(open_cache(tfidf), "cpu").encode(tokens).numpy().astype(np.float16).astype(np.float32)
     weights = RunFolder(run).best_weights()
     weight, bias = (
         next(w.numpy() for n, w in weights.items() if n.startswith("caption") and n.endswith(e)) for e in ("weight", "bias")

@@ -98,5 +98,5 @@ def test_scores_become_a_result_and_a_report(phrase_run: Path, tmp_path: Path, c
     done(eval_main, tmp_path / "test.h5", "--out", tmp_path / "r.json")
     done(report_main, tmp_path / "r.json", "--out", tmp_path / "r.html")
     protocol = read_result(tmp_path / "r.json").protocols["phrase"]
-    assert set(protocol.phrase) == {"r1", "r5", "r10", "bound", "mean_iou"}
+    assert set(protocol.directions["phrase"]) == {"r1", "r5", "r10", "bound", "mean_iou"}
     assert (tmp_path / "r.html").read_text().count("<article") == 2

@@ -16,7 +16,7 @@ from tests.train.conftest import experiment
 from tests.train.toy_similarity import ToySettings
 from tests.train.use.searching import printed
 from vse.eval.cli import eval_main
-from vse.eval.search.index import note_file
+from vse.eval.search.index import metadata_file
 from vse.eval.search.top_k import CANDIDATES
 from vse.pipeline.dataset.dataset import load_dataset_file
 from vse.pipeline.files.writing import sha256_file
@@ -147,7 +147,7 @@ def test_an_index_that_finds_nothing_leaves_nothing_to_score(
         index.set_direct_map_type(faiss.DirectMap.NoMap)
         index.add_core(240, *map(faiss.swig_ptr, (vectors, rows, lists)))
         faiss.write_index(index, str(file))
-        edit(note_file(file), lambda note: note.update(sha256=sha256_file(file)))
+        edit(metadata_file(file), lambda note: note.update(sha256=sha256_file(file)))
         lines, stderr = printed(capsys, *query)
         assert ("the index found 0 of 20" in stderr) == (not lines)
         found.append(len(lines))

@@ -17,7 +17,7 @@ from tests.train.conftest import experiment, forget_captions
 from tests.train.use.searching import printed
 from vse.eval.files.embeddings import Embeddings, read_embeddings, write_embeddings
 from vse.eval.report.pages import thumbnail
-from vse.eval.search.index import note_file
+from vse.eval.search.index import metadata_file
 from vse.eval.search.top_k import CANDIDATES
 from vse.pipeline.dataset.captions import tokenize
 from vse.pipeline.dataset.dataset import load_dataset_file
@@ -133,7 +133,7 @@ def test_the_index_is_searched_and_not_the_split(
     turned.reset()
     turned.add(vectors)
     faiss.write_index(turned, str(index))
-    edit(note_file(index), lambda note: note.update(sha256=sha256_file(index)))
+    edit(metadata_file(index), lambda note: note.update(sha256=sha256_file(index)))
     found, _ = printed(capsys, run, "a red square", "-k", 12, "--index", index)
     names = [line[2] for line in printed(capsys, run, "a red square", "-k", 12)[0]]
     assert sorted(names) == sorted(line[2] for line in found)

@@ -1,4 +1,4 @@
-"""How the pairs of an epoch are cut into batches. A new sampler is one file here and one line below."""
+"""Samplers split the pairs of an epoch into batches. A new sampler is one file here and one line below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shuffled batches, to which a second caption of each image is added."""
+"""Shuffled batches with a second caption added for each image."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vse.train.data.samplers.shuffled import Shuffled
 
 
 class AddedNeighbours(Sampler):
-    """Shuffled batches, where each image with one caption in a batch gets another of its own captions on top.
+    """Shuffled batches in which each image with one caption receives a second one of its own captions.
 
-    This is Algorithm 1 of the two-branch paper to the letter, and the authors' code but for images that a batch has twice
-    already. A batch holds up to twice ``batch_size`` pairs, and a pair may come up several times in an epoch.
+    This is Algorithm 1 of the two-branch paper exactly. The authors' code does the same, except for images that occur twice in
+    a batch already. A batch holds up to twice ``batch_size`` pairs, and a pair may occur several times in an epoch.
     """
 
     name: Literal["neighbourhood_added"] = "neighbourhood_added"
@@ -30,7 +30,7 @@ class AddedNeighbours(Sampler):
             images = number[batch]
             alone = batch[(np.bincount(images, minlength=len(counts))[images] == 1) & (counts[images] > 1)]
             images = number[alone]
-            steps = rng.integers(1, counts[images])  # to another caption of the same image, round a circle of them
+            steps = rng.integers(1, counts[images])  # a step in the circular list of the image's captions, to another caption
             others = by_image[firsts[images] + (place[alone] - firsts[images] + steps) % counts[images]]
             batches.append(np.concatenate([batch, others]))
         return batches

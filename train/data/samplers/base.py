@@ -1,4 +1,4 @@
-"""What all samplers share: they number the pairs of each batch of an epoch."""
+"""The base class of samplers, which split the pairs of an epoch into batches."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Numbers = NDArray[np.int64]
 
 
 class Sampler(Settings):
-    """Settings of a sampler, chosen by its ``name``, and what they do."""
+    """The settings of a sampler, chosen by its ``name``, and its code."""
 
     name: str
 
     def batches(self, image_of: Numbers, batch_size: int, rng: np.random.Generator) -> list[Numbers]:
-        """The numbers of the pairs of each batch, given the image (n_pairs,) of every pair."""
+        """Return the pair indices of each batch, given the image index of every pair (n_pairs,)."""
         raise NotImplementedError
 
     def batches_of_epoch(self, image_of: Numbers, batch_size: int, seed: int, epoch: int) -> list[Numbers]:
-        """The batches of an epoch; they depend on the seed and the epoch alone."""
+        """Return the batches of an epoch, which depend on the seed and the epoch only."""
         return self.batches(image_of, batch_size, np.random.default_rng([seed, epoch]))

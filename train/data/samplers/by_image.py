@@ -1,4 +1,4 @@
-"""All pairs of an image one after the other, so that a batch is of few images."""
+"""Batches in which the pairs of an image follow each other, so that a batch has few images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vse.train.data.samplers.base import Numbers, Sampler
 
 
 class ByImage(Sampler):
-    """Every pair once; images are in random order, and the pairs of each in random order behind each other.
+    """Every pair once: images in random order, and the pairs of each image one after the other, in random order.
 
-    A batch of phrases then reads and embeds the candidates of few images. The last batch may be smaller; a last batch of one
-    pair is left out.
+    A batch of phrases then reads and embeds the candidates of few images only. The last batch may be smaller; a last batch of
+    one pair is left out.
     """
 
     name: Literal["by_image"] = "by_image"

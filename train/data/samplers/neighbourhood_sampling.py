@@ -1,4 +1,4 @@
-"""Batches that hold several captions of each of their images."""
+"""Batches with several captions of each of their images."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ _FEWEST = 4  # two captions of each of two images
 
 
 class NeighbourhoodSampling(Sampler):
-    """Every pair once; a batch has two captions or more of each of its images (two-branch paper, Algorithm 1, step 3c).
+    """Every pair once; a batch has at least two captions of each of its images (two-branch paper, Algorithm 1, step 3c).
 
-    The captions of an image are cut into random twos, the last of which takes in a caption that is left over; batches are
-    filled with these in random order and never exceed ``batch_size``, but for a last image that would be alone in its
-    batch, where nothing would be wrong: it joins the batch before. An image with one caption comes with that one.
-    :class:`UserError` if a batch is to have less than four pairs, which is too few for two images.
+    The captions of an image are split into random groups of two; a caption that is left over joins the last group. Batches are
+    filled with groups in random order and never exceed ``batch_size``, with one exception: if the last batch had a single
+    image and therefore no negatives, it is appended to the batch before. An image with one caption contributes that one.
+    Raises :class:`UserError` if ``batch_size`` is below four, which is too few for two images.
     """
 
     name: Literal["neighbourhood"] = "neighbourhood"
 
     def batches(self, image_of: Numbers, batch_size: int, rng: np.random.Generator) -> list[Numbers]:
         if batch_size < _FEWEST:
-            raise UserError(f"train.batch_size {batch_size}: neighbourhood sampling needs batches of {_FEWEST} pairs at least")
+            raise UserError(
+                f"train.batch_size {batch_size}: neighbourhood sampling requires batches of at least {_FEWEST} pairs"
+            )
         order = np.lexsort((rng.random(len(image_of)), image_of))
         _, firsts, counts = np.unique(image_of[order], return_index=True, return_counts=True)
         position = np.arange(len(order)) - np.repeat(firsts, counts)

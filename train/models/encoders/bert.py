@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from vse.features.backbones.transformer import TINY, Transformer, layers_of, read_transformer, tiny_transformer
+from vse.features.backbones.transformer import TINY, Transformer, find_layers, read_transformer, tiny_transformer
 from vse.pipeline.errors import UserError
 from vse.train.kinds import Encoded, Kind, padded
 from vse.train.models.encoders.base import Encoder, EncoderSettings, Sizes, xavier_linear
@@ -95,7 +95,7 @@ class BertEncoder(Encoder):
         self.gpo = GeneralisedPooling() if settings.pooling == "gpo" else None
         share = settings.size_augmentation
         self.augmentation = _augmentation(transformer, share) if share else None
-        embeddings, layers = layers_of(self.network, transformer.name)
+        embeddings, layers = find_layers(self.network, transformer.name)
         n_frozen = settings.frozen_layers
         if n_frozen > len(layers):
             raise UserError(f"frozen_layers: {n_frozen} of {transformer.name}, which has {len(layers)} layers")
@@ -149,9 +149,9 @@ def _augmentation(transformer: Transformer, share: float) -> WordAugmentation:
     masked = next((number_of[name] for name in ("[MASK]", "<mask>") if name in number_of), None)
     if masked is None:
         raise UserError(f"size_augmentation: {transformer.name} has no mask token; set it to 0")
-    special = {*tokenizer.encode("").ids, transformer.padding, masked}
+    special = {*tokenizer.encode("").ids, transformer.pad_index, masked}
     pieces = [number for token, number in number_of.items() if token.startswith("##")]
-    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.padding, pieces)
+    return WordAugmentation(share, 1 + max(number_of.values()), special, masked, transformer.pad_index, pieces)
 
 
 def _recomputed(forward: Callable[..., Any]) -> Callable[..., Any]:

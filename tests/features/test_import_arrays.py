@@ -88,7 +88,7 @@ def test_a_bank_with_a_nan_is_refused(demo: Path, tmp_path: Path) -> None:
     rows = np.zeros((66, 2, 3), np.float32)
     rows[5, 1, 1] = np.nan
     np.savez(tmp_path / "x.npz", features=rows, ids=ids_of(demo))
-    with pytest.raises(UserError, match="NaN or infinite in float32, the first is of id 5"):
+    with pytest.raises(UserError, match="NaN or infinite in float32, .* id 5"):
         import_arrays(tmp_path / "x.npz", None, demo, tmp_path / "f" / "demo_x.h5")
 
 
@@ -147,7 +147,7 @@ def test_images_are_found_by_what_the_file_calls_them(
     [
         (lambda lines: lines[1:], "1 of 66 images are not there"),
         (lambda lines: [lines[0].replace("\t128\t", "\t"), *lines[1:]], "line 1 has 5 fields, 6 are needed"),
-        (lambda lines: [lines[0][:-9] + "\n", *lines[1:]], "boxes or features are not what num_boxes says"),
+        (lambda lines: [lines[0][:-9] + "\n", *lines[1:]], "boxes or features of image_id 19 "),
         (
             lambda lines: [*lines, lines[0].replace("\t128\t", "\t127\t")],
             "line 67: image_id .* occurs twice, with other",
@@ -197,5 +197,5 @@ def test_boxes_outside_the_image_are_clipped_or_refused(demo: Path, tmp_path: Pa
     cache = verify_cache(import_tsv([path], demo, tmp_path / "f" / "demo_x.h5"))
     assert np.concatenate([shard["boxes"].map() for shard in cache.shards])[:, 2].max() == 9
     path.write_text(path.read_text().replace("\t9\t", "\t6\t"))
-    with pytest.raises(UserError, match="holds nothing of the image, which is 6 x 96"):
+    with pytest.raises(UserError, match="does not overlap the image, which is 6 x 96"):
         import_tsv([path], demo, tmp_path / "g" / "demo_x.h5")
