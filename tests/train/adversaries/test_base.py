@@ -74,7 +74,6 @@ def test_both_players_move_by_their_own_objective_in_one_step(
     real, checked = adam.Trainer.step, []
 
     def step(self: adam.Trainer, batch: Any, seen: Any, objective: Any) -> Any:
-        assert self.adversary is not None
         model, adversary = (copy.deepcopy(player) for player in (self.model, self.adversary))
         optimizers = []
         for player, optimizer in ((model, self.optimizer), (adversary, self.adversary_optimizer)):
